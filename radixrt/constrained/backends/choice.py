@@ -32,7 +32,7 @@ from radixrt.constrained.backends.lark import MAX_OPTIONS
 from radixrt.constrained.backends.matcher import MAX_MASK_S, GrammarBackend, GrammarError, Matcher
 from radixrt.constrained.grammar import Bitmask, bitmask_words
 from radixrt.constrained.masks.mask_cache import MaskCache
-from radixrt.constrained.productions import Alt, NotExpressible, Productions, Rep, Term
+from radixrt.constrained.productions import Alt, NotExpressible, Productions, Rep
 from radixrt.constrained.productions.expressions import ANY
 from radixrt.constrained.regex import Regex
 from radixrt.constrained.regex.nodes import Complement, Intersect, Remainder, Repeat, Words, subterms
@@ -157,16 +157,13 @@ def is_plain(productions: Productions) -> bool:
     layout = productions.layout
     items = sum(layout.kinds[row] != ANY for row in layout.distinct(productions.start).values())
     for expr in layout.order:
-        if isinstance(expr, Alt):
+        if type(expr) is Alt:
             items += len(expr.options)
             if items > MAX_OPTIONS:
                 return False
-        elif isinstance(expr, Rep):
-            if max(expr.low, expr.high or 0) > MAX_PLAIN_COUNT:
-                return False
-        elif isinstance(expr, Term) and not _is_plain_regex(expr.regex):
+        elif type(expr) is Rep and (expr.low > MAX_PLAIN_COUNT or (expr.high or 0) > MAX_PLAIN_COUNT):
             return False
-    return True
+    return all(map(_is_plain_regex, layout.terms))
 
 
 @lru_cache(maxsize=4096)

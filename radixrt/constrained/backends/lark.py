@@ -115,7 +115,7 @@ class _Writer:
             raise NotExpressible(f"the grammar has {symbols} rules and terminals; llguidance takes {MAX_SYMBOLS}")
         root = self._names[self._productions.start]
         warm = _visited_first(self._lines, root)
-        is_called = any(isinstance(expr, Ref) and expr.rule == self._productions.start for expr in layout.order)
+        is_called = any(rule == self._productions.start for _, rule in layout.calls)
         first = root if is_called or warm else self._lines.pop(root)
         lines = [f"{name}: {body}" for name, body in self._lines.items()]
         if warm:

@@ -208,7 +208,7 @@ def with_linear_rules(productions: Productions, is_terminal: Callable[[Regex], b
     Raises:
         NotExpressible: the automaton of a terminal has more than `MAX_STATES` states.
     """
-    regexes = dict.fromkeys([expr.regex for expr in productions.layout.order if type(expr) is Term])
+    regexes = productions.layout.terms
     linear = {regex for regex in regexes if not is_terminal(regex)}
     if not linear:
         return productions

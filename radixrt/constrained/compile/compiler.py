@@ -20,7 +20,7 @@ from radixrt.constrained.lark_input.syntax import NotTranslated
 from radixrt.constrained.masks.closing import Completions
 from radixrt.constrained.masks.opaque_grammar import OpaqueTemplate, no_completions
 from radixrt.constrained.masks.text_grammar import GrammarTemplate
-from radixrt.constrained.productions import EmptyLanguage, Productions, Special, Term
+from radixrt.constrained.productions import EmptyLanguage, Productions, Term
 from radixrt.constrained.recognizer import Recognizer
 from radixrt.constrained.regex import RegexTooComplex, literals
 from radixrt.constrained.schema.errors import SchemaRefused, Unsupported
@@ -109,7 +109,7 @@ def compile_constraint(
         choice = backends.choose(productions, constraint.options.backend, shortest, thorough=thorough)
     except GrammarError as error:
         raise RequestError(f"{kind} cannot be enforced: {error}", param=kind, code="grammar_too_complex") from None
-    specials = {expr.text for expr in productions.layout.order if isinstance(expr, Special)}
+    specials = productions.layout.specials
     return CompiledConstraint(
         backend=choice.backend,
         why=choice.why,
@@ -256,10 +256,10 @@ def parse_constraint(constraint: Constraint, vocabulary: Vocabulary, deadline: f
         raise RequestError(f"{kind} is too complex: {error}", param=kind, code="too_complex") from None
     except RecursionError:
         raise RequestError(f"{kind} is nested too deeply", param=kind, code="too_complex") from None
-    for expr in productions.layout.order:
-        if isinstance(expr, Special) and expr.text not in vocabulary.control_tokens:
+    for special in productions.layout.specials:
+        if special not in vocabulary.control_tokens:
             raise RequestError(
-                f"{kind} asks for the control token {expr.text!r}, which this model does not have", param=kind
+                f"{kind} asks for the control token {special!r}, which this model does not have", param=kind
             )
     return replace(parsed, productions=productions)
 

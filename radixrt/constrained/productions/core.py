@@ -125,7 +125,7 @@ class Productions:
     @cached_property
     def _is_pruned(self) -> bool:
         layout = self.layout
-        if None in layout.lengths or any(isinstance(expr, Rep) and expr.high == 0 for expr in layout.order):
+        if None in layout.lengths or any(type(expr) is Rep and expr.high == 0 for expr in layout.order):
             return False
         reached = {layout.bodies[self.start]}
         seen = bytearray(len(layout.order))
@@ -144,9 +144,9 @@ class Productions:
     def encode(self) -> bytes:
         """MessagePack for another process; shared expressions and parts of regular languages stay shared."""
         layout = self.layout
-        regexes, places = regular.encode(dict.fromkeys([expr.regex for expr in layout.order if isinstance(expr, Term)]))
+        regexes, places = regular.encode(layout.terms)
         table = [
-            ("term", places[expr.regex]) if isinstance(expr, Term) else _row(expr, below)
+            ("term", places[expr.regex]) if type(expr) is Term else _row(expr, below)
             for expr, below in zip(layout.order, layout.below)
         ]
         rules = list(layout.distinct(self.start).items())
@@ -245,16 +245,16 @@ def _pruned(expr: Expr, below: list[Expr], productive: Mapping[str, int]) -> Exp
 
 
 def _row(expr: Expr, below: Sequence[int]) -> tuple[Any, ...]:
-    if isinstance(expr, Lit):
+    if type(expr) is Lit:
         return ("lit", expr.text)
-    if isinstance(expr, Ref):
-        return ("ref", expr.rule)
-    if isinstance(expr, Special):
-        return ("special", expr.text)
-    if isinstance(expr, Seq):
+    if type(expr) is Seq:
         return ("seq", *below)
-    if isinstance(expr, Alt):
+    if type(expr) is Ref:
+        return ("ref", expr.rule)
+    if type(expr) is Alt:
         return ("alt", *below)
+    if type(expr) is Special:
+        return ("special", expr.text)
     assert isinstance(expr, Rep)
     return ("rep", str(expr.low), None if expr.high is None else str(expr.high), *below)
 

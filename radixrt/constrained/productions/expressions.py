@@ -215,12 +215,18 @@ class Layout:
         kinds: LEAF (literal, term or control token), CALL of a rule, ALL of a sequence, ANY of a choice, AGAIN.
         below: the rows directly under each row; of a CALL none.
         bodies: the row of each rule's body.
+        terminals: the rows of literals and terms with their texts and languages, without the empty text.
+        calls: the rows that are a CALL, with the names of their rules.
+        specials: the texts of control tokens.
     """
 
     def __init__(self, rules: Mapping[str, Expr]) -> None:
         self.order: list[Expr] = []
         self.kinds: list[int] = []
         self.below: list[tuple[int, ...]] = []
+        self.terminals: list[tuple[int, str | Regex]] = []
+        self.calls: list[tuple[int, str]] = []
+        self.specials: list[str] = []
         index = self._index = dict[int, int]()
         known: dict[object, int] = {}
         for expr in _callees_first(rules):
@@ -249,6 +255,15 @@ class Layout:
                 self.order.append(expr)
                 self.kinds.append(kind)
                 self.below.append(below)
+                if type(expr) is Lit:
+                    if expr.text:
+                        self.terminals.append((row, expr.text))
+                elif type(expr) is Term:
+                    self.terminals.append((row, expr.regex))
+                elif type(expr) is Ref:
+                    self.calls.append((row, expr.rule))
+                elif type(expr) is Special:
+                    self.specials.append(expr.text)
             index[id(expr)] = row
         self.bodies = {rule: index[id(body)] for rule, body in rules.items()}
         self._distinct: dict[str, dict[str, int]] = {}
@@ -257,11 +272,16 @@ class Layout:
         """The row of each rule's body, without rules other than `start` whose body is that of a rule that is called."""
         found = self._distinct.get(start)
         if found is None:
-            names = {start, *[expr.rule for expr in self.order if type(expr) is Ref]}
+            names = {start, *[rule for _, rule in self.calls]}
             called = {row for rule, row in self.bodies.items() if rule in names}
             rules = self.bodies.items()
             found = self._distinct[start] = {rule: row for rule, row in rules if rule in names or row not in called}
         return found
+
+    @property
+    def terms(self) -> list[Regex]:
+        """The languages of terms, in the order of their rows."""
+        return [one for _, one in self.terminals if isinstance(one, Regex)]
 
     def row(self, expr: Expr) -> int:
         """The row of an expression of this grammar."""
@@ -270,8 +290,10 @@ class Layout:
     @cached_property
     def called(self) -> list[int]:
         """The row of the called rule's body for each row that is a CALL; -1 for other rows and for missing rules."""
-        bodies = self.bodies
-        return [bodies.get(expr.rule, -1) if isinstance(expr, Ref) else -1 for expr in self.order]
+        found = [-1] * len(self.order)
+        for row, rule in self.calls:
+            found[row] = self.bodies.get(rule, -1)
+        return found
 
     @cached_property
     def lengths(self) -> list[int | None]:
@@ -296,10 +318,12 @@ class Layout:
                         length = None
                         break
                     length += part
+            elif kind == ANY:
+                length = min([part for one in below if (part := values[one]) is not None], default=None)
             else:
                 length = length_above(expr, [values[one] for one in below])
             values.append(length)
-        stale = deque(row for row, body in enumerate(self.called) if body >= 0 and values[row] != values[body])
+        stale = deque([row for row, _ in self.calls if called[row] >= 0 and values[row] != values[called[row]]])
         if not stale:
             return values
         # Calls of rules that come later, or of themselves: their callers are computed again until nothing changes.

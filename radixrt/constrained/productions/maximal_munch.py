@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from radixrt.constrained.productions.core import Productions
-from radixrt.constrained.productions.expressions import AGAIN, ALL, ANY, CALL, LEAF, Layout, Lit, Rep, Term
+from radixrt.constrained.productions.expressions import AGAIN, ALL, ANY, CALL, LEAF, Layout, Rep
 from radixrt.constrained.regex import EMPTY, CharSet, Regex, derive, literal
 from radixrt.constrained.regex.charset import partition
 from radixrt.constrained.regex.derivatives import first
@@ -28,35 +28,19 @@ Terminal = str | Regex
 
 def terminals_of(productions: Productions) -> list[Terminal]:
     """The texts of literals and the languages of terms, without the empty text, in the order of the grammar's rows."""
-    found: dict[Terminal, None] = {}
-    for expr in productions.layout.order:
-        if isinstance(expr, Lit):
-            found[expr.text] = None
-        elif isinstance(expr, Term):
-            found[expr.regex] = None
-    found.pop("", None)
-    return list(found)
+    return [one for _, one in productions.layout.terminals]
 
 
 def followers(productions: Productions, begins: Mapping[Terminal, int]) -> dict[Terminal, int]:
     """The bits that may follow each terminal, given those that each begins with."""
     layout = productions.layout
-    terminals: list[tuple[int, Terminal]] = []
-    for row, expr in enumerate(layout.order):
-        if isinstance(expr, Lit) and expr.text:
-            terminals.append((row, expr.text))
-        elif isinstance(expr, Term):
-            terminals.append((row, expr.regex))
     firsts = [0] * len(layout.order)
-    for row, terminal in terminals:
+    for row, terminal in layout.terminals:
         firsts[row] = begins[terminal]
     empty = [length == 0 for length in layout.lengths]
     _pass_up(layout, empty, firsts)
     after = _pass_down(layout, empty, firsts)
-    found: dict[Terminal, int] = dict.fromkeys(begins, 0)
-    for row, terminal in terminals:
-        found[terminal] |= after[row]
-    return found
+    return {terminal: after[row] for row, terminal in layout.terminals}
 
 
 def _inner(layout: Layout) -> list[tuple[int, int, tuple[int, ...]]]:
@@ -89,6 +73,7 @@ def _pass_up(layout: Layout, empty: list[bool], firsts: list[int]) -> None:
 def _pass_down(layout: Layout, empty: list[bool], firsts: list[int]) -> list[int]:
     """The bits that may follow each row."""
     after = [0] * len(layout.order)
+    stale = bytearray(b"\1") * len(after)  # rows that got more bits since they were passed
     inner = [
         (row, ANY if kind == AGAIN and not _repeats(layout.order[row]) else kind, below)
         for row, kind, below in reversed(_inner(layout))
@@ -97,18 +82,19 @@ def _pass_down(layout: Layout, empty: list[bool], firsts: list[int]) -> list[int
     while changed:
         changed = False
         for row, kind, below in inner:
-            follow = after[row]
-            if kind == ALL:
-                for one in reversed(below):
-                    after[one] |= follow
-                    follow = firsts[one] | follow if empty[one] else firsts[one]
+            if not stale[row]:
                 continue
+            stale[row] = 0
+            follow = after[row]
             if kind == AGAIN:
                 follow |= firsts[below[0]]
-            for one in below:
+            for one in reversed(below):
                 if follow & ~after[one]:
                     after[one] |= follow
-                    changed = changed or one > row  # a rule's body that was passed already
+                    stale[one] = 1
+                    changed = changed or one >= row  # a rule's body that was passed already
+                if kind == ALL:
+                    follow = firsts[one] | follow if empty[one] else firsts[one]
     return after
 
 

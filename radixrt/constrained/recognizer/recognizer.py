@@ -87,9 +87,9 @@ class Recognizer:
     """
 
     def __init__(self, productions: Productions, special_ids: Mapping[str, int] | None = None) -> None:
-        for expr in productions.layout.order:
-            if isinstance(expr, Special) and special_ids is not None and expr.text not in special_ids:
-                raise InvariantError(f"{expr.text!r} is no control token of the vocabulary")
+        for special in productions.layout.specials:
+            if special_ids is not None and special not in special_ids:
+                raise InvariantError(f"{special!r} is no control token of the vocabulary")
         self._program = Program(productions)
         self._frames: dict[frozenset[Return], Frame] = {}
         self._states: dict[tuple[frozenset[Item], bool], State] = {}

@@ -165,15 +165,15 @@ def alternate(*options: Regex) -> Regex:
     pending = list(reversed(options))
     while pending:
         option = pending.pop()
-        if isinstance(option, Chars):
+        if type(option) is Chars:
             singles = option.charset if not singles.edges else singles | option.charset
-        elif isinstance(option, Words):
+        elif type(option) is Words:
             texts.update(option.words)
-        elif isinstance(option, Alternate):
+        elif type(option) is Alternate:
             pending.extend(option.options)
         elif option is EPSILON:
             nullable = True
-        elif isinstance(option, Repeat) and option.low == 0 and option.high == 1:
+        elif type(option) is Repeat and option.low == 0 and option.high == 1:
             nullable = True
             pending.append(option.item)
         elif option is ANY:

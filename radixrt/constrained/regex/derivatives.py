@@ -7,9 +7,10 @@ and `without` eliminate intersections and complements where this is cheap enough
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import lru_cache, reduce
 from math import gcd
-from typing import Final
+from typing import Any, Final
 
 from radixrt.constrained.regex.algebra import alternate, chars, concat, literals, prepend, repeat, within_repeat
 from radixrt.constrained.regex.charset import DIGITS, EVERY, NONE, CharSet
@@ -89,30 +90,32 @@ def _derive_parts(node: Regex, char: str) -> None:
 
 
 def _derive(node: Regex, char: str) -> Regex:
-    if isinstance(node, Chars):
-        return EPSILON if char in node.charset else EMPTY
-    if isinstance(node, Words):
-        return _after_first(node, char)
-    if isinstance(node, Concat):
-        return _derive_concat(node, char)
-    if isinstance(node, Repeat):
-        first = derive(node.item, char)
-        if first is EMPTY:
+    return _DERIVE[type(node)](node, char)
+
+
+def _derive_repeat(node: Repeat, char: str) -> Regex:
+    first = derive(node.item, char)
+    if first is EMPTY:
+        return EMPTY
+    high = None if node.high is None else node.high - 1
+    return prepend(first, repeat(node.item, max(node.low - 1, 0), high))
+
+
+def _derive_alternate(node: Alternate, char: str) -> Regex:
+    options = [derive(option, char) for option in node.options]
+    if len(options) > MAX_OPTIONS:
+        raise RegexTooComplex("an expression has too many alternatives that start alike")
+    return alternate(*options)
+
+
+def _derive_intersect(node: Intersect, char: str) -> Regex:
+    items: list[Regex] = []
+    for item in node.items:
+        after = derive(item, char)
+        if after is EMPTY:
             return EMPTY
-        high = None if node.high is None else node.high - 1
-        return prepend(first, repeat(node.item, max(node.low - 1, 0), high))
-    if isinstance(node, Alternate):
-        options = [derive(option, char) for option in node.options]
-        if len(options) > MAX_OPTIONS:
-            raise RegexTooComplex("an expression has too many alternatives that start alike")
-        return alternate(*options)
-    if isinstance(node, Intersect):
-        return both(*[derive(item, char) for item in node.items])
-    if isinstance(node, Complement):
-        return without(derive(node.item, char))
-    if isinstance(node, Remainder):
-        return _derive_remainder(node, char)
-    return EMPTY
+        items.append(after)
+    return both(*items)
 
 
 def _after_first(node: Words, char: str) -> Regex:
@@ -159,6 +162,21 @@ def _derive_remainder(node: Remainder, char: str) -> Regex:
     return EMPTY
 
 
+_DERIVE: Final[dict[type[Regex], Callable[[Any, str], Regex]]] = {
+    type(EMPTY): lambda node, char: EMPTY,
+    type(EPSILON): lambda node, char: EMPTY,
+    Chars: lambda node, char: EPSILON if char in node.charset else EMPTY,
+    Words: _after_first,
+    Concat: _derive_concat,
+    Repeat: _derive_repeat,
+    Alternate: _derive_alternate,
+    Intersect: _derive_intersect,
+    Complement: lambda node, char: without(derive(node.item, char)),
+    Remainder: _derive_remainder,
+}
+"""Derivative of each kind of node."""
+
+
 @lru_cache(maxsize=4096)
 def first(node: Regex) -> CharSet:
     """Characters with which a string of the language can begin; possibly more where has_boolean."""
@@ -189,7 +207,7 @@ def both(*items: Regex) -> Regex:
         item = pending.pop()
         if item is EMPTY:
             return EMPTY
-        if isinstance(item, Intersect):
+        if type(item) is Intersect:
             pending.extend(item.items)
         elif item is not ANY:
             flat[item] = None
@@ -202,17 +220,21 @@ def both(*items: Regex) -> Regex:
 
 
 def _meet(items: list[Regex]) -> Regex:
-    shortest = max(item.min_length for item in items)
-    if any(item.max_length is not None and item.max_length < shortest for item in items):
-        return EMPTY
+    shortest = max([item.min_length for item in items])
+    listed: Regex | None = None
+    for item in items:
+        if item.max_length is not None and item.max_length < shortest:
+            return EMPTY
     for item in items:
         if item is EPSILON:
             return EPSILON if all(other.nullable for other in items) else EMPTY
-        if isinstance(item, Complement) and item.item in items:
-            return EMPTY
-    for item in items:
-        if isinstance(item, Words) or item.text is not None:
-            return _filter_words(item, items)
+        if type(item) is Complement:
+            if item.item in items:
+                return EMPTY
+        elif listed is None and (type(item) is Words or item.text is not None):
+            listed = item
+    if listed is not None:
+        return _filter_words(listed, items)
     merged = _merge(items)
     if merged is not None:
         return merged
@@ -228,7 +250,8 @@ def _filter_words(finite: Regex, items: list[Regex]) -> Regex:
 def _merge(items: list[Regex]) -> Regex | None:
     """Joins two of the items into one, if their shapes allow it."""
     for left in items:
-        if not isinstance(left, Chars) and not (isinstance(left, Repeat) and isinstance(left.item, Chars)):
+        kind = type(left.item) if type(left) is Repeat else type(left)
+        if kind is not Chars:
             continue
         for right in items:
             joined = None if right is left else _pair(left, right)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from functools import reduce
 from itertools import count
+from operator import attrgetter
 from threading import Lock
 from typing import Any, Final, cast
 
@@ -362,7 +363,10 @@ def subterms(*roots: Regex) -> list[Regex]:
         new = set(pending.pop().parts()) - found
         found |= new
         pending += new
-    return sorted(found, key=lambda part: part.serial)
+    return sorted(found, key=_SERIAL)
+
+
+_SERIAL: Final = attrgetter("serial")
 
 
 def needed(node: Regex) -> tuple[Regex, ...]:

@@ -25,12 +25,12 @@ def encode(regexes: Iterable[Regex]) -> tuple[list[Any], dict[Regex, int]]:
 
 
 def _row(node: Regex, place: dict[Regex, int]) -> list[Any]:
-    if isinstance(node, nodes.Concat):
+    if type(node) is nodes.Concat:
         return ["concat", place[node.head], place[node.tail]]
-    if isinstance(node, nodes.Chars):
-        return ["chars", list(node.charset.edges)]
-    if isinstance(node, nodes.Words):
-        return ["words", list(node.words)]
+    if type(node) is nodes.Chars:
+        return ["chars", node.charset.edges]
+    if type(node) is nodes.Words:
+        return ["words", node.words]
     parts = [place[part] for part in node.parts()]
     if isinstance(node, nodes.Repeat):
         return ["repeat", parts[0], _wide(node.low), None if node.high is None else _wide(node.high)]
