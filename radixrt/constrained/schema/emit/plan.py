@@ -23,6 +23,7 @@ from radixrt.constrained.schema.normal_form.nodes import (
     ObjectShape,
 )
 from radixrt.constrained.schema.normal_form.numbers import NumberSet
+from radixrt.constrained.schema.normal_form.residues import fewest_states
 from radixrt.constrained.schema.normal_form.static_checks import is_empty
 from radixrt.constrained.schema.normal_form.strings import Source, StringSet
 from radixrt.constrained.schema.values import key, text_of
@@ -208,9 +209,12 @@ def _numbers(node: Node, expansion: Expansion) -> tuple[Regex, ...]:
 @lru_cache(maxsize=MAX_KNOWN)
 def _number_languages(sets: tuple[NumberSet, ...]) -> tuple[Regex, ...] | None:
     """Return the sets as one language, or as several; None if an automaton is too large. Raises RegexTooComplex."""
-    together = _union(sets)
-    if together is None or not together.has_boolean or Dfa.of(together, MAX_STATES) is not None:
-        return () if together is None else (together,)
+    if fewest_states(sets) <= MAX_STATES:
+        together = _union(sets)
+        if together is None or not together.has_boolean or Dfa.of(together, MAX_STATES) is not None:
+            return () if together is None else (together,)
+    if any(fewest_states((one,)) > MAX_STATES for one in sets):
+        return None
     found = tuple(language for one in sets if (language := _union((one,))) is not None)
     if any(language.has_boolean and Dfa.of(language, MAX_STATES) is None for language in found):
         return None
