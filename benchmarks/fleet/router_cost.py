@@ -5,8 +5,9 @@
 
 Calls of 1,024 tokens arrive at random (Poisson); each replica answers one token a step for each call that it has. A
 call's latency is the time from the tokenizer's send to its arrival at a replica; a step's, from the replica's send of
-its tokens to their arrival at the tokenizer. With --direct the same processes talk without a router: the difference is
-what the router adds. The router's processor time is its own, whatever else the machine does.
+its tokens to their arrival at the tokenizer. First the two processes of the benchmark talk without a router, then
+through it: the difference is what the router adds. A third run, of calls with two tokens, tells the router's processor
+time for a call from that for a token. Processor times are those of the processes, whatever else the machine does.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import random
+import select
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
 import zmq
 
 from benchmarks.common.machine import facts
+from benchmarks.common.tables import table
 from radixrt.channel import Tag, TaggedInbox, TaggedOutbox, ZmqInbox, ZmqOutbox
 from radixrt.messages.cache_events import CacheEvents, NodeInserted, RootOpened, SnapshotHeader
 from radixrt.messages.client import ToTokenizer
@@ -67,8 +70,13 @@ def run_router(folder: str) -> None:
         Router(context_length=65536), inbox, replies, tokenizer, lambda endpoint: TaggedOutbox(context, endpoint),
         epoch=0, chunked_prefill_size=8192,
     )  # fmt: skip
-    while True:
-        loop.run_once()
+    loop.serve(lambda: None)
+
+
+def wait(inboxes: Sequence[ZmqInbox[Any]], until: float) -> None:
+    """Wait for any of these inboxes, all of which have been read to their end, or until a time. ZMQ's own poll rounds
+    to milliseconds, which would have the benchmark spin, or be late."""
+    select.select([inbox.socket.FD for inbox in inboxes], [], [], max(until - time.monotonic(), 0.0))
 
 
 class FakeReplica:
@@ -112,28 +120,54 @@ class FakeReplica:
         return len(rids) + len(deltas)
 
 
+class Load(NamedTuple):
+    """Load of one run: calls per second, output tokens of each, replicas, and seconds."""
+
+    rate: float
+    tokens: int
+    replicas: int
+    seconds: float
+    direct: bool = False
+
+
 def run_replicas(folder: str, count: int, tokens: int, seconds: float, results: Any) -> None:
     context: zmq.Context[Any] = zmq.Context()
     replicas = [FakeReplica(number, tokens, context, folder) for number in range(count)]
-    poller = zmq.Poller()
-    for replica in replicas:
-        poller.register(replica.inbox.socket, zmq.POLLIN)
     latencies: list[int] = []
     sent = 0
     due = [time.monotonic() + STEP_S * i / count for i in range(count)]
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        poller.poll(max(0, int((min(due) - time.monotonic()) * 1000)))
+        wait([replica.inbox for replica in replicas], min(due))
         for i, replica in enumerate(replicas):
             replica.read(latencies)
             if time.monotonic() >= due[i]:
                 due[i] = max(due[i] + STEP_S, time.monotonic())
                 sent += replica.step()
-    results.put((latencies, sent))
+    results.put((latencies, sent, time.process_time()))
 
 
-def drive(folder: str, options: argparse.Namespace, router_cpu_s: Callable[[], float]) -> dict[str, float]:
-    """Be the tokenizer; returns what it has seen."""
+class Seen(NamedTuple):
+    """Result of one run. Latencies are in microseconds, processor times in seconds.
+
+    Attributes:
+        calls, seconds: calls that were sent while it was measured, and for how long.
+        tokens_s: output tokens per second.
+        call, step: latencies.
+        router_s, own_s: processor times of the router and of the benchmark's two processes.
+    """
+
+    calls: int
+    seconds: float
+    tokens_s: float
+    call: Sequence[float]
+    step: Sequence[float]
+    router_s: float
+    own_s: float
+
+
+def drive(folder: str, options: Load, router_cpu_s: Callable[[], float]) -> Seen:
+    """Be the tokenizer; returns what it has seen, without what the replicas have."""
     context: zmq.Context[Any] = zmq.Context()
     inbox: ZmqInbox[ToTokenizer] = ZmqInbox(context, f"{folder}/tokenizer", ToTokenizer)
     if options.direct:
@@ -144,14 +178,16 @@ def drive(folder: str, options: argparse.Namespace, router_cpu_s: Callable[[], f
         for number in range(options.replicas):
             endpoint = f"{folder}/replica{number}"
             outboxes[0].send(ReplicaNotice(number, 1 + number, True, endpoint=endpoint, ready=READY))
-    receive = (lambda: direct.recv_tagged()) if options.direct else inbox.recv
+    source: ZmqInbox[Any] = direct if options.direct else inbox
+    receive: Callable[[], Any] = direct.recv_tagged if options.direct else inbox.recv
     rng, sampling = random.Random(1), SamplingParams(max_tokens=options.tokens, temperature=0.0)
     prefixes = [rng.randbytes(3 * PROMPT) for _ in range(PREFIXES)]
     started = time.monotonic()
-    due, calls, cpu, measured_at, stamps = started + 1.0, 0, 0.0, 0.0, []
+    due, calls, cpu, own, measured_at = started + 1.0, 0, 0.0, 0.0, 0.0
+    stamps: list[int] = []
     while (now := time.monotonic()) < started + WARM_S + options.seconds:
         if not measured_at and now > started + WARM_S:
-            measured_at, cpu, calls, stamps = now, router_cpu_s(), 0, []
+            measured_at, cpu, own, calls, stamps = now, router_cpu_s(), time.process_time(), 0, []
         if now >= due:
             due += rng.expovariate(options.rate)
             calls += 1
@@ -159,16 +195,13 @@ def drive(folder: str, options: argparse.Namespace, router_cpu_s: Callable[[], f
             outboxes[calls % len(outboxes)].send(TokenizedReq(f"{NOW()}.{rng.getrandbits(90):x}", ids, sampling))
         found = receive()
         if found is None:
-            time.sleep(max(min(due - time.monotonic(), 0.0002), 0.0))
+            wait([source], due)
             continue
         message = found[1] if isinstance(found, tuple) else found
         if isinstance(message, TokenBatch) and message.token_ids:
             stamps.append((NOW() - int(unpack_i32(message.token_ids)[0])) % 2**31)
     seconds = time.monotonic() - measured_at
-    return {
-        "seconds": seconds, "calls": calls, "router_cpu_s": router_cpu_s() - cpu,
-        **{f"step_p{q}": float(np.percentile(stamps, q)) for q in (50, 99)},
-    }  # fmt: skip
+    return Seen(calls, seconds, 0.0, [], stamps, router_cpu_s() - cpu, time.process_time() - own)
 
 
 def index_of(granules: int) -> tuple[float, float]:
@@ -206,50 +239,73 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--granules", type=int, default=1_000_000, help="granules of the index whose memory is measured"
     )
-    parser.add_argument("--direct", action="store_true", help="without a router, for comparison")
     return parser.parse_args(argv)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    options = arguments(argv)
+def measure(load: Load) -> Seen:
+    """Run the processes under a load."""
     spawn = multiprocessing.get_context("spawn")
     results: Any = spawn.Queue()
     with tempfile.TemporaryDirectory() as path:
         folder = f"ipc://{path}"
         router = spawn.Process(target=run_router, args=(folder,), daemon=True)
         cpu_s: Callable[[], float] = lambda: 0.0  # noqa: E731
-        if not options.direct:
+        if not load.direct:
             router.start()
             process = psutil.Process(router.pid)
             cpu_s = lambda: sum(process.cpu_times()[:2])  # noqa: E731
-        lasts = WARM_S + options.seconds
+        lasts = WARM_S + load.seconds
         replicas = spawn.Process(
-            target=run_replicas, args=(folder, options.replicas, options.tokens, lasts, results), daemon=True
+            target=run_replicas, args=(folder, load.replicas, load.tokens, lasts, results), daemon=True
         )
         replicas.start()
-        seen = drive(folder, options, cpu_s)
-        latencies, sent = results.get(timeout=60)
+        seen = drive(folder, load, cpu_s)
+        latencies, sent, replicas_s = results.get(timeout=60)
         replicas.join()
-        if not options.direct:
+        if not load.direct:
             router.terminate()
             router.join()
-    report(options, seen, latencies, sent / lasts)
+    late = latencies[len(latencies) // 5 :] or [0]
+    own_s = seen.own_s + replicas_s * seen.seconds / lasts
+    return seen._replace(tokens_s=sent / lasts, call=late, own_s=own_s)
 
 
-def report(options: argparse.Namespace, seen: dict[str, float], latencies: list[int], tokens_s: float) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    options = arguments(argv)
+    load = Load(options.rate, options.tokens, options.replicas, options.seconds)
     for name, value in facts().items():
         print(f"{name}: {value}")
-    calls_s = seen["calls"] / seen["seconds"]
-    print(f"\n{options.replicas} replicas, {'no' if options.direct else 'one'} router, {seen['seconds']:.1f} s")
-    print(f"calls per second        {calls_s:10.0f}   (asked: {options.rate:.0f})")
-    print(f"output tokens per second{tokens_s:10.0f}")
-    late = latencies[len(latencies) // 5 :] or [0]
-    print(f"call, p50 / p99         {np.percentile(late, 50) / 1000:10.2f} / {np.percentile(late, 99) / 1000:.2f} ms")
-    print(f"tokens back, p50 / p99  {seen['step_p50'] / 1000:10.2f} / {seen['step_p99'] / 1000:.2f} ms")
-    if not options.direct:
-        print(f"router's processor time {seen['router_cpu_s'] / seen['seconds']:10.0%} of a core")
-        held, took = index_of(options.granules)
-        print(f"index of {options.granules} granules: {held:.0f} bytes and {took:.2f} us of each")
+    direct, routed = measure(load._replace(direct=True)), measure(load)
+    print(f"\n{load.replicas} replicas, {routed.seconds:.1f} s, {load.rate:.0f} calls per second asked\n")
+    print(report(direct, routed))
+    few = measure(load._replace(tokens=2))
+    call_us, token_us = shares(routed, few)
+    print(f"\nrouter's processor time: {call_us:.0f} us a call and {token_us:.2f} us a token")
+    held, took = index_of(options.granules)
+    print(f"index of {options.granules} granules: {held:.0f} bytes and {took:.2f} us of each")
+
+
+def report(direct: Seen, routed: Seen) -> str:
+    """A table of both runs, and of what the router adds."""
+    rows = [
+        ["calls per second", *(f"{each.calls / each.seconds:.0f}" for each in (direct, routed)), ""],
+        ["output tokens per second", *(f"{each.tokens_s:.0f}" for each in (direct, routed)), ""],
+    ]
+    for name, latencies in (("call", (direct.call, routed.call)), ("step's tokens", (direct.step, routed.step))):
+        for q in (50, 99):
+            without, through = (float(np.percentile(each, q)) / 1000 for each in latencies)
+            rows.append([f"{name}, p{q}", f"{without:.2f} ms", f"{through:.2f} ms", f"{through - without:+.2f} ms"])
+    own, both = direct.own_s / direct.seconds, routed.own_s / routed.seconds
+    rows.append(["benchmark's processor time", f"{own:.0%}", f"{both:.0%}", ""])
+    rows.append(["router's processor time", "", f"{routed.router_s / routed.seconds:.0%}", ""])
+    return table(["", "without a router", "through the router", "the router adds"], rows)
+
+
+def shares(routed: Seen, few: Seen) -> tuple[float, float]:
+    """Microseconds of the router for a call and for a token, from two runs with different numbers of tokens a call."""
+    many, less = (each.tokens_s * each.seconds for each in (routed, few))
+    token_s = (routed.router_s - few.router_s * routed.calls / few.calls) / (many - less * routed.calls / few.calls)
+    return (few.router_s - token_s * less) / few.calls * 1e6, token_s * 1e6
 
 
 if __name__ == "__main__":

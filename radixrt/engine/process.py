@@ -132,9 +132,7 @@ def run_router(setup: WorkerSetup) -> NoReturn:
         epoch=epoch, chunked_prefill_size=scheduler.chunked_prefill_size,
     )  # fmt: skip
     setup.loaded()
-    while True:
-        loop.run_once()
-        setup.heartbeat.beat()
+    loop.serve(setup.heartbeat.beat)
 
 
 def run_scheduler(setup: WorkerSetup) -> NoReturn:

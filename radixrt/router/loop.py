@@ -7,10 +7,11 @@ dead; main, which owns its processes, notices that as well, and tells of the nex
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import msgspec
 import zmq
@@ -47,7 +48,10 @@ VIEW_S = 0.25
 GATHER_S = 0.5
 """Longest time that a new router holds requests until it knows what replicas cache that served its predecessor."""
 MAX_BATCH = 256
-"""Messages that are read from one inbox before answers leave."""
+"""Messages that are read from one inbox before the other one's turn."""
+GC_THRESHOLD = 100_000
+"""Objects by which the process grows before garbage is searched for. The router's objects make no reference cycles and
+so need no search, which would halt all streams: for milliseconds where many requests are open or the index is large."""
 
 
 class _Replica(NamedTuple):
@@ -98,39 +102,51 @@ class RouterLoop:
         self._poller.register(inbox.socket, zmq.POLLIN)
         self._poller.register(replies.socket, zmq.POLLIN)
 
+    def serve(self, beat: Callable[[], None]) -> NoReturn:
+        """Run for ever, and call `beat` several times a second."""
+        gc.set_threshold(GC_THRESHOLD)
+        while True:
+            self.run_once()
+            beat()
+
     def run_once(self) -> None:
         """Handle what has come, or wait for something; at most TICK_S long."""
+        wait_ms = max(1, round((self._next_tick - time.monotonic()) * 1000))
+        ready = [socket for socket, _ in self._poller.poll(wait_ms)]
         now = time.monotonic()
-        if not self._read(now):
-            self._poller.poll(max(1, round((self._next_tick - now) * 1000)))
-            now = time.monotonic()
-            self._read(now)
+        if self._replies.socket in ready:
+            self._read_replies(now)
+        if self._inbox.socket in ready:
+            self._read_inbox(now)
+        if self._gathers_until is not None and self._has_gathered(now):
+            self._gathers_until = None
+            for held in self._held:
+                self._take(held, now)
+            self._held.clear()
         if now >= self._next_tick:
             self._next_tick = now + TICK_S
             fenced = self._router.tick(now)
             self._flush()
             self._tick(fenced, now)
 
-    def _read(self, now: float) -> bool:
-        count = 0
-        while count < MAX_BATCH and (message := self._inbox.recv()) is not None:
+    def _read_inbox(self, now: float) -> None:
+        for _ in range(MAX_BATCH):
+            message = self._inbox.recv()
+            if message is None:
+                return
             if isinstance(message, ReplicaNotice):
                 self._notice(message, now)
             elif self._gathers_until is not None:
                 self._held.append(message)
             else:
                 self._take(message, now)
-            count += 1
-        while count < 2 * MAX_BATCH and (tagged := self._replies.recv_tagged()) is not None:
+
+    def _read_replies(self, now: float) -> None:
+        for _ in range(MAX_BATCH):
+            tagged = self._replies.recv_tagged()
+            if tagged is None:
+                return
             self._receive(*tagged, now)
-            count += 1
-        if self._gathers_until is not None and self._has_gathered(now):
-            self._gathers_until = None
-            for held in self._held:
-                self._take(held, now)
-            self._held.clear()
-        self._flush()
-        return count > 0
 
     def _has_gathered(self, now: float) -> bool:
         assert self._gathers_until is not None
@@ -168,12 +184,12 @@ class RouterLoop:
         else:
             assert isinstance(message, (ToWatched, RunnerRestarted, Reset))
             logger.debug("dropped a message for a scheduler: %s", type(message).__name__)
+        self._flush()
 
     def _control(self, request: ControlReq, now: float) -> None:
         if request.op == "drain":
             self._drains.append(request)
             return
-        self._flush()  # what came before it goes before it
         loads = self._router.placement.loads
         asked = [replica for replica in self._replicas if not loads[replica].is_fenced]
         for replica in asked:
@@ -187,6 +203,10 @@ class RouterLoop:
 
     def _notice(self, notice: ReplicaNotice, now: float) -> None:
         """Bring a replica into the state that main tells."""
+        self._change(notice, now)
+        self._flush()
+
+    def _change(self, notice: ReplicaNotice, now: float) -> None:
         replica, known = notice.replica, self._replicas.get(notice.replica)
         if known is not None and known.notice.life > notice.life:
             return
@@ -217,7 +237,6 @@ class RouterLoop:
         logger.info("replica %d has joined, with %d slots", replica, ready.num_slots)
 
     def _lose(self, replica: int, now: float) -> None:
-        self._flush()  # what was read together with the notice may be for it
         load = self._router.placement.loads[replica]
         logger.warning("replica %d is gone; %d requests go on elsewhere", replica, len(load.open) + len(load.queue))
         self._router.died(replica, now)
@@ -258,6 +277,7 @@ class RouterLoop:
             self._router.receive(replica, epoch, message, now)
             if isinstance(message, CacheEvents) and message.complete:
                 self._unknown.discard(replica)
+        self._flush()  # tokens do not wait for what else has come
         if was_fenced:
             logger.warning("replica %d is heard again, and begins anew with an empty cache", replica)
         elif isinstance(message, SchedulerStats) and epoch == load.epoch:

@@ -29,31 +29,38 @@ def wait_s(load: ReplicaLoad, work: Work, *, is_first: bool = False) -> float:
     Args:
         is_first: it would be the next of the replica's queue rather than the last.
     """
-    times, info, queue = load.times, load.info, load.queue
-    started = len(load.open) - load.unstarted_rows
+    times, info = load.times, load.info
+    open_rows = len(load.open)
+    started = open_rows - load.unstarted_rows
     step_s = times.step + times.row * started + times.context * load.context
-    tokens, rows, slots = load.unstarted_tokens + work.miss, len(load.open) + 1, load.reachable
+    tokens, rows, slots = load.unstarted_tokens + work.miss, open_rows + 1, load.reachable
     if not is_first:
+        queue = load.queue
         tokens += queue.tokens
-        rows += len(queue)
+        rows += queue.size
         slots -= queue.slots
-    wait = tokens * times.token + (tokens / info.chunked_prefill_size + 0.5) * (step_s if started else 0.0)
-    if not load.open:
-        return wait
-    ends = max(rows - info.max_running_requests, 0.0)
+    wait = tokens * times.token
+    if started:
+        wait += (tokens / info.chunked_prefill_size + 0.5) * step_s
+    ends: float = rows - info.max_running_requests
     missing = work.miss + work.output - slots
+    if not open_rows or (ends <= 0 and missing <= 0):
+        return wait
     if missing > 0:
-        ends = max(ends, missing * len(load.open) / max(load.info.num_slots - load.reachable, 1.0))
-    return wait + ends * load.outputs * step_s / len(load.open) ** 2
+        ends = max(ends, missing * open_rows / max(info.num_slots - load.reachable, 1.0))
+    return wait + ends * load.outputs * step_s / open_rows**2
 
 
 def price_s(load: ReplicaLoad, work: Work, *, is_first: bool = False) -> float:
     """Return the price of a replica for a request; see the module's docstring."""
-    times, count = load.times, len(load.open) + len(load.queue)
-    row_s = times.row + times.context * work.length
+    times, count = load.times, len(load.open) + load.queue.size
+    miss, length, output = work
+    row_s = times.row + times.context * length
     step_s = times.step + times.row * count + times.context * load.context + row_s
-    miss_s = work.miss * times.token * (EVICTION if load.free < work.miss else 1.0)
-    return wait_s(load, work, is_first=is_first) + work.output * step_s + count * (miss_s + work.output * row_s)
+    miss_s = miss * times.token
+    if load.free < miss:
+        miss_s *= EVICTION
+    return wait_s(load, work, is_first=is_first) + output * step_s + count * (miss_s + output * row_s)
 
 
 def divide_fork(
@@ -80,7 +87,7 @@ def divide_fork(
         row_s = times.row + times.context * branch.length
         first_s = wait_s(load, Work(prefix + branch.miss, branch.length, branch.output))
         last_s = wait_s(load, Work(prefix + count * branch.miss, branch.length, count * branch.output))
-        others = len(load.open) + len(load.queue)
+        others = len(load.open) + load.queue.size
         step_s = times.step + times.row * others + times.context * load.context
         own = (first_s + last_s) / 2 + branch.output * (step_s + count * row_s)
         miss_s = (prefix + count * branch.miss) * times.token * (EVICTION if load.free < prefix else 1.0)

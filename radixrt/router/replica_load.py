@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from radixrt.messages.scheduler import SchedulerStats, StepTimes
+from radixrt.router.output_tokens import OutputTokens
 from radixrt.router.request_queue import RequestQueue
 from radixrt.router.routed_request import RoutedRequest
 from radixrt.scheduler.queue_order import PATIENCE_S
@@ -42,6 +43,7 @@ class ReplicaLoad:
         is_fenced: it was silent for too long, and counts as dead until it is heard.
         heard_at: time of its last message.
         open: requests that were sent and have not ended.
+        sampled: what open requests have sampled there.
         queue: requests that are bound to it and wait in the router.
         unstarted_rows, unstarted_tokens: number of open requests without output, and input tokens that they miss.
         context: sum of the lengths of open requests with output.
@@ -59,6 +61,7 @@ class ReplicaLoad:
         self.is_fenced = False
         self.heard_at = now
         self.open: dict[str, RoutedRequest] = {}
+        self.sampled = OutputTokens()
         self.queue = RequestQueue()
         self.times = info.times
         self.fitted: StepTimes | None = None
@@ -96,7 +99,7 @@ class ReplicaLoad:
         """
         rows, times = len(self.open), self.times
         row_s = times.row + times.context * self.context / max(rows - self.unstarted_rows, 1)
-        return rows * rows * row_s > (rows + len(self.queue)) * times.step
+        return rows * rows * row_s > (rows + self.queue.size) * times.step
 
     def takes(self, request: RoutedRequest, now: float) -> bool:
         """The replica should get this request now. Calls of programs that have begun go first; a program that begins
@@ -115,6 +118,7 @@ class ReplicaLoad:
     def sent(self, request: RoutedRequest) -> None:
         """Count a request that is sent now."""
         self.open[request.rid] = request
+        self.sampled.add(request.rid, request.work.output)
         self.unstarted_rows += 1
         self.unstarted_tokens += request.work.miss
         self.outputs += request.work.output
@@ -122,6 +126,7 @@ class ReplicaLoad:
 
     def started(self, request: RoutedRequest) -> None:
         """Count the first output of a request."""
+        request.has_started = True
         self.unstarted_rows -= 1
         self.unstarted_tokens -= request.work.miss
         self.context += request.work.length
@@ -129,6 +134,7 @@ class ReplicaLoad:
     def ended(self, request: RoutedRequest) -> None:
         """Count a request out."""
         del self.open[request.rid]
+        self.sampled.drop(request.rid)
         self.outputs -= request.work.output
         if request.has_started:
             self.context -= request.work.length
@@ -140,9 +146,7 @@ class ReplicaLoad:
     def reported(self, stats: SchedulerStats) -> None:
         """Take a report of the replica."""
         self.free = stats.slots_free
-        taken = 0.0
-        for request in self.open.values():
-            taken += max(request.work.output - len(request.tokens), 0.0) if request.has_started else request.slots
+        taken = self.unstarted_tokens + self.sampled.remaining()
         self.reachable = stats.slots_free + stats.slots_evictable - taken
         if stats.load is not None and stats.load.step_times is not None and stats.load.step_times.extend_steps:
             self.fitted = stats.load.step_times

@@ -21,6 +21,7 @@ class RequestQueue:
     """See the module's docstring.
 
     Attributes:
+        size: number of requests; `len` is the same, for those who do not ask for each request.
         tokens: input tokens of the requests that the replica does not have.
         slots: slots that they are expected to take.
     """
@@ -28,12 +29,12 @@ class RequestQueue:
     def __init__(self) -> None:
         self.tokens = 0
         self.slots = 0.0
-        self._size = 0
+        self.size = 0
         self._heap: list[tuple[_Key, int, RoutedRequest]] = []
         self._arrivals: deque[tuple[int, RoutedRequest]] = deque()
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def __iter__(self) -> Iterator[RoutedRequest]:
         return (request for _, version, request in self._heap if request.version == version)
@@ -63,7 +64,7 @@ class RequestQueue:
         """Remove a request, whose entries become void."""
         request.version += 1
         self._count(request, -1)
-        if self.num_entries > 2 * self._size + 64:  # mostly void, out of the reach of `first`
+        if self.num_entries > 2 * self.size + 64:  # mostly void, out of the reach of `first`
             self._heap = [entry for entry in self._heap if entry[2].version == entry[1]]
             heapq.heapify(self._heap)
             self._arrivals = deque(entry for entry in self._arrivals if entry[1].version == entry[0])
@@ -74,6 +75,6 @@ class RequestQueue:
         return max(len(self._heap), len(self._arrivals))
 
     def _count(self, request: RoutedRequest, change: int) -> None:
-        self._size += change
+        self.size += change
         self.tokens += change * request.work.miss
         self.slots += change * request.slots

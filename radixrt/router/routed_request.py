@@ -8,7 +8,6 @@ from typing import NamedTuple
 import msgspec
 
 from radixrt.messages.scheduler import TokenizedEmbedReq, TokenizedReq, TokenizedScoreReq
-from radixrt.messages.wire import pack_i32
 from radixrt.router.replica_index import Prefix
 from radixrt.scheduler.load import Arrival, arrival_of
 
@@ -43,7 +42,7 @@ class RoutedRequest:
         is_sent: the replica has it; otherwise it waits in the router.
         work: on that replica.
         booked: booking in the index, while it is sent.
-        tokens: output tokens that have come back.
+        resumed_ids: int32 column of output tokens that replicas sent before they died.
         is_aborted: its replica has been told to end it.
         has_started: anything has come back since it was sent.
         deaths: number of replicas that died while they had it.
@@ -63,9 +62,9 @@ class RoutedRequest:
         "prefix",
         "program_seq",
         "replica",
+        "resumed_ids",
         "sent_at",
         "seq",
-        "tokens",
         "version",
         "work",
     )
@@ -85,7 +84,7 @@ class RoutedRequest:
         self.sent_at = now
         self.work = Work(0, 0, 0.0)
         self.booked: Sequence[int] = ()
-        self.tokens: list[int] = []
+        self.resumed_ids = b""
         self.is_aborted = False
         self.has_started = False
         self.deaths = 0
@@ -97,8 +96,13 @@ class RoutedRequest:
 
     @property
     def length(self) -> int:
-        """Number of input tokens on the next replica: a prompt, or all sequences of a group, and what came back."""
-        return len(self.arrival.ids) + self.arrival.new_tokens + len(self.tokens)
+        """Number of input tokens on the next replica: a prompt, or all sequences of a group, and what came
+        back of replicas that died."""
+        return len(self.arrival.ids) + self.arrival.new_tokens + self.num_resumed
+
+    @property
+    def num_resumed(self) -> int:
+        return len(self.resumed_ids) // 4
 
     @property
     def begins_program(self) -> bool:
@@ -115,8 +119,8 @@ class RoutedRequest:
         """Return the message to send now: with the output so far, and the rest of its time. What the first output
         brought of the prompt is not asked for again."""
         changes: dict[str, object] = {}
-        if self.tokens:
-            changes["resume_ids"] = pack_i32(self.tokens)
+        if self.resumed_ids:
+            changes["resume_ids"] = self.resumed_ids
             if isinstance(self.message, TokenizedReq):
                 changes["sampling"] = msgspec.structs.replace(
                     self.message.sampling, prompt_logprobs=None, return_hidden_states=None

@@ -30,7 +30,7 @@ from radixrt.messages.scheduler import (
     TokenDelta,
     TokenizedReq,
 )
-from radixrt.messages.wire import pack_i32, unpack_i32
+from radixrt.messages.wire import pack_i32
 from radixrt.router.placement import Placement
 from radixrt.router.refusals import full_queue, long_wait
 from radixrt.router.replica_load import ReplicaInfo, ReplicaLoad, share_times
@@ -133,6 +133,7 @@ class Router:
         self._rebind(load, now)
         for request in lost:
             request.deaths += 1
+            request.resumed_ids += load.sampled.of(request.rid)
             request.booked, request.replica = (), None
             request.is_sent = request.has_started = False
             if request.is_aborted:
@@ -260,21 +261,16 @@ class Router:
 
     def _take_tokens(self, load: ReplicaLoad, batch: TokenBatch, now: float) -> None:
         """Pass output on, and count it."""
-        opened = load.open
+        opened, sampled = load.open, load.sampled
         ended = False
-        for rid, token in zip(batch.rids, unpack_i32(batch.token_ids).tolist(), strict=True):
-            request = opened[rid]
-            if not request.has_started:
-                request.has_started = True
-                load.started(request)
-            request.tokens.append(token)
+        if batch.rids:
+            for rid in sampled.step(batch.rids, batch.token_ids):
+                load.started(opened[rid])
         for i, delta in enumerate(batch.deltas):
             request = opened[delta.rid]
             if delta.finish is None:
-                if not request.has_started:
-                    request.has_started = True
+                if sampled.extend(delta.rid, delta.token_ids):
                     load.started(request)
-                request.tokens.extend(unpack_i32(delta.token_ids).tolist())
                 continue
             ended = True
             if request.sent_at > request.arrived_at and delta.timings is not None:
@@ -292,14 +288,14 @@ class Router:
 
     def _expected(self, request: RoutedRequest) -> float:
         most = request.arrival.max_output
-        return self._outputs.expected(most, len(request.tokens)) if most else 0.0
+        return self._outputs.expected(most, request.num_resumed) if most else 0.0
 
     def _queue_error(self, request: RoutedRequest, chosen: int | None) -> FinishError | None:
-        queued = len(self.unbound) + sum(len(load.queue) for load in self.placement.loads.values())
+        queued = len(self.unbound) + sum(load.queue.size for load in self.placement.loads.values())
         if queued >= self._max_queued:
             wait = None if chosen is None else self.placement.predicted_wait_s(request, chosen)
             return full_queue(self._max_queued, wait)
-        if chosen is None or not len(self.placement.loads[chosen].queue):
+        if chosen is None or not self.placement.loads[chosen].queue.size:
             return None
         wait = self.placement.predicted_wait_s(request, chosen)
         return long_wait(request, self.placement.loads[chosen], wait, self._max_queue_wait_s)
@@ -314,7 +310,7 @@ class Router:
             self.unbound[request.rid] = request
             return
         load = self.placement.loads[replica]
-        if not len(load.queue) and load.takes(request, now):
+        if not load.queue.size and load.takes(request, now):
             self._send_request(request, replica, load, now)
         else:
             load.queue.add(request)
@@ -337,13 +333,13 @@ class Router:
         """Send queued requests to the replicas with room, their own first, then those of others that are cheaper
         there."""
         loads = self.placement.loads
-        if not any(len(load.queue) for load in loads.values()):
+        if not any(load.queue.size for load in loads.values()):
             return
         for replica, load in loads.items():
             self._fill(replica, load, now)
         for replica, load in loads.items():
-            while load.takes_new and not len(load.queue) and load.has_room:
-                request = self.placement.bargain(replica, [r for r, other in loads.items() if len(other.queue)], now)
+            while load.takes_new and not load.queue.size and load.has_room:
+                request = self.placement.bargain(replica, [r for r, other in loads.items() if other.queue.size], now)
                 if request is None or request.replica is None:
                     break
                 loads[request.replica].queue.remove(request)
@@ -389,7 +385,7 @@ class Router:
         elif not request.is_sent and request.replica in self.placement.loads:
             self.placement.loads[request.replica].queue.remove(request)
         self._close(request, None)
-        usage = Usage(request.length - len(request.tokens), len(request.tokens))
+        usage = Usage(request.length - request.num_resumed, request.num_resumed)
         self._write(request.rid, Finish(FINISH_ABORT) if error is None else Finish(FINISH_ERROR, error=error), usage)
 
     def _refuse(self, message: Routable, error: FinishError) -> None:
