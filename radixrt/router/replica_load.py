@@ -14,6 +14,10 @@ from radixrt.scheduler.step_time import PRIOR
 
 AHEAD_STEPS = 2
 """Steps of prompts that a replica has ahead: as many as are in flight."""
+BEGIN_SHARE = 0.5
+"""Part of the pool that open requests do not take when a program begins. Nothing locks a program's prefix between two
+of its calls, forks and joins make it longer, and other programs share prefixes: with more programs than that, slots are
+evicted that one of them needs next."""
 
 
 @dataclass(frozen=True)
@@ -95,20 +99,26 @@ class ReplicaLoad:
 
         N equal requests that are served n at a time end after N / n turns, of (step + n * row) seconds for each of
         their tokens. The mean time until they end is least for n * n = N * step / row: more of them side by side make
-        all of them late, fewer waste the fixed time of steps.
+        all of them late, fewer waste the fixed time of steps. N counts those that are here and, as fewer rows make
+        later ones late too, as many again.
         """
         rows, times = len(self.open), self.times
         row_s = times.row + times.context * self.context / max(rows - self.unstarted_rows, 1)
-        return rows * rows * row_s > (rows + self.queue.size) * times.step
+        return rows * rows * row_s > 2 * (rows + self.queue.size) * times.step
+
+    def has_slots_to_begin(self, request: RoutedRequest) -> bool:
+        """The pool has slots for another program, and for those that have begun: the open requests leave
+        BEGIN_SHARE of it to what they cache and grow into."""
+        return not self.open or self.reachable - request.slots >= BEGIN_SHARE * self.info.num_slots
 
     def takes(self, request: RoutedRequest, now: float) -> bool:
         """The replica should get this request now. Calls of programs that have begun go first; a program that begins
-        waits while the replica is crowded, but not for longer than PATIENCE_S."""
+        waits while the replica is crowded or short of slots, but not for longer than PATIENCE_S."""
         if not self.has_room:
             return False
         if not request.begins_program or now - request.arrived_at > PATIENCE_S:
             return True
-        return not self.is_crowded
+        return self.has_slots_to_begin(request) and not self.is_crowded
 
     def next(self, now: float) -> RoutedRequest | None:
         """The first request of the queue, if the replica should get it now."""

@@ -72,6 +72,20 @@ def test_a_program_begins_later_on_a_crowded_replica_but_not_for_ever() -> None:
         assert crowded.takes(other, 0.0)
 
 
+def test_a_program_begins_later_where_open_requests_take_half_of_the_pool() -> None:
+    load, begins = loaded(10), request(200, ProgramHint("p", will_continue=True))
+    begins.work = Work(2500, 4000, 96.0)
+    load.reachable = 500_000 + 2500 + 96
+    assert load.takes(begins, 0.0)
+    load.reachable -= 1
+    assert not load.takes(begins, 0.0)
+    assert load.takes(request(201), 0.0)
+    assert load.takes(begins, PATIENCE_S + 1.0)
+    idle = loaded(0)
+    idle.reachable = 0.0  # an idle replica has room for whatever it can hold at all
+    assert idle.takes(begins, 0.0)
+
+
 def test_calls_of_programs_that_have_begun_go_before_those_that_wait_to_begin() -> None:
     load = loaded(100, waiting=3)
     assert load.next(0.0) is None
