@@ -136,6 +136,40 @@ CONFIGS["tiny-moe"] = {
     "num_experts": 16,
     "num_experts_per_tok": 4,
 }
+CONFIGS["gpt-oss-20b"] = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "attention_bias": True,
+    "bos_token_id": 199998,
+    "eos_token_id": 200002,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "quantization_config": {"quant_method": "mxfp4"},
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 201088,
+}
+CONFIGS["gpt-oss-120b"] = {**CONFIGS["gpt-oss-20b"], "num_hidden_layers": 36, "num_local_experts": 128}
 QWEN3_5: dict[str, Any] = {
     "attention_bias": False,
     "bos_token_id": None,
@@ -238,17 +272,22 @@ CONFIGS["tiny-hybrid"] = {
 """The config.json of each shape: the published values, and of three tiny ones to try a benchmark on any machine."""
 
 
+MXFP4_BYTES = 17 / 32
+"""Bytes of an MXFP4 number: four bits, and a byte for every 32."""
+
+
 @dataclass(frozen=True)
 class Shape:
-    """Cost of running a shape, in bf16 (2 bytes a value).
+    """Cost of running a shape, in bf16 (2 bytes a value) but for experts with MXFP4 numbers.
 
     Attributes:
         layer_params: parameters of all layers together that a token is multiplied with; of a mixture of experts, the
             router and as many experts as a token is routed to.
         head_params: of the output head, multiplied only with tokens that are sampled from.
-        kv_bytes: keys and values of one token in all layers.
-        attention_flops: for one new token and one earlier position, over all layers and heads (q.k and p.v).
+        kv_bytes: keys and values of one token in all layers without a window, in which they are read for ever.
+        attention_flops: for one new token and one earlier position, over these layers and all heads (q.k and p.v).
         expert_params: of one expert in all layers together.
+        expert_bytes: of each of these.
         num_experts, top_k: of a layer with a mixture of experts; 0 where there is none.
         state_bytes: recurrent states of one sequence in all layers, which each token reads and writes.
     """
@@ -258,6 +297,7 @@ class Shape:
     kv_bytes: int
     attention_flops: int
     expert_params: int = 0
+    expert_bytes: float = 2.0
     num_experts: int = 0
     top_k: int = 0
     state_bytes: int = 0
@@ -267,11 +307,11 @@ class Shape:
 
         Of a mixture, these are the experts that are hit: on average, if tokens are routed evenly and by chance.
         """
-        params = float(self.layer_params + self.head_params)
-        if self.num_experts:
-            missed = (1 - self.top_k / self.num_experts) ** tokens
-            params += self.expert_params * (self.num_experts * (1 - missed) - self.top_k)
-        return 2 * params
+        dense = 2.0 * (self.layer_params + self.head_params - self.top_k * self.expert_params)
+        if not self.num_experts:
+            return dense
+        missed = (1 - self.top_k / self.num_experts) ** tokens
+        return dense + self.expert_bytes * self.expert_params * self.num_experts * (1 - missed)
 
 
 def shape_of(name: str) -> Shape:
@@ -280,7 +320,8 @@ def shape_of(name: str) -> Shape:
     decoder = spec.decoder
     assert decoder is not None
     hidden, experts = decoder.hidden_size, decoder.experts
-    attention = sum(not layer.is_recurrent for layer in decoder.layers)
+    recurrent = sum(layer.is_recurrent for layer in decoder.layers)
+    attention = sum(not layer.is_recurrent and layer.sliding_window is None for layer in decoder.layers)
     mixtures = sum(layer.feed_forward == "moe" for layer in decoder.layers)
     params, expert, num_experts, top_k = decoder.num_linear_parameters, 0, 0, 0
     if experts is not None:
@@ -293,9 +334,10 @@ def shape_of(name: str) -> Shape:
         kv_bytes=attention * 2 * decoder.num_kv_heads * decoder.head_dim * 2,
         attention_flops=attention * 4 * decoder.num_heads * decoder.head_dim,
         expert_params=mixtures * expert,
+        expert_bytes=MXFP4_BYTES if experts is not None and experts.mxfp4 else 2.0,
         num_experts=num_experts,
         top_k=top_k,
-        state_bytes=(len(decoder.layers) - attention) * _state_bytes(decoder),
+        state_bytes=recurrent * _state_bytes(decoder),
     )
 
 

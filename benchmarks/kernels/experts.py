@@ -5,6 +5,8 @@
 Tokens are routed by random weights. Calls are captured in one CUDA graph and cycle through different tokens, so that
 the weights of few tokens are read from memory too. The floor is the time to read the weights of the experts that are
 hit, or to multiply with them, whichever is longer. `pairs` is the kernel for a few tokens, `tiles` the one for more.
+gpt-oss has MXFP4 numbers, which `pairs` does not read.
+
 With --tune, also the fastest of many tilings for each size of tiles, as entries of `expert_gemm_config`; all are
 compiled first, and the search ends after --seconds.
 """
@@ -23,10 +25,13 @@ import torch
 
 from benchmarks.common import machine
 from benchmarks.common.cuda_timing import graph_us
+from benchmarks.common.model_shapes import MXFP4_BYTES
 from benchmarks.common.tables import table
 from benchmarks.offline.workloads import H200
+from radixrt.kernels.mxfp4_weights import Mxfp4Weights, scale_columns
 from radixrt.kernels.triton import expert_gemm, expert_gemv
 from radixrt.kernels.triton.compile_ahead import compiling
+from radixrt.kernels.triton.expert_gemm import Weights
 from radixrt.kernels.triton.expert_gemm_config import TILES, Config, find_config, tile_of
 from radixrt.kernels.triton.expert_tiles import list_tiles
 from radixrt.layers.cuda_ops import CudaOps
@@ -42,18 +47,29 @@ TUNED_AT = {16: 64, 32: 256, 64: 1024, 128: 8192}
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of a model: sizes, and weights for all experts, the shared ones behind the others."""
+    """A layer of a model: sizes, and weights for all experts, the shared ones behind the others.
+
+    Attributes:
+        weight_bytes: of each weight.
+    """
 
     hidden: int
     columns: int
     num_experts: int
     routing: Routing
     router: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: torch.Tensor | Mxfp4Weights
+    down: torch.Tensor | Mxfp4Weights
+    weight_bytes: float = 2.0
+
+    @property
+    def mxfp4(self) -> bool:
+        return isinstance(self.gate_up, Mxfp4Weights)
 
 
 SHAPES = {
+    "gpt-oss-20b": (2880, 2880, 32, Routing(4, True)),
+    "gpt-oss-120b": (2880, 2880, 128, Routing(4, True)),
     "qwen3-30b-a3b": (2048, 768, 128, Routing(8, True)),
     "qwen3.5-35b-a3b": (2048, 512, 256, Routing(8, True, 1)),
     "mixtral-8x7b": (4096, 14336, 8, Routing(2, True)),
@@ -67,20 +83,26 @@ def make_layer(name: str) -> Layer:
     def weights(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(0, 0.02)
 
+    def packed(*shape: int) -> Mxfp4Weights:
+        codes = torch.randint(0, 256, (*shape[:2], shape[2] // 2), dtype=torch.uint8, device="cuda")
+        return Mxfp4Weights(codes, torch.full((*shape[:2], scale_columns(shape[2])), 120, dtype=torch.uint8).cuda())
+
     router = torch.randn(count + (routing.num_shared > 0), hidden, device="cuda") * hidden**-0.5
-    gate_up, down = weights(total, 2 * columns, hidden), weights(total, hidden, columns)
-    return Layer(hidden, columns, count, routing, router, gate_up, down)
+    mxfp4 = name.startswith("gpt-oss")
+    make = packed if mxfp4 else weights
+    gate_up, down = make(total, 2 * columns, hidden), make(total, hidden, columns)
+    return Layer(hidden, columns, count, routing, router, gate_up, down, MXFP4_BYTES if mxfp4 else 2.0)
 
 
 def floor_us(layer: Layer, experts: torch.Tensor) -> tuple[float, float, float]:
     """Bytes of the weights of the experts that are hit, operations, and the least microseconds for both."""
     each = 3 * layer.hidden * layer.columns
-    nbytes, flops = 2.0 * each * len(experts.unique()), 2.0 * each * experts.numel()
+    nbytes, flops = layer.weight_bytes * each * len(experts.unique()), 2.0 * each * experts.numel()
     return nbytes, flops, max(nbytes / H200.bytes_per_s, flops / H200.flops_per_s) * 1e6
 
 
-def cuts(tile: int, *, gated: bool) -> Iterator[Config]:
-    """Candidate tilings of tiles of so many tokens."""
+def cuts(tile: int, *, gated: bool, mxfp4: bool = False) -> Iterator[Config]:
+    """Candidate tilings of tiles of so many tokens. MXFP4 numbers are never fetched by the copy engine."""
     for rows, step, warps, first, bulk in itertools.product(
         (32, 64, 128, 256), (64, 128, 256), (4, 8), (False, True), (False, True)
     ):
@@ -89,7 +111,7 @@ def cuts(tile: int, *, gated: bool) -> Iterator[Config]:
             continue
         if sums > warps * 32 * 128 or (warps == 8 and sums < 64 * 64) or (tile == 128 and sums < 128 * 128):
             continue
-        if tile >= 64 and step == 256:
+        if (tile >= 64 and step == 256) or (mxfp4 and bulk):
             continue
         each = 2 * step * (rows * (1 + gated) + tile)
         for budget in (MAX_SHARED // 3, MAX_SHARED // 2, MAX_SHARED):
@@ -104,14 +126,15 @@ def tune(layer: Layer, tile: int, seconds: float) -> list[list[str]]:
     top_k = layer.routing.top_k
     x = torch.randn(tokens, layer.hidden, device="cuda", dtype=torch.bfloat16)
     experts = torch.rand(tokens, layer.num_experts, device="cuda").topk(top_k).indices.int()
-    tiles = list_tiles(experts, layer.gate_up.shape[0], tile)
+    tiles = list_tiles(experts, layer.num_experts + layer.routing.num_shared, tile)
     inner = torch.randn(tokens * top_k, layer.columns, device="cuda", dtype=torch.bfloat16)
     for gated, weight, rows in ((True, layer.gate_up, x), (False, layer.down, inner)):
 
-        def run(cut: Config, gated: bool = gated, weight: torch.Tensor = weight, rows: torch.Tensor = rows) -> None:
+        def run(cut: Config, gated: bool = gated, weight: Weights = weight, rows: torch.Tensor = rows) -> None:
             expert_gemm.multiply(rows, weight, tiles, tile, cut, top_k=top_k, gated=gated, early=True)
 
-        wanted, now = sorted(set(cuts(tile, gated=gated))), find_config(tile, gated=gated)
+        wanted = sorted(set(cuts(tile, gated=gated, mxfp4=layer.mxfp4)))
+        now = find_config(tile, gated=gated, mxfp4=layer.mxfp4)
         with contextlib.suppress(Exception), compiling():  # some exceed a limit of this GPU
             for cut in wanted:
                 run(cut)
@@ -149,10 +172,10 @@ def measure(layer: Layer, tokens: int) -> list[str]:
         return graph_us(run, calls=calls, replays=replays)
 
     routing = graph_us(lambda: ours.route(next(turn)[0], layer.router, layer.routing), calls=calls, replays=replays)
-    pairs = timed(expert_gemv) if tokens <= 16 else math.nan
+    pairs = timed(expert_gemv) if tokens <= 16 and not layer.mxfp4 else math.nan
     tiles = timed(expert_gemm)
     nbytes, flops, floor = floor_us(layer, inputs[0][1])
-    tile = tile_of(tokens, inputs[0][1].shape[1], layer.gate_up.shape[0])
+    tile = tile_of(tokens, inputs[0][1].shape[1], layer.num_experts + layer.routing.num_shared)
     least = min(x for x in (pairs, tiles) if not math.isnan(x))
     return [
         str(tokens), str(tile), f"{routing:.1f}", f"{pairs:.1f}", f"{tiles:.1f}", f"{nbytes / 1e6:.0f}",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 pytest.importorskip("triton")
+from benchmarks.common.model_shapes import MXFP4_BYTES
 from benchmarks.kernels.experts import MAX_SHARED, Layer, cuts, floor_us
 from radixrt.kernels.triton.expert_gemm_config import TILES, find_config
 from radixrt.layers.routing import Routing
@@ -17,6 +20,8 @@ def test_the_floor_counts_experts_once_and_tokens_each_time() -> None:
     nbytes, flops, floor = floor_us(layer, torch.tensor([[0, 1], [1, 3], [0, 1]]))
     assert (nbytes, flops) == (2 * 3000 * 3, 2 * 3000 * 6)
     assert floor == pytest.approx(18_000 / 4.25e12 * 1e6)
+    packed = dataclasses.replace(layer, weight_bytes=MXFP4_BYTES)
+    assert floor_us(packed, torch.tensor([[0, 1]]))[0] == 3000 * 2 * 17 / 32
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -26,4 +31,5 @@ def test_tilings_fit_and_include_the_present_kind(tile: int, gated: bool) -> Non
     assert 20 < len(tried) < 120
     assert all((cut.rows * (1 + gated) + tile) * cut.step * 2 * cut.stages <= MAX_SHARED for cut in tried)
     now = find_config(tile, gated=gated)
+    assert not any(cut.bulk for cut in cuts(tile, gated=gated, mxfp4=True))
     assert any(now[:2] == cut[:2] and now[3:] == cut[3:] for cut in tried)  # all but the stages

@@ -132,6 +132,14 @@ def test_a_mixture_reads_the_experts_that_are_hit() -> None:
         assert workload.counted_tokens / floor_of(workload, shape).seconds == pytest.approx(rate, rel=0.01)
 
 
+def test_experts_of_mxfp4_numbers_are_read_as_they_are() -> None:
+    shape, larger = shape_of("gpt-oss-20b"), shape_of("gpt-oss-120b")
+    assert shape.weight_bytes(10**6) == pytest.approx(12.6e9, rel=0.01)
+    assert shape.weight_bytes(1) == pytest.approx(3.7e9, rel=0.01)
+    assert larger.weight_bytes(10**6) == pytest.approx(64.0e9, rel=0.01)
+    assert shape.kv_bytes == 12 * 2 * 8 * 64 * 2  # half of the layers read a window
+
+
 def test_recurrent_layers_read_and_write_a_state_for_each_token() -> None:
     shape = shape_of("qwen3.5-4b")
     assert shape.weight_bytes(1) == pytest.approx(8.4e9, rel=0.01)
