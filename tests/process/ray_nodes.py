@@ -13,6 +13,7 @@ import secrets
 import signal
 import subprocess
 import sys
+from functools import cached_property
 from typing import Any
 
 import psutil
@@ -36,29 +37,41 @@ NODE: dict[str, Any] = {"num_cpus": 0, "object_store_memory": 80 * 1024 * 1024, 
 
 
 class RayNodes:
-    """Two nodes with two devices each. Set `ENVIRONMENT` before."""
+    """Two nodes with three devices each. Set `ENVIRONMENT` before. They start while the caller does something else, up
+    to the first use of `address`."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+        self._processes: list[psutil.Process] = []
+
+    @cached_property
+    def _made(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        made = json.loads(self._process.stdout.readline())
-        self.address: str = made["address"]
-        self._head: int = made["head"]
+        made: dict[str, Any] = json.loads(self._process.stdout.readline())
+        self._processes = psutil.Process(self._process.pid).children(recursive=True)
+        return made
+
+    @property
+    def address(self) -> str:
+        """Address of the head, once both nodes are up."""
+        address: str = self._made["address"]
+        return address
 
     def kill_head(self) -> None:
         """Kill the control plane."""
-        os.kill(self._head, signal.SIGKILL)
+        os.kill(self._made["head"], signal.SIGKILL)
 
     def close(self) -> None:
-        """End all processes of the cluster, those of nodes that were killed too."""
-        all_processes = psutil.Process(self._process.pid).children(recursive=True)
-        self._process.communicate(timeout=LIMIT_S)
-        for process in all_processes:
+        """Kill all processes of the cluster, also those whose parents are gone."""
+        processes = {*self._processes, *psutil.Process(self._process.pid).children(recursive=True)}
+        for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        assert wait_for(lambda: not any(process.is_running() for process in all_processes))
+        self._process.kill()
+        self._process.communicate(timeout=LIMIT_S)
+        assert wait_for(lambda: not any(process.is_running() for process in processes))
 
 
 def main() -> None:
@@ -67,12 +80,12 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     cluster = Cluster()
-    head = cluster.add_node(resources={"device": 2}, include_dashboard=False, **NODE)
-    cluster.add_node(resources={"device": 2}, **NODE)
+    head = cluster.add_node(resources={"device": 3}, include_dashboard=False, no_monitor=True, **NODE)
+    cluster.add_node(resources={"device": 3}, **NODE)
     out.write(json.dumps({"address": cluster.address, "head": head.all_processes["gcs_server"][0].process.pid}) + "\n")
     out.flush()
     sys.stdin.read()
-    cluster.shutdown()
+    cluster.shutdown()  # whoever wanted it is gone, and has killed nothing
 
 
 if __name__ == "__main__":

@@ -39,16 +39,18 @@ def nodes() -> Iterator[RayNodes]:
 
 
 @pytest.fixture(scope="module")
-def options(nodes: RayNodes) -> dict[str, Any]:
+def options(nodes: RayNodes, tiny_model: Callable[[str], Path]) -> dict[str, Any]:
+    tiny_model("llama")  # while the nodes start
     return {
         "dtype": "float32", "kv_cache_tokens": 4096, "num_threads": 1, "show_progress": False, "executor": "ray",
-        "ray_address": nodes.address, "ray_resource": "device", "device": "cpu", "start_timeout_s": 60.0,
+        "ray_address": nodes.address, "ray_resource": "device", "device": "cpu", "start_timeout_s": 240.0,
     }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def engine(options: dict[str, Any], tiny_model: Callable[[str], Path]) -> Iterator[radixrt.Engine]:
-    with radixrt.Engine(str(tiny_model("llama")), tp=2, **options) as engine:
+    """Two stages of two ranks: a node has three devices, so that each stage is on a node of its own."""
+    with radixrt.Engine(str(tiny_model("llama")), tp=2, pp=2, **options) as engine:
         yield engine
 
 
@@ -69,7 +71,9 @@ def check(engine: radixrt.Engine, folder: Path) -> None:
 def test_ranks_answer_as_one_process_does(engine: radixrt.Engine, tiny_model: Callable[[str], Path]) -> None:
     check(engine, tiny_model("llama"))
     parents = [psutil.Process(pid).parents() for pid in ranks(engine)]
-    assert len(parents) == 2
+    assert len(parents) == 4
+    raylets = [next(each.pid for each in chain if each.name() == "raylet") for chain in parents]
+    assert raylets[0] == raylets[1] != raylets[2] == raylets[3], "each stage has a node"
     assert all(os.getpid() not in [parent.pid for parent in each][:2] for each in parents)
     constrained = engine.generate("Numbers", {"temperature": 0, "max_tokens": 20, "regex": "[0-9]{3}"})
     assert constrained.text.isdecimal()
@@ -80,7 +84,7 @@ def test_an_engine_that_fits_on_no_node_is_refused(
     engine: radixrt.Engine, options: dict[str, Any], tiny_model: Callable[[str], Path]
 ) -> None:
     folder = str(tiny_model("llama"))
-    with pytest.raises(EngineError, match=r"no node of the Ray cluster has 4 device .* its nodes have 2, 2"):
+    with pytest.raises(EngineError, match=r"no node of the Ray cluster has 4 device .* its nodes have 3, 3"):
         radixrt.Engine(folder, tp=4, **options)
 
 
