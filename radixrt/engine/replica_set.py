@@ -164,6 +164,8 @@ class ReplicaSet:
             except OSError as error:
                 raise EngineError(f"cannot use the temporary folder {group.folder}: {error}") from error
             self._replicas[number] = replica
+            if self.client.info is not None:  # not one of those with which the engine starts
+                logger.info("replica %d is being started", number)
             replica.supervisor.start()  # under the lock: `close` must find it started, or not at all
         return number
 
@@ -177,6 +179,8 @@ class ReplicaSet:
             replica = self._get(number)
             if on and not replica.is_draining:
                 self._check_not_last(replica)
+            if replica.is_draining != on:
+                logger.info("replica %d %s", number, "gets no new requests" if on else "gets requests again")
             replica.is_draining = on
             self._notify(replica)
 
@@ -209,6 +213,7 @@ class ReplicaSet:
         with self._lock:
             if self._replicas.get(replica.number) is not replica:
                 return  # another call was faster, or the engine is closed
+            logger.info("replica %d is removed; its open requests: %d", replica.number, replica.open_requests)
             del self._replicas[replica.number]
             replica.is_up = False
             self._notify(replica)
@@ -327,6 +332,11 @@ class ReplicaSet:
             self.client.restarts.update(names)
             self.client.forget_replica(replica.number, replica.life)
             replica.status, replica.epoch, replica.life = status, epoch, next(self._lives)
+            if status.state == "failed" and self.client.info is not None:
+                logger.error(
+                    "replica %d has failed for good: %s; replace it: radixrt replicas remove %d, then add",
+                    replica.number, status.reason, replica.number,
+                )  # fmt: skip
             self._check_any(status.reason)
 
     def _check_any(self, reason: str) -> None:

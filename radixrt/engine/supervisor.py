@@ -192,7 +192,8 @@ class Supervisor:
                 if failure is not None and not self._stopping:
                     self._react(failure)
                 elif self._down_since is not None and self._owner.status.state == "serving":
-                    logger.warning("serving again after %.1f s", time.monotonic() - self._down_since)
+                    who = "" if self._group.replica is None else f"replica {self._group.replica} is "
+                    logger.warning("%sserving again after %.1f s", who, time.monotonic() - self._down_since)
                     self._down_since = None
         except Exception as error:
             logger.exception("the supervision of the worker processes failed")

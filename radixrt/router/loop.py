@@ -297,11 +297,14 @@ class RouterLoop:
             self._views[replica] = found
             self._tokenizer.send(found)
 
-    def _tick(self, fenced: list[int], now: float) -> None:
+    def _tick(self, fenced: dict[int, int], now: float) -> None:
         loads = self._router.placement.loads
-        for replica in fenced:
+        for replica, lost in fenced.items():
             self._fences[replica] = self._fences.get(replica, 0) + 1
-            logger.warning("replica %d is silent and counts as dead; its requests go on elsewhere", replica)
+            logger.warning(
+                "replica %d is silent (replica_stall_s) and counts as dead until heard; %d requests go on elsewhere",
+                replica, lost,
+            )  # fmt: skip
             self._tell(replica)
             self._answer(self._controls.fenced(replica))
         for replica, asked_at in self._controls.owing():

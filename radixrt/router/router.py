@@ -75,8 +75,7 @@ class Router:
 
     def __init__(
         self, *, context_length: int, request_timeout_s: float = 600.0, max_queue_wait_s: float | None = None,
-        max_queued_requests: int = 1_000_000, stall_s: float = 4.0, seed: int = 0,
-        first_epoch: int = 1,
+        max_queued_requests: int = 1_000_000, stall_s: float = 4.0, seed: int = 0, first_epoch: int = 1,
     ) -> None:  # fmt: skip
         self.placement = Placement()
         self.open: dict[str, RoutedRequest] = {}
@@ -157,14 +156,15 @@ class Router:
         fenced = self.placement.loads[replica] = ReplicaLoad(load.info, 0, now)
         fenced.is_fenced, fenced.is_draining = True, load.is_draining
 
-    def tick(self, now: float) -> list[int]:
-        """Do what time demands: fence silent replicas, which it returns, end overdue requests, acknowledge events. Call
-        it a few times a second, after receiving. Time in which it was not called counts for no silence."""
+    def tick(self, now: float) -> dict[int, int]:
+        """Do what time demands: fence silent replicas, end overdue requests, acknowledge events; return the number of
+        requests that each fenced one had. Call it a few times a second: time in which it was not is no silence."""
         if now - self._ticked_at > MAX_TICK_S:
             for load in self.placement.loads.values():
                 load.heard_at += now - self._ticked_at
         self._ticked_at = now
-        silent = [each for each, load in self.placement.loads.items() if load.open and self.is_silent(each, 0.0, now)]
+        loads = self.placement.loads.items()
+        silent = {n: len(each.open) + len(each.queue) for n, each in loads if each.open and self.is_silent(n, 0.0, now)}
         for replica in silent:
             self.fence(replica, now)
         for replica, seq in self._acks.items():

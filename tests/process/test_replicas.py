@@ -186,7 +186,10 @@ def test_commands_are_for_all_replicas(engine: radixrt.Engine) -> None:
     engine.check_invariants()
 
 
-def test_replicas_come_and_go_while_requests_run(engine: radixrt.Engine, expected: list[list[int]]) -> None:
+def test_replicas_come_and_go_while_requests_run(
+    engine: radixrt.Engine, expected: list[list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "radixrt.engine")
     replicas = engine.replicas
     assert replicas is not None
     app = create_app(engine.client, ServerConfig(), "tiny", replica_set=replicas)
@@ -208,3 +211,5 @@ def test_replicas_come_and_go_while_requests_run(engine: radixrt.Engine, expecte
     refusal = http.post("/replicas/drain", json={"replica": 1})
     assert (refusal.status_code, refusal.json()["error"]["code"]) == (409, "last_replica")
     assert http.post("/replicas/remove", json={"replica": 9}).status_code == 404
+    for line in ("replica 2 is being started", "replica 0 gets no new requests", "replica 0 is removed"):
+        assert line in caplog.text
