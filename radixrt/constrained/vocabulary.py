@@ -60,6 +60,7 @@ class Vocabulary:
         self.table = [b"" if i in hidden else tokenizer.token_bytes(i) for i in range(vocab_size)]
         self.text_mask = self.mask_of(i for i, data in enumerate(self.table) if data)
         self.eos_mask = self.mask_of(self.eos_ids)
+        self.eos_mask.flags.writeable = False
         self._texts: list[str | None] = [None] * vocab_size  # of those seen; strings, which the collector never walks
         self._parts: dict[int, tuple[str | None, bytes]] = {}
         self._token_sets: dict[CharSet, TokenSet] = {}
@@ -179,11 +180,10 @@ class Vocabulary:
         if found is None:
             whole = chars & _NOT_ASCII == _NOT_ASCII
             table = _byte_table(chars, others=whole)
-            data, starts = self._joined
-            others = np.concatenate([[0], np.cumsum(~table[data])])
-            good = (others[starts[1:]] == others[starts[:-1]]) & (starts[1:] > starts[:-1])
-            if whole:
-                good &= self._is_whole
+            low, high = np.packbits(~table[: LAST_ASCII + 1], bitorder="little").view("<u8")
+            letters, others = self._letters
+            good = (letters[0] & low) | (letters[1] & high) == 0
+            good &= self._is_whole if whole else ~others
             while len(self._token_sets) >= MAX_TOKEN_SETS:
                 self._token_sets.pop(next(iter(self._token_sets)))
             found = self._token_sets[chars] = good.astype(np.uint8).tobytes()
@@ -220,10 +220,25 @@ class Vocabulary:
         return np.frombuffer(b"".join(self.table), np.uint8), starts
 
     @cached_property
+    def _letters(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
+        """uint64 [2, vocab_size]: bit i % 64 of word i // 64 of each token that has ASCII character i; and bool
+        [vocab_size]: the tokens that are empty or have other bytes."""
+        data, starts = self._joined
+        empty = starts[1:] == starts[:-1]
+        begins = np.minimum(starts[:-1], max(len(data) - 1, 0))
+        bits = np.uint64(1) << (data & 63).astype(np.uint64)
+        halves = [np.bitwise_or.reduceat(np.where(data >> 6 == i, bits, np.uint64(0)), begins) for i in range(2)]
+        others = np.logical_or.reduceat(data > LAST_ASCII, begins) | empty
+        return np.array(halves), others
+
+    @cached_property
     def _is_whole(self) -> npt.NDArray[np.bool_]:
-        """The tokens that neither begin nor end inside a character."""
+        """The tokens of text that neither begin nor end inside a character."""
         return np.array(
-            [data.isascii() or split_utf8(data) == (data.decode(errors="ignore"), b"") for data in self.table]
+            [
+                bool(data) and (data.isascii() or split_utf8(data) == (data.decode(errors="ignore"), b""))
+                for data in self.table
+            ]
         )
 
     @cached_property

@@ -50,9 +50,14 @@ BLOATED_BYTES = 1024**3
 MAX_UNCOLLECTED = 50_000
 """Objects made by jobs before their garbage is looked for."""
 NICENESS = 5
-WARM_UP = (
+SCHEMAS = (
     '{"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}, "b": {"enum": ["x", 1, null]}}}',
     '{"anyOf": [{"type": "array", "items": {"type": ["integer", "boolean"]}}, {"type": "number", "minimum": 0}, {}]}',
+)
+WARM_UP = (
+    *(Constraint(kind="json_schema", source=source) for source in SCHEMAS),
+    Constraint(kind="regex", source="[a-z ]{9,}|x"),
+    Constraint(kind="ebnf", source='root ::= line+\nline ::= [a-z]+ "=" [0-9]{2,3}'),
 )
 
 
@@ -97,8 +102,8 @@ class CompileWorker:
         if settings.cache_folder is not None:
             self._cache = CompileCache(Path(settings.cache_folder), vocabulary.fingerprint, settings.cache_bytes)
         self._out = out
-        for source in WARM_UP:  # what is made once must not be in the first request's time
-            compile_constraint(Constraint(kind="json_schema", source=source), self._backends, thorough=True)
+        for constraint in WARM_UP:  # what is made once must not be in the first request's time
+            compile_constraint(constraint, self._backends, thorough=True)
 
     def run(self, frames: queue.SimpleQueue[bytes]) -> None:
         """Serve jobs until a fresh process should take over."""

@@ -50,13 +50,15 @@ class CachedState:
         forced: the tokens that the grammar forces.
         may_end, must_end: see `Matcher`.
         safe: with this many remaining tokens or more the text can be completed; an upper bound until `is_exact`.
-        after: the states after tokens that the mask allows, of those that were followed.
+        after: the states after tokens that the grammar allows, of those that were followed.
+        healed: what `Grammar.healed` returns for `forced`, by the token before.
         loops: the text tokens that the mask allows and that lead back to this state.
         runs: the states after tokens of one kind, whichever they are.
     """
 
     __slots__ = (
-        "after", "forced", "is_exact", "loops", "may_end", "must_end", "row", "row_bytes", "runs", "safe", "state",
+        "after", "forced", "healed", "is_exact", "loops", "may_end", "must_end", "row", "row_bytes", "runs", "safe",
+        "state",
     )  # fmt: skip
 
     def __init__(self, state: ParserState | None) -> None:
@@ -69,11 +71,12 @@ class CachedState:
         self.safe = UNKNOWN
         self.is_exact = False
         self.after: dict[int, CachedState] = {}
+        self.healed: dict[int, list[int] | None] = {}
         self.loops: TokenSet | None = None
         self.runs: Runs | None = None
 
     def follow(self, token: int) -> CachedState | None:
-        """The state after a token that the mask allows; None if it is not known."""
+        """The state after a token that the grammar allows; None if it is not known."""
         after = self.after.get(token)
         if after is not None or token < 0:
             return after
@@ -139,7 +142,7 @@ class MaskCache:
         state.may_end = other.may_end
 
     def connect(self, state: CachedState, token: int, after: CachedState) -> None:
-        """Remember the state after a token that the mask of the first state allows."""
+        """Remember the state after a token that the mask, or the library, allows in the first one."""
         if self._num_edges >= self._max_edges:
             for each in self._with_edges:
                 each.after.clear()

@@ -24,7 +24,7 @@ class OpaqueTemplate(GrammarTemplate):
 
     def new(self, stop_token_ids: Iterable[int] = ()) -> OpaqueGrammar:  # type: ignore[override]
         """The grammar of one more request; see `GrammarTemplate.new`."""
-        return OpaqueGrammar(self, self.own_ends(stop_token_ids))
+        return OpaqueGrammar(self, self.own_ends.of(stop_token_ids))
 
 
 class OpaqueGrammar(Grammar):

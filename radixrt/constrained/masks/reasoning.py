@@ -35,6 +35,7 @@ class Marker:
         self._fallback = _fallbacks(self.data)
         self._rests: dict[int, list[int]] = {}
         self._masks: dict[int, Bitmask] = {}
+        self._forced_masks: dict[int, Bitmask] = {}
         allowed = vocabulary.text_mask.copy()
         opening = vocabulary.control_tokens.get(text.replace("/", "", 1)) if "/" in text else None
         self._control = {token for token in (self.token, opening) if token is not None} - set(vocabulary.eos_ids)
@@ -66,6 +67,15 @@ class Marker:
         if mask is None:
             beyond = [token for token in self._beyond if self.advance(state, token) is None]
             mask = self._masks[state] = self._allowed & ~self.vocabulary.mask_of(beyond)
+            mask.flags.writeable = False
+        return mask
+
+    def forced_mask(self, state: int) -> Bitmask:
+        """The next token of the rest of the marker, where the marker is forced."""
+        mask = self._forced_masks.get(state)
+        if mask is None:
+            mask = self._forced_masks[state] = self.vocabulary.mask_of(self.rest(state)[:1])
+            mask.flags.writeable = False
         return mask
 
     def advance(self, state: int, token: int) -> int | None:
@@ -131,7 +141,7 @@ class ReasoningGrammar(Grammar):
         if self._done:
             return self._inner.mask()
         if self._is_forced():
-            return self._marker.vocabulary.mask_of(self._marker.rest(self._states[-1])[:1])
+            return self._marker.forced_mask(self._states[-1])
         return self._marker.mask(self._states[-1])
 
     def accept_freely(self, token: int, remaining: int) -> bool:

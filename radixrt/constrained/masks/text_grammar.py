@@ -21,8 +21,9 @@ from radixrt.constrained.backends.matcher import GrammarError, Matcher
 from radixrt.constrained.grammar import Bitmask, Grammar
 from radixrt.constrained.masks.closing import Completions, ParserState
 from radixrt.constrained.masks.mask_cache import UNKNOWN, CachedState, MaskCache
+from radixrt.constrained.masks.own_ends import OwnEnds
 from radixrt.constrained.vocabulary import Vocabulary
-from radixrt.errors import InvariantError, RequestError
+from radixrt.errors import InvariantError
 
 T = TypeVar("T")
 
@@ -34,6 +35,9 @@ number for each request, so that those of a batch do not all do so after the sam
 MIN_EDGES = 4
 """A state from which this many tokens were followed, or twice as many and so on, may be one at which only the number of
 a token's characters matters."""
+
+MAX_HEALED = 64
+"""Tokens before a forced text for which a state remembers how both are tokenized."""
 
 SLOW_FILL_S = 0.0005
 """A mask that takes longer built parts of the library's automaton, which stay in memory with the template."""
@@ -55,6 +59,7 @@ class GrammarTemplate:
     Attributes:
         generation: how often the grammar was renewed.
         building_s: seconds of slow masks since it was loaded.
+        own_ends: end tokens that requests bring.
         start: entry of the parser state before the first token, with its mask; the other states are in `masks`.
 
     Raises:
@@ -76,6 +81,7 @@ class GrammarTemplate:
         self.generation = 0
         self.building_s = 0.0
         self.start = CachedState(None)
+        self.own_ends = OwnEnds(vocabulary, self.specials)
         self._num_made = 0
         self._load = load
         self._prototype = load()
@@ -93,24 +99,10 @@ class GrammarTemplate:
         Raises:
             RequestError: one of them is text, or has a meaning of its own in the constraint.
         """
-        own_ends = self.own_ends(stop_token_ids)
+        own_ends = self.own_ends.of(stop_token_ids)
         self._num_made += 1
         settle_at = SETTLE_AFTER + self._num_made % SETTLE_AFTER
         return TextGrammar(self, own_ends, settle_at)
-
-    def own_ends(self, stop_token_ids: Iterable[int]) -> Bitmask | None:
-        """The mask of a request's own end tokens; None without any. Raises as `new`."""
-        vocabulary = self.vocabulary
-        own = {token for token in stop_token_ids if 0 <= token < vocabulary.vocab_size} - set(vocabulary.eos_ids)
-        for token in sorted(own):
-            if vocabulary.table[token] or token in self.specials:
-                what = "text" if vocabulary.table[token] else "a token of the constraint"
-                raise RequestError(
-                    f"stop_token_ids: {token} is {what} and would end the output before it is complete; beside a "
-                    "constraint only other control tokens can end it",
-                    param="stop_token_ids",
-                )
-        return vocabulary.mask_of(own) if own else None
 
     def matcher(self) -> Matcher:
         """A matcher at the beginning of a text."""
@@ -179,7 +171,7 @@ class TextGrammar(Grammar):
         if row is None:
             row = self._find_mask()
         if self._own_ends is not None and self._may_end():
-            return row | self._own_ends
+            return self._template.own_ends.join(row, self._own_ends)
         return row
 
     def _find_mask(self) -> Bitmask:
@@ -226,7 +218,7 @@ class TextGrammar(Grammar):
         return True
 
     def _accept_new(self, here: CachedState, token: int) -> bool:
-        """Accept a token that was not followed from this state before, and remember it if the mask allows it."""
+        """Accept a token that was not followed from this state before, and remember it."""
         if not 0 <= token < self._vocabulary.vocab_size:
             return False
         after = self._find_after(token)
@@ -234,7 +226,8 @@ class TextGrammar(Grammar):
             self._push(token, after)
             self._behind += 1
             return True
-        # The library may still take it: where text is forced it masks all but one way to write it.
+        # The library may still take it: forced tokens come before masks are asked for, and where text is forced, a mask
+        # allows but one way to write it.
         if not (self._vocabulary.table[token] or token in self._template.specials):
             return False
         if not self._asking(lambda matcher: matcher.accept(token)):
@@ -242,6 +235,7 @@ class TextGrammar(Grammar):
         after = self._state_after(token)
         if after is None:
             raise InvariantError("the recognizer refuses a token that its library accepts")
+        self._template.masks.connect(here, token, after)
         self._push(token, after)
         return True
 
@@ -331,7 +325,14 @@ class TextGrammar(Grammar):
         return list(here.forced)
 
     def healed(self, last: int, forced: list[int]) -> list[int] | None:
-        return healed_tokens(self._vocabulary, last, forced)
+        here = self._path[-1]
+        if forced != here.forced:
+            return healed_tokens(self._vocabulary, last, forced)
+        if last not in here.healed:
+            if len(here.healed) >= MAX_HEALED:
+                here.healed.clear()
+            here.healed[last] = healed_tokens(self._vocabulary, last, forced)
+        return here.healed[last]
 
     def fits(self, token: int, remaining: int) -> bool:
         if self._ended:

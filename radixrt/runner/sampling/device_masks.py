@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from radixrt.constrained.grammar import bitmask_words
-from radixrt.executor.mask_table import Mask, mask_slots
+from radixrt.executor.mask_table import SLOTS_PER_ROW, Mask, mask_slots
 from radixrt.messages.wire import Int32Array
 from radixrt.runner.sampling.sampling_tables import upload_together
 
@@ -34,9 +34,15 @@ class DeviceMasks:
             self._any_stale = True
 
     def load_kernels(self) -> None:
-        """Run what `update` runs once, without effect: the driver loads a kernel when it is first launched."""
-        where = torch.zeros(1, dtype=torch.int64, device=self.table.device)
-        self.table.index_copy_(0, where, self.table[:1].clone())
+        """Run what `update` runs once, without effect: the driver loads a kernel when it is first launched, and torch
+        asks it for pinned memory when there is no free block of the size, which is a power of two; for that, the device
+        is waited for."""
+        count, most = 1, len(self.table) // SLOTS_PER_ROW
+        while count <= most:
+            masks = self.table[:count].cpu().numpy().copy()
+            where, same = upload_together([np.arange(count), masks], self.table.device)
+            self.table.index_copy_(0, where, same)
+            count *= 2
 
     def update(self, mask: Mask) -> None:
         """Copy what is new in the host's table. Enqueued in the current stream: earlier steps keep their masks."""

@@ -124,3 +124,12 @@ def test_rollback_goes_back_over_the_marker(choices: GrammarTemplate, vocabulary
         grammar.rollback(count)
         assert allowed(grammar, vocabulary.vocab_size) == before
         assert grammar.closing() == closing
+
+
+def test_masks_of_free_text_are_sent_once(choices: GrammarTemplate, vocabulary: Vocabulary) -> None:
+    """They are the same read-only arrays for all requests, also where the marker is forced."""
+    marker = marker_of(vocabulary, "</think>")
+    for budget in (None, 1):
+        first, second = (ReasoningGrammar(marker, choices.new(), budget).mask() for _ in range(2))
+        assert first is second
+        assert not first.flags.writeable

@@ -256,6 +256,11 @@ def test_own_end_tokens_are_allowed_where_the_models_are(
     grammar.rollback(1)
     assert not grammar.is_terminated()
     assert own in allowed(grammar, vocabulary.vocab_size)
+    other = template.new([own])
+    for token in vocabulary.encode("fa"):
+        assert other.accept(token)
+    assert other.mask() is other.mask(), "it would be sent with each step"
+    assert not other.mask().flags.writeable
 
 
 def test_an_end_token_that_is_text_or_a_token_of_the_constraint_is_refused(
@@ -573,6 +578,32 @@ def test_tokens_within_a_string_lead_back_to_its_state(backends: Backends) -> No
     for token, data in enumerate(vocabulary.table):
         inside = bool(data) and b'"' not in data and split_utf8(data) == (data.decode(errors="ignore"), b"")
         assert (state.follow(token) is state) == inside, data
+
+
+def test_forced_tokens_are_asked_of_the_library_once(backends: Backends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second request appends the same forced tokens, and heals the one before them, by what the first one left."""
+    common = template(GRAMMARS["record"], backends)
+    vocabulary = backends.vocabulary
+    first, second = common.new(), common.new()
+    for grammar in (first, second):
+        forced = grammar.forced_continuation()
+        assert forced
+        for token in forced:
+            assert grammar.fits(token, 1000)
+            assert grammar.accept(token)
+        if grammar is first:
+            monkeypatch.setattr(type(second._matcher), "accept", None)
+            monkeypatch.setattr(common.completions._recognizer, "advance", None)
+    assert first._path == second._path
+    monkeypatch.undo()
+    grammar = common.new()
+    for token in vocabulary.encode('{"name":"x"'):
+        assert grammar.accept(token)
+    forced, last = grammar.forced_continuation(), vocabulary.encode('{"name":"x"')[-1]
+    assert forced
+    healed = grammar.healed(last, forced)
+    monkeypatch.setattr(vocabulary, "encode_bytes", None)
+    assert grammar.healed(last, forced) == healed
 
 
 @pytest.mark.parametrize("name", [*COUNTED, "json string"])
