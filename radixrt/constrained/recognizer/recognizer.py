@@ -29,6 +29,8 @@ __all__ = ["Closing", "Recognizer", "RecognizerTooComplex", "State"]
 MAX_CLOSING: Final = 1_000_000
 _MAX_REMEMBERED: Final = 20_000
 _MAX_SKIP_ITEMS: Final = 32
+_FEW_EDGES: Final = 3
+"""Characters that are followed from a state before those of one class are looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,16 +196,17 @@ class Recognizer:
     def uniform_chars(self, state: State, text: str) -> CharSet:
         """Characters of which any text as long as this one leads to the state that it leads to, its own among them;
         empty where none are known. Within a counted repetition they are those of its items, for instance."""
-        chars = CharSet(())
+        chars = self._class_of(state, text[0])
         after: State | None = state
-        for i, char in enumerate(text):
-            same = CharSet(()) if after is None else next((one for one in self._classes(after) if char in one), None)
-            if i == 0 and same:
-                chars = same
-            if after is None or not same or char not in chars or chars & same != chars:
+        for char in text:
+            same = None if after is None else self._class_of(after, char)
+            if after is None or chars is None or same is None or char not in chars or chars & same != chars:
                 return CharSet(())
             after = self.advance(after, char)
-        return chars if after is not None else CharSet(())
+        return CharSet(()) if chars is None or after is None else chars
+
+    def _class_of(self, state: State, char: str) -> CharSet | None:
+        return next((one for one in self._classes(state) if char in one), None)
 
     def _classes(self, state: State) -> tuple[CharSet, ...]:
         """Sets of characters, each of which leads to one state; none where there would be many."""
@@ -256,7 +259,14 @@ class Recognizer:
         return None if best is None else best[1]
 
     def _step(self, state: State, char: str) -> State | None:
-        """The state after one character, computed and remembered."""
+        """The state after one character, found by another one of its class or computed, and remembered."""
+        if len(state.edges) >= _FEW_EDGES:
+            same = self._class_of(state, char)
+            first = char if same is None else chr(same.edges[0])
+            after = state.edges.get(first, _UNKNOWN)
+            if after is not _UNKNOWN:
+                return self._remember(state, char, after)
+            char = first
         closure = Closure(self._frames)
         for node, progress, frame in state.items:
             if isinstance(progress, Regex):
