@@ -212,12 +212,13 @@ class Recognizer:
         """Sets of characters, each of which leads to one state; none where there would be many."""
         if state.classes is None:
             sets: list[CharSet] = []
-            for node, progress, _ in state.items if len(state.items) <= _MAX_SKIP_ITEMS else ():
+            is_small = len(state.items) <= _MAX_SKIP_ITEMS
+            for node, progress, _ in state.items if is_small else ():
                 if isinstance(progress, Regex):
                     sets.extend(progress.classes())
                 elif node.kind == TEXT:
                     sets.append(CharSet.of(node.text[progress]))
-            state.classes = tuple(partition(sets))
+            state.classes = tuple(partition(sets)) if is_small else ()  # of no sets, all characters are one class
         return state.classes
 
     def with_small_counts(self, state: State, longest: Callable[[CharSet], int]) -> State:
@@ -263,9 +264,9 @@ class Recognizer:
         if len(state.edges) >= _FEW_EDGES:
             same = self._class_of(state, char)
             first = char if same is None else chr(same.edges[0])
-            after = state.edges.get(first, _UNKNOWN)
-            if after is not _UNKNOWN:
-                return self._remember(state, char, after)
+            known = state.edges.get(first, _UNKNOWN)
+            if known is not _UNKNOWN:
+                return self._remember(state, char, known)
             char = first
         closure = Closure(self._frames)
         for node, progress, frame in state.items:

@@ -269,3 +269,22 @@ def test_long_strings_are_skipped_over() -> None:
     state = after(recognizer, text)
     assert recognizer.must_end(state)
     assert sum(len(known.edges) for known in recognizer._states.values()) < 100
+
+
+@pytest.mark.parametrize("options", [20, 40])
+def test_characters_of_one_class_lead_to_one_state(options: int) -> None:
+    """As many of them lead where the first ones do; where there are many items, none are known."""
+    words = [f"k{chr(97 + i % 26)}{i}" for i in range(options)]
+    end, run = Term(regular.parse_regex("[A-Z]", search=False)), Term(regular.parse_regex("[0-9a]{9,}", search=False))
+    recognizer = of(Alt((*(Seq((Lit(word), end)) for word in words), run)))
+    start = recognizer.start()
+    known = recognizer.uniform_chars(start, "1a2")
+    assert bool(known) == (options < 32)
+    for text in ("aaa", "999") if known else ():
+        assert all(char in known for char in text)
+        assert recognizer.advance(start, text) is recognizer.advance(start, "1a2")
+    for word in words:
+        assert len(recognizer.uniform_chars(start, word).pairs()) <= 1
+        assert recognizer.is_complete(after(recognizer, word + "B"))
+    for wrong in ("x", "kb0", "k0", "1x"):
+        assert recognizer.advance(start, wrong) is None
