@@ -62,9 +62,9 @@ class Terminal:
         self.type(line + "\n")
         self.wait_for(line)
 
-    def wait_for(self, text: str) -> str:
+    def wait_for(self, text: str, limit_s: float = LIMIT_S) -> str:
         """Read until `text` is shown; return what was shown up to it, and drop both."""
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + limit_s
         while text not in self.shown:
             assert time.monotonic() < deadline, f"no {text!r} in {self.shown!r}"
             if select.select([self._fd], [], [], 1)[0]:
@@ -74,6 +74,28 @@ class Terminal:
                     raise AssertionError(f"ended without {text!r}: {self.shown!r}") from None
         before, _, self.shown = self.shown.partition(text)
         return before
+
+    def drop_line(self) -> None:
+        """Press Ctrl-C at the prompt until the next prompt is shown.
+
+        Python's input notices a signal only while it waits for a key: a Ctrl-C that comes just before that has no
+        effect until the next one, as a user would press it.
+        """
+        for _ in range(int(LIMIT_S)):
+            self.type("\x03")
+            with contextlib.suppress(AssertionError):
+                self.wait_for("> ", 1.0)
+                return
+        raise AssertionError(f"Ctrl-C drops no line: {self.shown!r}")
+
+    def leave(self) -> int:
+        """Press Ctrl-D until the chat has ended, for between two prompts it is lost; return the exit code."""
+        for _ in range(int(LIMIT_S)):
+            self.type("\x04")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)
+                break
+        return self.exit_code()
 
     def exit_code(self) -> int:
         code = self._process.wait(LIMIT_S)
@@ -134,16 +156,13 @@ def test_a_chat_in_a_terminal(server_url: str, model_name: str, tmp_path: Path) 
     assert messages[2]["content"]
     assert list(json.loads(messages[4]["content"])) == ["city"]
     terminal.wait_for("> ")
-    terminal.type("\x04")  # Ctrl-D
-    assert terminal.exit_code() == 0
+    assert terminal.leave() == 0
     again = Terminal("--url", f"{server_url}/v1")
     again.wait_for("> ")
     again.type("\x1b[A")  # the last line of the chat before
     again.wait_for(f"/save {saved}")
-    again.type("\x03")  # Ctrl-C drops the line
-    again.wait_for("> ")
-    again.type("\x04")
-    assert again.exit_code() == 0
+    again.drop_line()
+    assert again.leave() == 0
 
 
 def test_a_pipe_has_a_message_in_each_line(server_url: str, tmp_path: Path) -> None:
