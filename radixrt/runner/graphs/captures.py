@@ -20,10 +20,6 @@ CAPTURE_AT_STEP = 3
 launched kernel by kernel takes ten milliseconds of host time, a capture fifty."""
 
 
-CAPTURE_BESIDE_AT_STEP = 24
-"""Same for a graph that a larger one replaces meanwhile."""
-
-
 def begin_capture(pool: Any) -> torch.cuda.CUDAGraph:
     """Begin to capture the current stream. The caller must call the graph's `capture_end`, even after an exception: a
     stream that stays in capture mode makes all later work fail.
@@ -46,12 +42,15 @@ class Captures(Generic[K, C]):
     Args:
         what: name of the steps, for the warning after a failure.
         describe: returns a description of a key.
+        beside_at_step: number of steps that request a graph, which a larger one replaces meanwhile, before it is
+            captured. Every row waits for the capture, so these steps must have lost about as much time to the larger graph.
         alone: no other ranks share the model. With other ranks a failure raises, because they would go on with the
             graph.
     """
 
-    def __init__(self, what: str, describe: Callable[[K], str], *, alone: bool) -> None:
+    def __init__(self, what: str, describe: Callable[[K], str], *, beside_at_step: int, alone: bool) -> None:
         self._what, self._describe, self._alone = what, describe, alone
+        self._beside_at_step = beside_at_step
         self._made: dict[K, C] = {}
         self._wanted: Counter[K] = Counter()
         self.failed = False
@@ -70,7 +69,7 @@ class Captures(Generic[K, C]):
         if self.failed or key in self._made:
             return found
         self._wanted[key] += 1
-        if self._wanted[key] >= (CAPTURE_AT_STEP if found is None else CAPTURE_BESIDE_AT_STEP):
+        if self._wanted[key] >= (CAPTURE_AT_STEP if found is None else self._beside_at_step):
             return self.make(key, capture)
         return found
 

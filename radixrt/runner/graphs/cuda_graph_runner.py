@@ -52,6 +52,10 @@ SHARED_LADDER = 2
 """Number of the largest buckets of the ladder whose graphs with shared prefixes are captured before serving. Few rows
 seldom share prefixes long enough to pay."""
 
+CAPTURE_AT_PADDED_STEP = 256
+"""See `Captures`. A capture takes 40 to 70 milliseconds, and padded rows take a step of a small model 0.03
+to 0.3."""
+
 MAX_REREAD_BYTES = 4 << 30
 """Maximum bytes of keys and values that an EXTEND step reads more than once because its tokens are rows of their own.
 An H200 reads them in a millisecond; launching the step piece by piece takes the host four."""
@@ -185,7 +189,9 @@ class CudaGraphRunner:
         self._backend = backend
         self._device = device
         self._buckets = graph_buckets(max_rows)
-        self._captures: Captures[_Key, _Captured] = Captures("decode steps", _describe, alone=group.size == 1)
+        self._captures: Captures[_Key, _Captured] = Captures(
+            "decode steps", _describe, beside_at_step=CAPTURE_AT_PADDED_STEP, alone=group.size == 1
+        )
         self._uploader = Uploader(device)
         self._pool = torch.cuda.graph_pool_handle()
         # One for all captures: cuBLAS keeps a workspace of 32 MiB for each stream that it has run on.

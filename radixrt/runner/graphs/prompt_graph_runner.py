@@ -26,6 +26,9 @@ from radixrt.runner.graphs.memory import prompt_buckets
 if TYPE_CHECKING:
     from radixrt.attention.flashinfer import FlashInferBackend
 
+CAPTURE_AT_PADDED_STEP = 24
+"""See `Captures`. Padded tokens are computed: a step of a small model takes one or two milliseconds longer."""
+
 
 @dataclass(frozen=True)
 class _Piece:
@@ -76,7 +79,8 @@ class PromptGraphRunner:
         self._device = device
         self._buckets = prompt_buckets(max_tokens)
         self._captures: Captures[int, _Captured] = Captures(
-            "short prompts", lambda tokens: f"the graphs for {tokens} prompt tokens", alone=group.size == 1
+            "short prompts", lambda tokens: f"the graphs for {tokens} prompt tokens",
+            beside_at_step=CAPTURE_AT_PADDED_STEP, alone=group.size == 1,
         )  # fmt: skip
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -8,7 +8,9 @@ import weakref
 
 import pytest
 
-from radixrt.runner.graphs.captures import CAPTURE_AT_STEP, CAPTURE_BESIDE_AT_STEP, Captures
+from radixrt.runner.graphs.captures import CAPTURE_AT_STEP, Captures
+
+BESIDE_AT_STEP = 9
 
 
 class Numbers:
@@ -16,7 +18,9 @@ class Numbers:
 
     def __init__(self, failing: int | None = None, *, alone: bool = True) -> None:
         self.tried: list[int] = []
-        self.captures: Captures[int, str] = Captures("steps", lambda key: f"{key} rows", alone=alone)
+        self.captures: Captures[int, str] = Captures(
+            "steps", lambda key: f"{key} rows", beside_at_step=BESIDE_AT_STEP, alone=alone
+        )
         self._failing = failing
 
     def capture(self, key: int) -> str:
@@ -50,8 +54,8 @@ def test_a_larger_graph_stands_in_until_many_steps_have_asked() -> None:
     numbers = Numbers()
     numbers.make(8)
     assert [numbers.get_or_make(16) for _ in range(CAPTURE_AT_STEP)] == [None] * (CAPTURE_AT_STEP - 1) + ["graph 16"]
-    found = [numbers.get_or_make(2, 4, 8, 16) for _ in range(CAPTURE_BESIDE_AT_STEP + 1)]
-    assert found == ["graph 8"] * (CAPTURE_BESIDE_AT_STEP - 1) + ["graph 2"] * 2
+    found = [numbers.get_or_make(2, 4, 8, 16) for _ in range(BESIDE_AT_STEP + 1)]
+    assert found == ["graph 8"] * (BESIDE_AT_STEP - 1) + ["graph 2"] * 2
     assert numbers.captures.find(3, [4]) is None
     assert numbers.tried == [8, 16, 2]
 
