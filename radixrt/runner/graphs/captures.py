@@ -43,7 +43,7 @@ class Captures(Generic[K, C]):
         what: name of the steps, for the warning after a failure.
         describe: returns a description of a key.
         beside_at_step: number of steps that request a graph, which a larger one replaces meanwhile, before it is
-            captured. Every row waits for the capture, so these steps must have lost about as much time to the larger graph.
+            captured. Every row waits for the capture, so these steps must have lost about as much time before.
         alone: no other ranks share the model. With other ranks a failure raises, because they would go on with the
             graph.
     """
