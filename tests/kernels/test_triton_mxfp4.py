@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from radixrt.kernels.mxfp4_weights import GROUP, Mxfp4Weights, scale_columns
-from radixrt.kernels.triton.expert_gemm_config import MXFP4, TILES
+from radixrt.kernels.triton.expert_gemm_config import TILES, find_config
 from radixrt.layers.swiglu import BiasedSwiGLU, ClampedSwiGLU
 from radixrt.models.loading.mxfp4 import dequantize
 from tests.kernels.test_triton_experts import check, dtypes, exactly, make
@@ -73,8 +73,9 @@ def test_each_tiling_equals_that_of_the_dequantized_weights(triton_device: str, 
         given = x if gated else x.repeat_interleave(3, dim=0)[:, :96].contiguous()
         place = 0 if gated else 1
         options: dict[str, Any] = {"top_k": 3, "gated": gated}
-        found = multiply(given, packed[place], tiles, tile, MXFP4[tile], **options)
-        assert torch.equal(found, multiply(given, plain[place], tiles, tile, MXFP4[tile], **options))
+        cut = find_config(tile, gated=gated, mxfp4=True)
+        found = multiply(given, packed[place], tiles, tile, cut, **options)
+        assert torch.equal(found, multiply(given, plain[place], tiles, tile, cut, **options))
 
 
 def test_every_number_and_scale(triton_device: str) -> None:

@@ -47,15 +47,20 @@ Qwen3-30B-A3B (`python -m benchmarks.kernels.experts --tune`).
 
 With few tokens several programs share an SM, because each has little to read and waits for its tile before it begins.
 """
-MXFP4: dict[int, Config] = {
-    16: Config(32, 128, 4, 4),
-    32: Config(32, 128, 4, 4),
-    64: Config(128, 64, 3, 8, tokens_first=True),
+MXFP4_GATED: dict[int, Config] = {
+    16: Config(128, 128, 3, 4),
+    32: Config(64, 64, 3, 4),
+    64: Config(64, 64, 3, 4, tokens_first=True),
+    128: Config(64, 64, 3, 4),
+}
+MXFP4_PLAIN: dict[int, Config] = {
+    16: Config(128, 128, 3, 4),
+    32: Config(64, 128, 3, 4),
+    64: Config(128, 64, 3, 4, tokens_first=True),
     128: Config(128, 64, 3, 8, tokens_first=True),
 }
-"""By the tokens of a tile: tilings of weights of MXFP4 numbers, which threads load, since they dequantize them. Chosen
-by the compiled code, not by measurements: tiles with tokens first, and few rows, are fetched in pieces of 16 bytes.
-"""
+"""By the tokens of a tile: tilings of weights of MXFP4 numbers, which threads load, since they dequantize them: the
+fastest on an H200 by `python -m benchmarks.kernels.experts --shape gpt-oss-20b --tune`."""
 FLOAT32 = Config(32, 32, 2, 4)
 FLOAT32_TILE = 16
 """For weights of four bytes, which serve comparisons: a tiling that fits, and its tiles' tokens."""
@@ -75,5 +80,5 @@ def tile_of(tokens: int, top_k: int, num_experts: int) -> int:
 def find_config(tile: int, *, gated: bool, mxfp4: bool = False) -> Config:
     """Return the tiling for tiles of so many tokens."""
     if mxfp4:
-        return MXFP4[tile]
+        return (MXFP4_GATED if gated else MXFP4_PLAIN)[tile]
     return (GATED if gated else PLAIN)[tile]
