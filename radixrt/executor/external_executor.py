@@ -8,6 +8,7 @@ rank can wait for a message without a timeout, and rank 0's runner spends no tim
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -25,6 +26,11 @@ REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROT
 """Events that ZMQ usually reports right before it closes a connection whose peer failed to authenticate."""
 
 
+_NUMBERS = itertools.count()
+"""For addresses of monitors. pyzmq would make them of the watched socket's descriptor, which a new socket may have
+before ZMQ has given the address of a closed one free."""
+
+
 class ConnectionWatch:
     """Detects that the peer of a socket is gone; ignores peers that never authenticated.
 
@@ -37,7 +43,7 @@ class ConnectionWatch:
 
     def __init__(self, watched: zmq.Socket[Any], *, accepts: bool) -> None:
         events = REFUSED | zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
-        self.socket = watched.get_monitor_socket(events)
+        self.socket = watched.get_monitor_socket(events, f"inproc://connection-watch-{next(_NUMBERS)}")
         self._accepts = accepts
         self._strangers: set[int] = set()  # file descriptors of connections since the last one that authenticated
         self._refused = False

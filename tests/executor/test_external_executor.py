@@ -39,6 +39,17 @@ class Rank:
         self.answers.close()
 
 
+def test_a_descriptor_of_a_socket_that_is_just_closing_is_no_obstacle() -> None:
+    """ZMQ gives the address of a monitor free some time after its socket is closed."""
+    with zmq.Context() as context:
+        watched, closing = context.socket(zmq.PUSH), context.socket(zmq.PAIR)
+        closing.bind(f"inproc://monitor.s-{watched.FD}")  # the name that pyzmq makes of the descriptor
+        watch = ConnectionWatch(watched, accepts=False)
+        assert not watch.lost()
+        for socket_ in (watched, watch.socket, closing):
+            socket_.close(0)
+
+
 class Bench:
     def __init__(self, folder: Path, size: int = 3) -> None:
         self.context: zmq.Context[Any] = zmq.Context()
