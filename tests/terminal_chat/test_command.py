@@ -26,12 +26,14 @@ from tests.server_process import LIMIT_S, wait_for, wait_idle
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"]}
 
 TAKE_TERMINAL = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
 os.setsid()
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""Makes the terminal on its standard input that of its session, to which Ctrl-C goes, and runs a command there."""
+"""Makes the terminal on its standard input that of its session, to which Ctrl-C goes, and runs a command there. A shell
+lets what it starts in the background ignore Ctrl-C, and the tests may be that."""
 
 
 class Terminal:
