@@ -334,8 +334,8 @@ class ReplicaSet:
             replica.status, replica.epoch, replica.life = status, epoch, next(self._lives)
             if status.state == "failed" and self.client.info is not None:
                 logger.error(
-                    "replica %d has failed for good: %s; replace it: radixrt replicas remove %d, then add",
-                    replica.number, status.reason, replica.number,
+                    "replica %d has failed for good: %s; to replace it, remove it and add another one",
+                    replica.number, status.reason,
                 )  # fmt: skip
             self._check_any(status.reason)
 
