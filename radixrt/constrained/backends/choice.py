@@ -33,7 +33,7 @@ from radixrt.constrained.backends.matcher import MAX_MASK_S, GrammarBackend, Gra
 from radixrt.constrained.grammar import Bitmask, bitmask_words
 from radixrt.constrained.masks.mask_cache import MaskCache
 from radixrt.constrained.productions import Alt, NotExpressible, Productions, Rep
-from radixrt.constrained.productions.expressions import ANY
+from radixrt.constrained.productions.layout import ANY
 from radixrt.constrained.regex import Regex
 from radixrt.constrained.regex.nodes import Complement, Intersect, Remainder, Repeat, Words, subterms
 from radixrt.constrained.vocabulary import Vocabulary

@@ -17,12 +17,10 @@ import msgspec
 
 from radixrt.constrained import regex as regular
 from radixrt.constrained.productions.expressions import (
-    CALL,
     NO_TEXT,
     NOTHING,
     Alt,
     Expr,
-    Layout,
     Lit,
     Ref,
     Rep,
@@ -32,11 +30,10 @@ from radixrt.constrained.productions.expressions import (
     alt,
     checked,
     fold,
-    leaf_length,
-    length_above,
     postorder,
     with_children,
 )
+from radixrt.constrained.productions.layout import CALL, Layout, leaf_length, length_above
 from radixrt.constrained.regex import shortest_length
 from radixrt.errors import InvariantError, RequestError
 

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from radixrt.constrained.productions.core import Productions
-from radixrt.constrained.productions.expressions import AGAIN, ALL, ANY, CALL, LEAF, Layout, Rep
+from radixrt.constrained.productions.expressions import Rep
+from radixrt.constrained.productions.layout import AGAIN, ALL, ANY, CALL, LEAF, Layout
 from radixrt.constrained.regex import EMPTY, CharSet, Regex, derive, literal
 from radixrt.constrained.regex.charset import partition
 from radixrt.constrained.regex.derivatives import first
