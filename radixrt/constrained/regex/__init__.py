@@ -6,8 +6,9 @@ from radixrt.constrained.regex.boolean import complement, intersect
 from radixrt.constrained.regex.charset import CharSet
 from radixrt.constrained.regex.derivatives import derive, matches, remainder
 from radixrt.constrained.regex.formats import FORMATS
+from radixrt.constrained.regex.interning import ANY, ANY_CHAR
 from radixrt.constrained.regex.json_text import json_string
-from radixrt.constrained.regex.nodes import ANY, ANY_CHAR, EMPTY, EPSILON, Regex, RegexTooComplex
+from radixrt.constrained.regex.nodes import EMPTY, EPSILON, Regex, RegexTooComplex
 from radixrt.constrained.regex.numbers import integer_range, multiple_of, number_range
 from radixrt.constrained.regex.parse import parse_regex
 from radixrt.constrained.regex.search import (

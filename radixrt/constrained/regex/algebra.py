@@ -11,22 +11,8 @@ from collections.abc import Iterable
 from typing import Final, TypeAlias
 
 from radixrt.constrained.regex.charset import NONE, CharSet
-from radixrt.constrained.regex.nodes import (
-    ANY,
-    EMPTY,
-    EPSILON,
-    Alternate,
-    Chars,
-    Concat,
-    Regex,
-    Repeat,
-    Words,
-    alternate_node,
-    chars_node,
-    concat_node,
-    repeat_node,
-    words_node,
-)
+from radixrt.constrained.regex.interning import ANY, alternate_node, chars_node, concat_node, repeat_node, words_node
+from radixrt.constrained.regex.nodes import EMPTY, EPSILON, Alternate, Chars, Concat, Regex, Repeat, Words
 
 FEW: Final = 3
 """Up to so many alternatives are not compared with one another."""

@@ -15,7 +15,8 @@ from typing import Final, TypeAlias
 
 from radixrt.constrained.regex.algebra import alternate, concat, nonempty, repeat
 from radixrt.constrained.regex.boolean import complement, intersect
-from radixrt.constrained.regex.nodes import ANY, ANY_CHAR, EMPTY, EPSILON, Chars, Regex
+from radixrt.constrained.regex.interning import ANY, ANY_CHAR
+from radixrt.constrained.regex.nodes import EMPTY, EPSILON, Chars, Regex
 
 _UNROLLED: Final = 16
 _MAX_STEPS: Final = 300

@@ -14,9 +14,15 @@ from typing import Any, Final
 
 from radixrt.constrained.regex.algebra import alternate, chars, concat, literals, prepend, repeat, within_repeat
 from radixrt.constrained.regex.charset import DIGITS, EVERY, NONE, CharSet
-from radixrt.constrained.regex.nodes import (
+from radixrt.constrained.regex.interning import (
     ANY,
     ANY_CHAR,
+    complement_node,
+    intersect_node,
+    remainder_node,
+    repeat_node,
+)
+from radixrt.constrained.regex.nodes import (
     EMPTY,
     EPSILON,
     Alternate,
@@ -29,12 +35,8 @@ from radixrt.constrained.regex.nodes import (
     Remainder,
     Repeat,
     Words,
-    complement_node,
     first_sets,
-    intersect_node,
     needed,
-    remainder_node,
-    repeat_node,
     subterms,
 )
 

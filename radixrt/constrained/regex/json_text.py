@@ -14,8 +14,8 @@ from typing import Final
 from radixrt.constrained.regex.algebra import alternate, chars, concat, literal, literals, repeat
 from radixrt.constrained.regex.charset import EVERY, CharSet
 from radixrt.constrained.regex.derivatives import both, without
+from radixrt.constrained.regex.interning import ANY
 from radixrt.constrained.regex.nodes import (
-    ANY,
     Alternate,
     Chars,
     Complement,

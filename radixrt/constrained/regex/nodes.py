@@ -1,18 +1,16 @@
 """The kinds of regular languages: a syntax tree over code points, immutable and interned.
 
-Two trees of the same shape are one object, so `==` is `is`, and results computed for one are found for the other.
-Nodes are made by the constructors of `algebra`, which simplify; the classes here only hold the parts and the facts that
-follow from them. Nodes without references are dropped.
+Two trees of the same shape are one object (`interning`), so `==` is `is`, and results computed for one are found for
+the other. Nodes are made by the constructors of `algebra`, which simplify; the classes here only hold the parts and the
+facts that follow from them.
 """
 
 from __future__ import annotations
 
-import weakref
 from functools import reduce
 from itertools import count
 from operator import attrgetter
-from threading import Lock
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from radixrt.constrained.regex.charset import DIGITS, EVERY, NONE, CharSet, partition
 
@@ -114,6 +112,10 @@ class Epsilon(Regex):
     """The empty string alone. There is one: `EPSILON`."""
 
     __slots__ = ()
+
+
+EPSILON: Final[Regex] = Epsilon(True, False, 0, 0)
+EPSILON.text = ""
 
 
 class Chars(Regex):
@@ -287,75 +289,6 @@ class Remainder(Regex):
         return DIGITS | CharSet.of(".")
 
 
-class _Ref(weakref.ref[Regex]):
-    """A weak reference that knows the key under which it is filed."""
-
-    __slots__ = ("key",)
-    key: tuple[Any, ...]
-
-
-_nodes: dict[tuple[Any, ...], _Ref] = {}
-_lock = Lock()
-
-
-def _forget(ref: weakref.ref[Regex]) -> None:
-    key = cast(_Ref, ref).key
-    if _nodes.get(key) is ref:
-        del _nodes[key]
-
-
-def _intern(key: tuple[Any, ...], make: type[Regex], *fields: Any) -> Regex:
-    """The one node of that key; two threads that make it at once get the same."""
-    ref = _nodes.get(key)
-    node = ref() if ref is not None else None
-    if node is None:
-        with _lock:
-            ref = _nodes.get(key)
-            node = ref() if ref is not None else None
-            if node is None:
-                node = make(*fields)
-                made = _Ref(node, _forget)
-                made.key = key
-                _nodes[key] = made
-    return node
-
-
-def chars_node(charset: CharSet) -> Regex:
-    return _intern((charset,), Chars, charset)
-
-
-def words_node(words: tuple[str, ...]) -> Regex:
-    """The words sorted, distinct, each of two or more characters."""
-    return _intern(words, Words, words)
-
-
-def concat_node(head: Regex, tail: Regex) -> Regex:
-    return _intern((0, head.serial, tail.serial), Concat, head, tail)
-
-
-def alternate_node(options: tuple[Regex, ...]) -> Regex:
-    """The options distinct, in the order of their serials."""
-    return _intern((1, *[option.serial for option in options]), Alternate, options)
-
-
-def repeat_node(item: Regex, low: int, high: int | None) -> Regex:
-    return _intern((2, item.serial, low, high), Repeat, item, low, high)
-
-
-def intersect_node(items: tuple[Regex, ...]) -> Regex:
-    """The items distinct, in the order of their serials."""
-    return _intern((3, *[item.serial for item in items]), Intersect, items)
-
-
-def complement_node(item: Regex) -> Regex:
-    return _intern((4, item.serial), Complement, item)
-
-
-def remainder_node(divisor: int, carry: int, scale: int | None, point: bool, pending: bool, min_length: int) -> Regex:
-    fields = (divisor, carry, scale, point, pending, min_length)
-    return _intern((5, *fields), Remainder, *fields)
-
-
 def subterms(*roots: Regex) -> list[Regex]:
     """The nodes and everything that they are built from, parts before wholes."""
     found, pending = set(roots), list(roots)
@@ -396,9 +329,3 @@ def _own_sets(node: Regex) -> frozenset[CharSet]:
         return frozenset((node.charset,))
     chars = node.suffixes() if isinstance(node, Words) else "0123456789." if isinstance(node, Remainder) else ""
     return frozenset([CharSet.single(char) for char in chars])
-
-
-EPSILON: Final[Regex] = Epsilon(True, False, 0, 0)
-EPSILON.text = ""
-ANY_CHAR: Final[Regex] = chars_node(EVERY)
-ANY: Final[Regex] = repeat_node(ANY_CHAR, 0, None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from radixrt.constrained.regex import nodes
+from radixrt.constrained.regex import interning, nodes
 from radixrt.constrained.regex.charset import CharSet
 from radixrt.constrained.regex.nodes import EMPTY, EPSILON, Regex, subterms
 
@@ -54,21 +54,21 @@ def decode(table: Sequence[Any]) -> list[Regex]:
 
 def _node(kind: str, row: list[Any], made: list[Regex]) -> Regex:
     if kind == "chars":
-        return nodes.chars_node(CharSet(tuple(row[0])))
+        return interning.chars_node(CharSet(tuple(row[0])))
     if kind == "words":
-        return nodes.words_node(tuple(row[0]))
+        return interning.words_node(tuple(row[0]))
     if kind == "repeat":
-        return nodes.repeat_node(made[row[0]], int(row[1]), None if row[2] is None else int(row[2]))
+        return interning.repeat_node(made[row[0]], int(row[1]), None if row[2] is None else int(row[2]))
     if kind == "remainder":
-        return nodes.remainder_node(int(row[0]), int(row[1]), *row[2:])
+        return interning.remainder_node(int(row[0]), int(row[1]), *row[2:])
     parts = [made[at] for at in row]
     if kind == "concat":
-        return nodes.concat_node(parts[0], parts[1])
+        return interning.concat_node(parts[0], parts[1])
     if kind == "complement":
-        return nodes.complement_node(parts[0])
+        return interning.complement_node(parts[0])
     ordered = tuple(sorted(parts, key=lambda part: part.serial))
     if kind == "alternate":
-        return nodes.alternate_node(ordered)
+        return interning.alternate_node(ordered)
     if kind == "intersect":
-        return nodes.intersect_node(ordered)
+        return interning.intersect_node(ordered)
     return EMPTY if kind == "empty" else EPSILON

@@ -16,11 +16,11 @@ from radixrt.constrained.regex import (
     derivatives,
     derive,
     enumerate_strings,
+    interning,
     is_disjoint,
     is_empty,
     is_subset,
     matches,
-    nodes,
     shortest_length,
     shortest_string,
 )
@@ -172,13 +172,13 @@ def test_nothing_is_not_offered_twice() -> None:
 def test_what_nothing_uses_is_forgotten() -> None:
     derivatives.known_derivatives.clear()
     gc.collect()
-    before = len(nodes._nodes)
+    before = len(interning._nodes)
     kept = rx.literal("kept for this test")
     for number in range(200):
         derive(rx.parse_regex.__wrapped__(f"(x{number}[a-z]*){{2,5}}y", search=False), "x")
     derivatives.known_derivatives.clear()
     gc.collect()
-    assert len(nodes._nodes) - before < 50
+    assert len(interning._nodes) - before < 50
     assert rx.literal("kept for this test") is kept
 
 
