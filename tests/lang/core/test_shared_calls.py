@@ -33,6 +33,19 @@ class Counting(EngineBackend):
         self.ended += 1
 
 
+class Held(Counting):
+    """Sends nothing until it is told: a call that fails ends too soon for the second branch to join it."""
+
+    def __init__(self, engine: rt.Engine) -> None:
+        super().__init__(engine)
+        self.may_send = asyncio.Event()
+
+    async def generate(self, call: Call) -> AsyncGenerator[RequestOutput, None]:
+        await self.may_send.wait()
+        async for output in super().generate(call):
+            yield output
+
+
 @rt.function
 def votes(s: rt.State, texts: list[str], options: dict[str, Any]) -> list[str]:
     s += rt.user("Count to five.")
@@ -136,19 +149,23 @@ def test_a_call_with_a_time_limit_joins_none_that_has_used_up_part_of_it(engine:
 
 
 def test_an_error_of_a_shared_call_reaches_every_branch(engine: rt.Engine) -> None:
+    backend = Held(engine)
+
     @rt.function(**GREEDY)
-    def program(s: rt.State) -> list[str]:
+    async def program(s: rt.State) -> list[str]:
         branches = s.fork(2)
         for branch in branches:
             branch += "word " * 20_000 + rt.gen("x")
+        while len([call for call in s.log.calls if call.start is not None]) < 2:
+            await asyncio.sleep(0.001)
+        backend.may_send.set()
         errors = []
         for branch in branches:
             with pytest.raises(rt.CallError) as caught:
-                branch["x"]
+                await branch.get("x")
             errors.append(str(caught.value.__cause__))
         return errors
 
-    backend = Counting(engine)
     first, second = program.run(backend=backend).returned
     assert backend.sent == 1
     assert first == second
