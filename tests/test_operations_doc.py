@@ -14,7 +14,7 @@ from radixrt.config import Config, RecoveryConfig, ServerConfig
 from radixrt.engine.replica_set import ReplicaSet
 from radixrt.engine.restarts import ExitCode
 from radixrt.messages.histogram import COMPILE_TIMES, STEP_TOKENS, TOKEN_GAPS, Histogram
-from radixrt.messages.scheduler import GrammarStats, ProgramStats, StateStats
+from radixrt.messages.scheduler_stats import GrammarStats, ProgramStats, StateStats
 from radixrt.server.app import ROUTES
 from radixrt.server.metrics import Metrics
 from radixrt.server.response_store import ResponseStore

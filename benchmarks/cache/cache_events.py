@@ -28,7 +28,7 @@ from benchmarks.common.tables import percentile, table
 from radixrt.mem_cache import RadixCache, TokenToKVPoolAllocator
 from radixrt.mem_cache.cache_journal import CacheJournal
 from radixrt.messages.cache_events import CacheAck, CacheEvents, WatchCacheReq
-from radixrt.messages.scheduler import StepTimes
+from radixrt.messages.scheduler_stats import StepTimes
 from radixrt.scheduler.cache_stream import SLICE_TOKENS, WINDOW, CacheStream
 
 MODES = ("nobody", "watched", "a page", "stuck")

@@ -18,7 +18,8 @@ from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
 from radixrt.messages.parts import Finish
 from radixrt.messages.runner import StepOutput
-from radixrt.messages.scheduler import StepTimes, TokenizedReq
+from radixrt.messages.scheduler import TokenizedReq
+from radixrt.messages.scheduler_stats import StepTimes
 from radixrt.messages.step_shape import step_shape
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams

@@ -9,7 +9,8 @@ import numpy as np
 from benchmarks.common.simulated_engine import Life, SimulatedDevice, SimulatedEngine, SimulatedRequest
 from radixrt.messages.cache_events import FromWatched, ToWatched
 from radixrt.messages.parts import ProgramHint
-from radixrt.messages.scheduler import SchedulerStats, StepTimes, TokenizedReq
+from radixrt.messages.scheduler import TokenizedReq
+from radixrt.messages.scheduler_stats import SchedulerStats, StepTimes
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.cache_stream import CacheStream

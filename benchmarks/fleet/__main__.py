@@ -27,7 +27,7 @@ from benchmarks.fleet.programs import WORKLOAD_A, WORKLOAD_B, Program, fork_prog
 from benchmarks.fleet.report import Run, plots, results_table
 from benchmarks.fleet.traces import trace_programs
 from radixrt.bench.traces import read_trace
-from radixrt.messages.scheduler import StepTimes
+from radixrt.messages.scheduler_stats import StepTimes
 
 DEFAULTS = {"A": (600, 200_000, [16.0]), "B": (40, 900_000, [0.3]), "prefix": (10_000, 900_000, [600.0])}
 """Number of programs, slots of each replica, and rates, by workload."""

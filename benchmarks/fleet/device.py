@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.common.step_traces import answering_trace, read_events
 from benchmarks.common.tables import percentile
-from radixrt.messages.scheduler import StepTimes
+from radixrt.messages.scheduler_stats import StepTimes
 from radixrt.messages.step_shape import StepShape
 
 H200_8B = StepTimes(step=5e-3, row=22e-6, context=131_072 / 3.4e12, extend=0.0, token=1 / 40_000, pair=0.0)

@@ -26,7 +26,8 @@ from benchmarks.fleet.fleet import Fleet
 from benchmarks.fleet.plots import line_plot
 from benchmarks.fleet.policies import make_router
 from benchmarks.fleet.programs import WORKLOAD_A, fork_programs
-from radixrt.messages.scheduler import StepTimes, TokenizedReq
+from radixrt.messages.scheduler import TokenizedReq
+from radixrt.messages.scheduler_stats import StepTimes
 from radixrt.router.router import Send
 
 TOKENIZER_BYTES = 16

@@ -15,7 +15,8 @@ from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
 from radixrt.messages.cache_events import CacheAck, FromWatched, WatchCacheReq
 from radixrt.messages.runner import StepOutput
-from radixrt.messages.scheduler import AbortReq, LoadStats, ReleaseReq, SchedulerStats, TokenBatch, TokenizedReq
+from radixrt.messages.scheduler import AbortReq, ReleaseReq, TokenBatch, TokenizedReq
+from radixrt.messages.scheduler_stats import LoadStats, SchedulerStats
 from radixrt.messages.wire import pack_i32
 from radixrt.scheduler.cache_stream import CacheStream
 from radixrt.scheduler.kv_manager import KVManager

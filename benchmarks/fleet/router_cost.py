@@ -32,17 +32,8 @@ from radixrt.messages.cache_events import CacheEvents, NodeInserted, RootOpened,
 from radixrt.messages.client import ToTokenizer
 from radixrt.messages.fleet import FromReplica, ReplicaNotice, ToRouter
 from radixrt.messages.parts import FINISH_LENGTH, Finish, Timings, Usage
-from radixrt.messages.scheduler import (
-    LoadStats,
-    Reset,
-    SchedulerReady,
-    SchedulerStats,
-    StepTimes,
-    TokenBatch,
-    TokenDelta,
-    TokenizedReq,
-    ToScheduler,
-)
+from radixrt.messages.scheduler import Reset, SchedulerReady, TokenBatch, TokenDelta, TokenizedReq, ToScheduler
+from radixrt.messages.scheduler_stats import LoadStats, SchedulerStats, StepTimes
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.router.loop import RouterLoop
 from radixrt.router.replica_index import ReplicaIndex

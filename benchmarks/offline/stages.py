@@ -37,7 +37,7 @@ from benchmarks.common.tables import table
 from benchmarks.fleet.device import MIN_STEPS, TracedStep, fit_steps, read_step_trace
 from benchmarks.offline.__main__ import CUDA_OPTIONS, TINY_OPTIONS, machine_facts, measure, run_once
 from benchmarks.offline.workloads import MAKERS, make_workload
-from radixrt.messages.scheduler import StepTimes
+from radixrt.messages.scheduler_stats import StepTimes
 
 WORKLOADS = ("prefill", "decode64", "mixed256")
 LARGE = 0.9

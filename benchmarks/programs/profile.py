@@ -30,7 +30,7 @@ from benchmarks.common.tables import table
 from benchmarks.programs.__main__ import in_language, plainly
 from benchmarks.programs.measure import SETTLE_S
 from benchmarks.programs.workloads import CONCURRENCY, NAMES, POOL, RUNS, Workload, workloads
-from radixrt.messages.scheduler import StepTimes
+from radixrt.messages.scheduler_stats import StepTimes
 
 WORKERS = ("tokenizer", "scheduler", "runner")
 PARTS = ("queue", "prefill", "decode")

@@ -17,7 +17,7 @@ from benchmarks.common.tables import table
 from benchmarks.programs.recorded import Recorded, RecordedCall, record
 from benchmarks.programs.simulation import CPU, GPU, Result, Simulation
 from benchmarks.programs.workloads import CONCURRENCY, NAMES, POOL, RUNS, workloads
-from radixrt.messages.scheduler import StepTimes
+from radixrt.messages.scheduler_stats import StepTimes
 
 DEVICES = {"cpu": CPU, "gpu": GPU}
 COLUMNS = (

@@ -22,7 +22,7 @@ from radixrt.config import make_config
 from radixrt.engine import assembly
 from radixrt.engine.settings import resolve_settings
 from radixrt.messages.runner import ForwardStep, FromRunner
-from radixrt.messages.scheduler import StepTimes
+from radixrt.messages.scheduler_stats import StepTimes
 from radixrt.messages.step_shape import StepShape, step_shape
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.runner.worker import Worker

@@ -34,7 +34,7 @@ from benchmarks.common import machine
 from benchmarks.common.servers import started
 from benchmarks.common.simulated_engine import SimulatedDevice, SimulatedEngine, SimulatedRequest
 from benchmarks.common.tables import percentile, table
-from radixrt.messages.scheduler import StepTimes
+from radixrt.messages.scheduler_stats import StepTimes
 
 GAUGE = "radixrt_predicted_wait_seconds"
 POLL_S = 0.25

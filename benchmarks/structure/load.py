@@ -21,7 +21,7 @@ from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constraint import Constraint
 from radixrt.engine.engine import Completion, Engine
 from radixrt.errors import RadixRTError, RequestError
-from radixrt.messages.scheduler import SchedulerStats
+from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.models.loading.source import prepare_model
 from radixrt.models.model_config import load_model_spec
 

@@ -31,7 +31,8 @@ from radixrt.messages.client import (
 )
 from radixrt.messages.fleet import ReplicaStats
 from radixrt.messages.parts import FINISH_ERROR, Finish, FinishError
-from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq, ReleaseReq, SchedulerStats
+from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq, ReleaseReq
+from radixrt.messages.scheduler_stats import SchedulerStats
 
 CONTROL_TIMEOUT_S = 30.0
 ENGINE_DEAD = "engine_dead"

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from radixrt.messages.histogram import Histogram
-from radixrt.messages.scheduler import LoadStats, SchedulerStats
+from radixrt.messages.scheduler_stats import LoadStats, SchedulerStats
 
 
 def merge_stats(found: Sequence[SchedulerStats], queued: int) -> SchedulerStats:

@@ -39,7 +39,7 @@ from radixrt.engine.settings import resolve_settings
 from radixrt.errors import EngineError
 from radixrt.messages.client import ClassifyReq, DetokenizeReq, EmbedReq, RequestOutput
 from radixrt.messages.parts import SelectMethod
-from radixrt.messages.scheduler import SchedulerStats
+from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.messages.wire import pack_i32
 
 __all__ = ["Chunk", "Classification", "Completion", "Decision", "Embedding", "Engine", "Relevance", "Reranking"]

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 from radixrt.channel import Outbox
 from radixrt.client.engine_client import EngineStatus
 from radixrt.messages.client import EngineReady, ToMain, ToTokenizer
-from radixrt.messages.scheduler import SchedulerReady, SchedulerStats
+from radixrt.messages.scheduler import SchedulerReady
+from radixrt.messages.scheduler_stats import SchedulerStats
 
 
 @dataclass(frozen=True)

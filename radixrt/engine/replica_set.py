@@ -31,7 +31,8 @@ from radixrt.engine.supervisor import Supervisor
 from radixrt.errors import EngineError, RequestError
 from radixrt.messages.client import ToTokenizer
 from radixrt.messages.fleet import ReplicaNotice, ReplicaStats
-from radixrt.messages.scheduler import SchedulerReady, SchedulerStats
+from radixrt.messages.scheduler import SchedulerReady
+from radixrt.messages.scheduler_stats import SchedulerStats
 
 logger = logging.getLogger(__name__)
 

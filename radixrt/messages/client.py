@@ -26,15 +26,8 @@ from radixrt.messages.parts import (
     Timings,
     Usage,
 )
-from radixrt.messages.scheduler import (
-    AbortReq,
-    ControlReply,
-    ControlReq,
-    ReleaseReq,
-    SchedulerReady,
-    SchedulerStats,
-    TokenBatch,
-)
+from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq, ReleaseReq, SchedulerReady, TokenBatch
+from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.messages.wire import Message, unpack_i32
 from radixrt.sampling_params import SamplingParams
 

@@ -17,7 +17,8 @@ from typing import Literal
 import msgspec
 
 from radixrt.messages.cache_events import FromWatched, PageWatched
-from radixrt.messages.scheduler import ControlReply, SchedulerReady, SchedulerStats, TokenBatch, ToScheduler
+from radixrt.messages.scheduler import ControlReply, SchedulerReady, TokenBatch, ToScheduler
+from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.messages.wire import Message
 
 

@@ -1,4 +1,4 @@
-"""`StepShape`: the amount of work of one step, by which its time is predicted (`messages.scheduler.StepTimes`)."""
+"""`StepShape`: the amount of work of one step, by which its time is predicted (see `StepTimes`)."""
 
 from __future__ import annotations
 

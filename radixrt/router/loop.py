@@ -28,13 +28,13 @@ from radixrt.messages.scheduler import (
     Reset,
     RunnerRestarted,
     SchedulerReady,
-    SchedulerStats,
     TokenBatch,
     TokenizedEmbedReq,
     TokenizedReq,
     TokenizedScoreReq,
     ToScheduler,
 )
+from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.router.controls import Controls
 from radixrt.router.prices import wait_s
 from radixrt.router.replica_load import ReplicaInfo

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from radixrt.messages.scheduler import SchedulerStats, StepTimes
+from radixrt.messages.scheduler_stats import SchedulerStats, StepTimes
 from radixrt.router.output_tokens import OutputTokens
 from radixrt.router.request_queue import RequestQueue
 from radixrt.router.routed_request import RoutedRequest

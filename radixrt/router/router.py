@@ -21,15 +21,8 @@ import msgspec
 
 from radixrt.messages.cache_events import CacheAck, CacheEvents, WatchCacheReq
 from radixrt.messages.parts import FINISH_ABORT, FINISH_ERROR, Finish, FinishError, Timings, Usage
-from radixrt.messages.scheduler import (
-    AbortReq,
-    ReleaseReq,
-    Reset,
-    SchedulerStats,
-    TokenBatch,
-    TokenDelta,
-    TokenizedReq,
-)
+from radixrt.messages.scheduler import AbortReq, ReleaseReq, Reset, TokenBatch, TokenDelta, TokenizedReq
+from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.messages.wire import pack_i32
 from radixrt.router.placement import Placement
 from radixrt.router.refusals import full_queue, long_wait

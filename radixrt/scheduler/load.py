@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from radixrt.config import SchedulerConfig
-from radixrt.messages.scheduler import LoadStats, TokenizedEmbedReq, TokenizedReq, TokenizedScoreReq
+from radixrt.messages.scheduler import TokenizedEmbedReq, TokenizedReq, TokenizedScoreReq
+from radixrt.messages.scheduler_stats import LoadStats
 from radixrt.messages.wire import Int32Array, unpack_i32
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.new_token_ratio import NewTokenRatio

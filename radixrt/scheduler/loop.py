@@ -26,12 +26,12 @@ from radixrt.messages.scheduler import (
     Reset,
     RunnerRestarted,
     SchedulerReady,
-    SchedulerStats,
     TokenizedEmbedReq,
     TokenizedReq,
     TokenizedScoreReq,
     ToScheduler,
 )
+from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.scheduler.cache_stream import CacheStreams
 from radixrt.scheduler.invariants import check_scheduler, check_slots
 from radixrt.scheduler.schedule_batch import ScheduleBatch

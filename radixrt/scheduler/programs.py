@@ -38,7 +38,7 @@ from radixrt.mem_cache.tree_node import (
     held_level,
 )
 from radixrt.messages.parts import ProgramHint
-from radixrt.messages.scheduler import ProgramStats, StepTimes
+from radixrt.messages.scheduler_stats import ProgramStats, StepTimes
 from radixrt.messages.wire import Int32Array
 from radixrt.scheduler.counters import Counters
 from radixrt.scheduler.program import Branch, Hold, Program, ProgramCall, Reserved

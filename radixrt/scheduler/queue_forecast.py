@@ -14,7 +14,7 @@ import heapq
 import math
 from typing import NamedTuple
 
-from radixrt.messages.scheduler import StepTimes
+from radixrt.messages.scheduler_stats import StepTimes
 
 
 class Work(NamedTuple):

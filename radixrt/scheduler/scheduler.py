@@ -20,7 +20,8 @@ from radixrt.config import SchedulerConfig
 from radixrt.constrained.grammar import Grammar, bitmask_words
 from radixrt.messages.parts import FINISH_ABORT, FINISH_ERROR, FINISH_STOP, ConstraintInfo, Finish, FinishError
 from radixrt.messages.runner import CascadeCosts, StepOutput
-from radixrt.messages.scheduler import LoadStats, TokenBatch, TokenizedReq
+from radixrt.messages.scheduler import TokenBatch, TokenizedReq
+from radixrt.messages.scheduler_stats import LoadStats
 from radixrt.messages.wire import unpack_i32
 from radixrt.scheduler.admission import Admission
 from radixrt.scheduler.admission_control import AdmissionControl

@@ -31,7 +31,7 @@ from radixrt.mem_cache.node_states import NodeStates, deepest_state
 from radixrt.mem_cache.prefix_cache import MatchResult
 from radixrt.mem_cache.state_slots import StateSlotAllocator
 from radixrt.mem_cache.tree_node import TreeNode
-from radixrt.messages.scheduler import StateStats
+from radixrt.messages.scheduler_stats import StateStats
 from radixrt.messages.state_slots import ZERO_STATE
 from radixrt.messages.wire import Int32Array
 from radixrt.scheduler.req import KVState, Req

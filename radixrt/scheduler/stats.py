@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from radixrt.constrained.compile.grammar_manager import GrammarManager
-from radixrt.messages.scheduler import SchedulerStats
+from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.scheduler.scheduler import Scheduler
 
 

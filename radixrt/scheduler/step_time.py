@@ -1,4 +1,4 @@
-"""`StepTimeFit`: the step-time model (`messages.scheduler.StepTimes`), fitted to the steps as they are answered.
+"""`StepTimeFit`: the step-time model (`messages.scheduler_stats.StepTimes`), fitted to the steps as they are answered.
 
 Two non-negative least-squares problems of three coefficients each: the time of decode rows, fitted to steps without
 prompt chunks, and what prompt chunks add to it. A problem learns only from steps that say something about it, so a long
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from radixrt.messages.scheduler import StepTimes
+from radixrt.messages.scheduler_stats import StepTimes
 from radixrt.messages.step_shape import StepShape
 
 MEMORY = 512

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from radixrt.client.engine_client import EngineClient
-from radixrt.messages.scheduler import SchedulerStats
+from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.server.metrics.scheduler import used_slots
 
 logger = logging.getLogger(__name__)

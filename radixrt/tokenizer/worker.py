@@ -38,7 +38,6 @@ from radixrt.messages.scheduler import (
     ControlReq,
     ReleaseReq,
     SchedulerReady,
-    SchedulerStats,
     TokenBatch,
     TokenDelta,
     TokenizedEmbedReq,
@@ -46,6 +45,7 @@ from radixrt.messages.scheduler import (
     TokenizedScoreReq,
     ToScheduler,
 )
+from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.messages.wire import pack_i32
 from radixrt.models.model_tasks import ModelTasks
 from radixrt.tokenizer.classification import ClassifyState, check_classification

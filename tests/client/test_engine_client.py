@@ -17,7 +17,8 @@ from radixrt.client.requests import expand_n, new_rid
 from radixrt.errors import EngineError, RequestError
 from radixrt.messages.client import EngineReady, GenerateReq, OutputBatch, RequestOutput, ToTokenizer
 from radixrt.messages.parts import Finish, FinishError
-from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq, SchedulerStats
+from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq
+from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.sampling_params import SamplingParams
 
 WAIT_S = 30.0

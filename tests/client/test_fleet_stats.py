@@ -6,7 +6,7 @@ import msgspec
 
 from radixrt.client.fleet_stats import merge_stats
 from radixrt.messages.histogram import STEP_TOKENS, Histogram
-from radixrt.messages.scheduler import LoadStats, ProgramStats, StateStats
+from radixrt.messages.scheduler_stats import LoadStats, ProgramStats, StateStats
 from tests.server.fake_engine import stats
 
 

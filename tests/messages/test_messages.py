@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixrt.messages import cache_events, client, parts, runner, scheduler, wire
+from radixrt.messages import cache_events, client, parts, runner, scheduler, scheduler_stats, wire
 from radixrt.messages.client import GenerateReq, OutputBatch, RequestOutput, TokenLogprob, ToMain, ToTokenizer
 from radixrt.messages.parts import Finish
 from radixrt.messages.runner import FromRunner, ToRunner
@@ -26,7 +26,7 @@ UNIONS: dict[str, Any] = {
     "FromRunner": FromRunner,
     "ToMain": ToMain,
 }
-MODULES = (cache_events, client, parts, runner, scheduler, wire)
+MODULES = (cache_events, client, parts, runner, scheduler, scheduler_stats, wire)
 MEMBERS = [(name, kind) for name, union in UNIONS.items() for kind in typing.get_args(union)]
 
 SCALARS: dict[Any, st.SearchStrategy[Any]] = {

@@ -13,15 +13,8 @@ from typing import Any
 from radixrt.mem_cache.granules import HASH_BYTES, prompt_hashes
 from radixrt.messages.cache_events import CacheAck, CacheEvents, WatchCacheReq
 from radixrt.messages.parts import Finish
-from radixrt.messages.scheduler import (
-    AbortReq,
-    ReleaseReq,
-    Reset,
-    SchedulerStats,
-    TokenBatch,
-    TokenizedReq,
-    TokenizedScoreReq,
-)
+from radixrt.messages.scheduler import AbortReq, ReleaseReq, Reset, TokenBatch, TokenizedReq, TokenizedScoreReq
+from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.messages.wire import pack_i32, unpack_f32, unpack_i32
 from radixrt.router.replica_load import ReplicaInfo
 from radixrt.router.router import TOKENIZER, Router

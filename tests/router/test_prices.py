@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from radixrt.messages.scheduler import LoadStats, SchedulerStats, StepTimes, TokenizedReq
+from radixrt.messages.scheduler import TokenizedReq
+from radixrt.messages.scheduler_stats import LoadStats, SchedulerStats, StepTimes
 from radixrt.messages.wire import pack_i32
 from radixrt.router.prices import divide_fork, price_s, wait_s
 from radixrt.router.replica_load import ReplicaInfo, ReplicaLoad, share_times

@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from radixrt.messages.parts import ProgramHint
-from radixrt.messages.scheduler import StepTimes, TokenizedReq
+from radixrt.messages.scheduler import TokenizedReq
+from radixrt.messages.scheduler_stats import StepTimes
 from radixrt.messages.wire import pack_i32
 from radixrt.router.replica_load import ReplicaInfo, ReplicaLoad
 from radixrt.router.routed_request import RoutedRequest, Work

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.common.simulated_engine import Life, SimulatedDevice, SimulatedRequest
-from radixrt.messages.scheduler import StepTimes
+from radixrt.messages.scheduler_stats import StepTimes
 
 CPU = SimulatedDevice(StepTimes(step=8e-3, row=4e-4, context=2e-7, extend=2e-3, token=2.5e-4, pair=6e-8), 60_000)
 """About SmolLM2-135M on two cores."""

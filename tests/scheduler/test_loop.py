@@ -14,7 +14,8 @@ from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.errors import EngineError
 from radixrt.executor.base import Executor
 from radixrt.messages.runner import DebugReq, ForwardStep, FromRunner, GrammarMask, RunnerReady, StepFailed, StepOutput
-from radixrt.messages.scheduler import Reset, RunnerRestarted, SchedulerReady, SchedulerStats, TokenBatch, TokenizedReq
+from radixrt.messages.scheduler import Reset, RunnerRestarted, SchedulerReady, TokenBatch, TokenizedReq
+from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.messages.step_shape import StepShape
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.sampling_params import SamplingParams

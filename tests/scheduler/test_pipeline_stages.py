@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from radixrt.messages.scheduler import StepTimes
+from radixrt.messages.scheduler_stats import StepTimes
 from radixrt.messages.step_shape import step_shape
 from radixrt.messages.wire import unpack_i32
 from radixrt.scheduler.pipeline_stages import MIN_CHUNK_TOKENS, ChunkTimes, StepBudget, rows_of_step

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from radixrt.messages.parts import ProgramHint
-from radixrt.messages.scheduler import StepTimes
+from radixrt.messages.scheduler_stats import StepTimes
 from radixrt.scheduler.admission import SIBLING_DEFER_TOKENS
 from radixrt.scheduler.programs import (
     GRACE_S,

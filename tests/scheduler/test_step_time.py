@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from radixrt.messages.scheduler import StepTimes
+from radixrt.messages.scheduler_stats import StepTimes
 from radixrt.messages.step_shape import StepShape, step_shape
 from radixrt.messages.wire import unpack_i32
 from radixrt.scheduler.schedule_batch import DECODE

@@ -28,16 +28,8 @@ from radixrt.messages.client import (
     ToTokenizer,
 )
 from radixrt.messages.parts import Finish, FinishError, HiddenStates, Timings, Usage
-from radixrt.messages.scheduler import (
-    AbortReq,
-    ControlReply,
-    ControlReq,
-    LoadStats,
-    ProgramStats,
-    ReleaseReq,
-    SchedulerStats,
-    StepTimes,
-)
+from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq, ReleaseReq
+from radixrt.messages.scheduler_stats import LoadStats, ProgramStats, SchedulerStats, StepTimes
 from radixrt.messages.wire import pack_f32, pack_i32
 from radixrt.tokenizer.selection import select
 

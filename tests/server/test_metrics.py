@@ -8,7 +8,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from radixrt.messages.histogram import COMPILE_TIMES, Histogram
-from radixrt.messages.scheduler import GrammarStats, StateStats
+from radixrt.messages.scheduler_stats import GrammarStats, StateStats
 from radixrt.server.throughput import Throughput
 from tests.server.fake_engine import MODEL, FakeEngine, error_delta, stats
 from tests.server.helpers import Caller, asgi_call

@@ -34,7 +34,8 @@ from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constraint import BackendChoice, Constraint
 from radixrt.messages.histogram import COMPILE_TIMES, Histogram
 from radixrt.messages.parts import ConstraintInfo, FinishError
-from radixrt.messages.scheduler import GrammarStats, TokenizedReq
+from radixrt.messages.scheduler import TokenizedReq
+from radixrt.messages.scheduler_stats import GrammarStats
 from radixrt.task_thread import TaskThread
 
 logger = logging.getLogger(__name__)

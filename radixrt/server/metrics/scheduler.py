@@ -11,7 +11,7 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from radixrt.messages.histogram import Histogram
-from radixrt.messages.scheduler import GrammarStats, LoadStats, ProgramStats, SchedulerStats, StateStats
+from radixrt.messages.scheduler_stats import GrammarStats, LoadStats, ProgramStats, SchedulerStats, StateStats
 
 _COUNTERS = {
     "prompt_tokens": ("prompt_tokens", "Prompt tokens of admitted requests."),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from radixrt.client.engine_client import EngineClient
-from radixrt.messages.scheduler import SchedulerStats
+from radixrt.messages.scheduler_stats import SchedulerStats
 
 KEPT = 900
 SAMPLE_S = 1.0

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.fleet.device import TracedStep, fit_steps, read_step_trace
 from radixrt.messages.runner import ForwardStep
-from radixrt.messages.scheduler import StepTimes
+from radixrt.messages.scheduler_stats import StepTimes
 from radixrt.messages.step_shape import StepShape, step_shape
 from radixrt.messages.wire import pack_i32
 from radixrt.runner.step_trace import StepTrace

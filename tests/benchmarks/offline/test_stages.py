@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.fleet.device import TracedStep
 from benchmarks.offline.stages import Measured, bound, report
-from radixrt.messages.scheduler import StepTimes
+from radixrt.messages.scheduler_stats import StepTimes
 from radixrt.messages.step_shape import StepShape
 
 TIMES = StepTimes(step=4e-3, row=2e-5, context=1e-7, extend=0.0, token=2.5e-5, pair=0.0)
