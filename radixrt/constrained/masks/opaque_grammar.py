@@ -1,17 +1,23 @@
 """`OpaqueGrammar`: one request's constraint, of a grammar that only its library can read.
 
 There are no productions, and so no recognizer: outputs are not closed when tokens run out, nothing is known about the
-length of a shortest one, and masks are not cached. Every token of the output is one that the library allows.
+length of a shortest one, and every mask is computed. Equal masks are the same array, so that each is sent once. Every
+token of the output is one that the library allows.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
+from typing import Any
 
 from radixrt.constrained.grammar import Bitmask, Grammar
 from radixrt.constrained.masks.closing import Completions
 from radixrt.constrained.masks.text_grammar import GrammarTemplate, healed_tokens
 from radixrt.errors import InvariantError
+
+MAX_KEPT = 64
+"""Masks of one grammar that are kept."""
 
 
 def no_completions() -> Completions:
@@ -21,6 +27,23 @@ def no_completions() -> Completions:
 
 class OpaqueTemplate(GrammarTemplate):
     """As `GrammarTemplate`, for requests whose grammar is opaque."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._kept: OrderedDict[bytes, Bitmask] = OrderedDict()
+
+    def kept(self, row: Bitmask) -> Bitmask:
+        """The array of this content that was returned before, or `row` itself, which is read-only from now on."""
+        content = row.tobytes()
+        found = self._kept.get(content)
+        if found is not None:
+            self._kept.move_to_end(content)
+            return found
+        if len(self._kept) >= MAX_KEPT:
+            self._kept.popitem(last=False)
+        row.flags.writeable = False
+        self._kept[content] = row
+        return row
 
     def new(self, stop_token_ids: Iterable[int] = ()) -> OpaqueGrammar:  # type: ignore[override]
         """The grammar of one more request; see `GrammarTemplate.new`."""
@@ -45,7 +68,8 @@ class OpaqueGrammar(Grammar):
         if self._ended:
             return self._vocabulary.eos_mask
         row, may_end = self._template.mask_of(self._matcher)
-        return row | self._own_ends if may_end and self._own_ends is not None else row
+        row = self._template.kept(row)
+        return self._template.own_ends.join(row, self._own_ends) if may_end and self._own_ends is not None else row
 
     def accept(self, token: int) -> bool:
         if self._ended:

@@ -5,11 +5,14 @@ Deadlines are those of a clock that only the test moves, so that no verdict depe
 
 from __future__ import annotations
 
+import gc
 import itertools
+import json
 import os
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -278,6 +281,45 @@ def test_workers_compile_and_requests_with_one_constraint_wait_together(with_wor
     info = drain(manager, clock)["again"].info
     assert info is not None
     assert info.cached
+
+
+def test_the_vocabulary_is_never_walked_by_the_garbage_collector(
+    vocabulary: Vocabulary, with_worker: MakeManager, clock: Clock
+) -> None:
+    gc.unfreeze()
+    assert any(one is vocabulary for one in gc.get_objects())
+    manager = with_worker()
+    wait_until(lambda: manager.poll(clock.now) == [] and manager._backends is not None, "nothing was loaded")
+    assert not any(one is vocabulary for one in gc.get_objects())
+    gc.unfreeze()
+
+
+READY_WORKER = """
+import json, os, sys
+from radixrt.constrained.compile.protocol import CompileJob, WorkerSettings
+from radixrt.constrained.compile.worker import CompileWorker
+from radixrt.constraint import Constraint
+worker = CompileWorker(WorkerSettings(sys.argv[1], 49152, [0, 2]), os.dup(1))
+loaded = set(sys.modules)
+for kind, source in json.loads(sys.argv[2]):
+    result = worker._compile(CompileJob(1, Constraint(kind=kind, source=source), 60.0))
+    assert result.error is None, result.error
+print(json.dumps(sorted(set(sys.modules) - loaded)))
+"""
+
+
+def test_a_worker_that_is_ready_has_loaded_what_compiling_needs(model_folder: Path) -> None:
+    ordinary = [
+        ("json_schema", '{"type": "object", "properties": {"size": {"type": "integer", "maximum": 7}}}'),
+        ("regex", "(yes|no)[0-9]+"),
+        ("ebnf", 'root ::= "a" root | "b"'),
+        ("choices", '["red", "green"]'),
+    ]
+    said = subprocess.run(
+        [sys.executable, "-c", READY_WORKER, str(model_folder), json.dumps(ordinary)],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert json.loads(said) == []
 
 
 @pytest.fixture

@@ -9,12 +9,15 @@ import pytest
 
 from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.compile.compiler import CompiledConstraint, compile_constraint, load
-from radixrt.constrained.masks.opaque_grammar import OpaqueGrammar
+from radixrt.constrained.masks.opaque_grammar import MAX_KEPT, OpaqueGrammar, OpaqueTemplate
 from radixrt.constrained.masks.text_grammar import TextGrammar
 from radixrt.constraint import Constraint, StructuredOptions
 from radixrt.errors import RequestError
+from radixrt.executor.mask_table import MaskTable
+from radixrt.messages.wire import unpack_i32
 
 TRANSLATED = 'start: "<" WORD ("," WORD)* ">"\nWORD: /[a-z]{3,5}/'
+LOOPING = "start: word*\nword[lazy]: /[a-z]+;/"
 AS_IT_IS = 'start: "<" word ">"\nword[lazy]: /[a-z]+;/'
 
 
@@ -71,6 +74,37 @@ def test_a_grammar_as_it_is_has_llguidances_masks_and_no_closing(backends: Backe
     assert not (grammar.mask() & ~vocabulary.eos_mask).any()
     grammar.rollback(1)
     assert grammar.is_terminated()
+
+
+@pytest.mark.parametrize("has_own_end", [False, True])
+def test_equal_masks_are_sent_once(backends: Backends, has_own_end: bool) -> None:
+    vocabulary = backends.vocabulary
+    own = set(vocabulary.control_tokens.values()) - set(vocabulary.eos_ids)
+    template = load(compiled(backends, LOOPING), backends)
+    grammar, other = (template.new([min(own)] if has_own_end else ()) for _ in range(2))
+    table = MaskTable(256, len(vocabulary.eos_mask))
+    sent = []
+    for token in vocabulary.encode_bytes(b"a;b;c;") * 3:
+        masks = [grammar.mask(), other.mask()]
+        assert masks[0] is masks[1]
+        before = masks[0].copy()
+        sent.append(len(unpack_i32(table.message(1, [0, 1], [0, 0], masks[:1]).new)))
+        assert grammar.accept(token)
+        assert other.accept(token)
+        assert (masks[0] == before).all()
+    assert sum(sent) == 2  # at the beginning and behind a semicolon, and behind a letter
+
+
+def test_masks_are_kept_within_a_bound(backends: Backends) -> None:
+    template = load(compiled(backends, AS_IT_IS), backends)
+    assert isinstance(template, OpaqueTemplate)
+    first = template.kept(backends.vocabulary.mask_of([1]))
+    for i in range(2, MAX_KEPT + 1):
+        template.kept(backends.vocabulary.mask_of([i]))
+    assert template.kept(backends.vocabulary.mask_of([1])) is first
+    for i in range(MAX_KEPT + 1, 2 * MAX_KEPT + 1):
+        template.kept(backends.vocabulary.mask_of([i]))
+    assert template.kept(backends.vocabulary.mask_of([1])) is not first
 
 
 @pytest.mark.parametrize(
