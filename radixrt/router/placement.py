@@ -78,7 +78,7 @@ class Placement:
                 best = planned
             else:
                 prices = {
-                    replica: price_s(load, Work(length - hits.get(replica, 0), length, output))
+                    replica: price_s(load, self._work(request, load, hits.get(replica, 0), output))
                     for replica, load in loads.items()
                 }
                 best = min(prices, key=prices.__getitem__)
@@ -93,9 +93,26 @@ class Placement:
                 found[replica] = self.index.state_len(replica, request.prefix, found[replica])
         return found
 
+    def work(self, request: RoutedRequest, replica: int) -> Work:
+        """Return the work of a request on a replica as it is now: since it was priced, more may have been cached there,
+        or less."""
+        return request.work._replace(miss=request.length - self.hits(request, (replica,)).get(replica, 0))
+
+    @staticmethod
+    def _work(request: RoutedRequest, load: ReplicaLoad, hit: int, output: float) -> Work:
+        """Work that a request adds to a replica's; what it shares with those that wait for it there is theirs."""
+        return Work(request.length - hit - load.queue.shared(request.prefix, hit), request.length, output)
+
     def predicted_wait_s(self, request: RoutedRequest, replica: int) -> float:
-        """Return the predicted seconds until a replica has computed a request's input."""
-        return wait_s(self.loads[replica], request.work)
+        """Return the predicted seconds until a replica has computed the input of a request that comes now."""
+        load, (miss, length, output) = self.loads[replica], request.work
+        return wait_s(load, self._work(request, load, length - miss, output))
+
+    def advance(self, replica: int, hashes: Iterable[int]) -> None:
+        """Give the requests that wait for granules of a replica's cache the place that they have with them."""
+        queue = self.loads[replica].queue
+        for request in queue.waiting_for(hashes):
+            queue.changed(request, self.work(request, replica))
 
     def bargain(self, idle: int, donors: Iterable[int], now: float) -> RoutedRequest | None:
         """Return the queued request that costs the least less on a replica without queue than where it waits; None if
@@ -110,9 +127,7 @@ class Placement:
                 if not self.loads[idle].takes(request, now):
                     continue
                 here = price_s(load, request.work, is_first=i == 0)
-                hit = self.hits(request, (idle,)).get(idle, 0)
-                work = request.work._replace(miss=request.length - hit)
-                gain = here - price_s(self.loads[idle], work)
+                gain = here - price_s(self.loads[idle], self.work(request, idle))
                 if gain > best_gain:
                     best, best_gain = request, gain
         return best

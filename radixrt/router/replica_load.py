@@ -66,7 +66,7 @@ class ReplicaLoad:
         self.heard_at = now
         self.open: dict[str, RoutedRequest] = {}
         self.sampled = OutputTokens()
-        self.queue = RequestQueue()
+        self.queue = RequestQueue(has_states=info.has_states)
         self.times = info.times
         self.fitted: StepTimes | None = None
         self.unstarted_rows = 0

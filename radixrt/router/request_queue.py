@@ -3,15 +3,20 @@
 Priority first; then requests that have waited longer than the scheduler's patience, in order of arrival; then those
 that begin no program, so that programs end before others begin; among equals those with the longest prefix on that
 replica, and programs in the order of their first requests (`scheduler/queue_order.py`).
+
+A granule that several requests of a queue miss is computed once, for the first of them that is sent. So it counts once
+in the queue's tokens, and the others move up when it is sent (`waiting_for`, `changed`).
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from radixrt.router.routed_request import RoutedRequest
+from radixrt.mem_cache.granules import GRANULE_TOKENS
+from radixrt.router.replica_index import Prefix
+from radixrt.router.routed_request import RoutedRequest, Work
 from radixrt.scheduler.queue_order import MATCH_UNIT, PATIENCE_S
 
 _Key = tuple[int, bool, int, int, int]
@@ -20,37 +25,46 @@ _Key = tuple[int, bool, int, int, int]
 class RequestQueue:
     """See the module's docstring.
 
+    Args:
+        has_states: the model has recurrent layers: what one request computes is no hit for another one before the
+            replica reports a state, so that each counts in full.
+
     Attributes:
         size: number of requests; `len` is the same, for those who do not ask for each request.
-        tokens: input tokens of the requests that the replica does not have.
-        slots: slots that they are expected to take.
+        tokens: input tokens that the replica will compute for them.
+        outputs: sum of their expected outputs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_states: bool = False) -> None:
         self.tokens = 0
-        self.slots = 0.0
+        self.outputs = 0.0
         self.size = 0
         self._heap: list[tuple[_Key, int, RoutedRequest]] = []
         self._arrivals: deque[tuple[int, RoutedRequest]] = deque()
+        self._has_states = has_states
+        self._missed: dict[int, int] = {}  # hash of a granule -> number of requests that miss it
+        self._waiting: dict[int, dict[str, RoutedRequest]] = {}  # by the first granule that they miss
 
     def __len__(self) -> int:
         return self.size
 
     def __iter__(self) -> Iterator[RoutedRequest]:
-        return (request for _, version, request in self._heap if request.version == version)
+        return (entry[2] for entry in self._heap if _is_valid(entry))
+
+    @property
+    def slots(self) -> float:
+        """Slots that the requests are expected to take."""
+        return self.tokens + self.outputs
 
     def add(self, request: RoutedRequest) -> None:
         """Add a request, whose `version` is that of its binding to this queue."""
-        hit = (request.work.length - request.work.miss) // MATCH_UNIT
-        key = (-request.arrival.priority, request.begins_program, -hit, request.program_seq, request.seq)
-        heapq.heappush(self._heap, (key, request.version, request))
+        self._enter(request)
         self._arrivals.append((request.version, request))
-        self._count(request, 1)
 
     def first(self, now: float) -> RoutedRequest | None:
         """The request to send next; None if the queue is empty."""
         heap, arrivals = self._heap, self._arrivals
-        while heap and heap[0][2].version != heap[0][1]:
+        while heap and not _is_valid(heap[0]):
             heapq.heappop(heap)
         while arrivals and arrivals[0][1].version != arrivals[0][0]:
             arrivals.popleft()
@@ -62,19 +76,92 @@ class RequestQueue:
 
     def remove(self, request: RoutedRequest) -> None:
         """Remove a request, whose entries become void."""
+        self._leave(request)
         request.version += 1
-        self._count(request, -1)
-        if self.num_entries > 2 * self.size + 64:  # mostly void, out of the reach of `first`
-            self._heap = [entry for entry in self._heap if entry[2].version == entry[1]]
-            heapq.heapify(self._heap)
-            self._arrivals = deque(entry for entry in self._arrivals if entry[1].version == entry[0])
+        self._drop_void()
+
+    def shared(self, prefix: Prefix, hit: int) -> int:
+        """Return the number of tokens behind the first `hit` that requests of this queue will have computed."""
+        missed, hashes = self._missed, prefix.hashes
+        begin = low = hit // GRANULE_TOKENS  # without states, hits are whole granules
+        high = len(hashes) if missed else low
+        while low < high:
+            middle = (low + high + 1) // 2
+            if hashes[middle - 1] in missed:
+                low = middle
+            else:
+                high = middle - 1
+        return (low - begin) * GRANULE_TOKENS
+
+    def waiting_for(self, hashes: Iterable[int]) -> list[RoutedRequest]:
+        """Return the requests that miss one of these granules, and have all before it."""
+        waiting = self._waiting
+        return [request for each in hashes if each in waiting for request in waiting[each].values()]
+
+    def changed(self, request: RoutedRequest, work: Work) -> None:
+        """Give a request of this queue other work, and its place in the order by that."""
+        self._leave(request)
+        request.work = work
+        self._enter(request)
+        self._drop_void()
 
     @property
     def num_entries(self) -> int:
         """Number of entries in memory, void ones too."""
         return max(len(self._heap), len(self._arrivals))
 
-    def _count(self, request: RoutedRequest, change: int) -> None:
+    def _enter(self, request: RoutedRequest) -> None:
+        key = (-request.arrival.priority, request.begins_program, -_hit(request), request.program_seq, request.seq)
+        heapq.heappush(self._heap, (key, request.version, request))
+        missed = self._granules(request)
+        self._count(request, missed, 1)
+        if missed:
+            self._waiting.setdefault(missed[0], {})[request.rid] = request
+
+    def _leave(self, request: RoutedRequest) -> None:
+        missed = self._granules(request)
+        self._count(request, missed, -1)
+        if missed:
+            waiting = self._waiting[missed[0]]
+            del waiting[request.rid]
+            if not waiting:
+                del self._waiting[missed[0]]
+
+    def _granules(self, request: RoutedRequest) -> Sequence[int]:
+        """Hashes of the granules of a request's prompt that the replica does not have."""
+        if self._has_states:
+            return ()
+        return request.prefix.hashes[(request.work.length - request.work.miss) // GRANULE_TOKENS :]
+
+    def _count(self, request: RoutedRequest, missed: Sequence[int], change: int) -> None:
+        """Count a request in or out: of the granules that it misses, those that no other request does."""
+        counts = self._missed
+        tokens = request.work.miss - GRANULE_TOKENS * len(missed)
+        for each in missed:
+            count = counts.get(each, 0)
+            if count + change:
+                counts[each] = count + change
+            else:
+                del counts[each]
+            if not count or not count + change:
+                tokens += GRANULE_TOKENS
+        self.tokens += change * tokens
+        self.outputs += change * request.work.output
         self.size += change
-        self.tokens += change * request.work.miss
-        self.slots += change * request.slots
+
+    def _drop_void(self) -> None:
+        """Forget void entries once most are, those out of the reach of `first` too."""
+        if self.num_entries > 2 * self.size + 64:
+            self._heap = [entry for entry in self._heap if _is_valid(entry)]
+            heapq.heapify(self._heap)
+            self._arrivals = deque(entry for entry in self._arrivals if entry[1].version == entry[0])
+
+
+def _hit(request: RoutedRequest) -> int:
+    return (request.work.length - request.work.miss) // MATCH_UNIT
+
+
+def _is_valid(entry: tuple[_Key, int, RoutedRequest]) -> bool:
+    """Return True if the request is in the queue, with the hit that its key says."""
+    key, version, request = entry
+    return request.version == version and key[2] == -_hit(request)

@@ -336,16 +336,14 @@ class Router:
                 if request is None or request.replica is None:
                     break
                 loads[request.replica].queue.remove(request)
-                hit = self.placement.hits(request, (replica,)).get(replica, 0)
-                request.work = request.work._replace(miss=request.length - hit)
+                request.work = self.placement.work(request, replica)
                 self._bind_to(request, replica, now)
 
     def _fill(self, replica: int, load: ReplicaLoad, now: float) -> None:
         """Send a replica's queued requests while it takes them."""
         while (request := load.next(now)) is not None:
             load.queue.remove(request)
-            hit = self.placement.hits(request, (replica,)).get(replica, 0)  # more may be cached by now, or less
-            request.work = request.work._replace(miss=request.length - hit)
+            request.work = self.placement.work(request, replica)
             self._send_request(request, replica, load, now)
 
     def _send_request(self, request: RoutedRequest, replica: int, load: ReplicaLoad, now: float) -> None:
@@ -358,6 +356,8 @@ class Router:
             load.heard_at = now  # it had nothing to say before
         load.sent(request)
         self._send(replica, request.resumed(now))
+        if load.queue.size:
+            self.placement.advance(replica, request.booked)
 
     def _send(self, replica: int, message: Routable | AbortReq | ReleaseReq | WatchCacheReq | CacheAck) -> None:
         self._outgoing.append(Send(replica, self.placement.loads[replica].epoch, message))

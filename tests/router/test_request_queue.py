@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from radixrt.messages.scheduler import TokenizedReq
 from radixrt.messages.wire import pack_i32
 from radixrt.router.request_queue import RequestQueue
@@ -10,10 +12,12 @@ from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.queue_order import MATCH_UNIT, PATIENCE_S
 
 
-def request(seq: int, *, priority: int = 0, hit: int = 0, at: float = 0.0) -> RoutedRequest:
-    message = TokenizedReq(f"r{seq}", pack_i32(range(100)), SamplingParams(max_tokens=1), priority=priority)
+def request(
+    seq: int, *, priority: int = 0, hit: int = 0, at: float = 0.0, prompt: Sequence[int] = range(100)
+) -> RoutedRequest:
+    message = TokenizedReq(f"r{seq}", pack_i32(prompt), SamplingParams(max_tokens=1), priority=priority)
     made = RoutedRequest(message, seq, seq, at, max_len=1000, timeout_s=60.0)
-    made.work = Work(100 - hit, 100, 1.0)
+    made.work = Work(len(prompt) - hit, len(prompt), 1.0)
     return made
 
 
@@ -43,3 +47,32 @@ def test_requests_that_end_below_the_first_are_not_kept() -> None:
         queue.remove(low)
     assert list(queue) == [stays]
     assert queue.num_entries <= 70
+
+
+def test_what_requests_share_counts_once_and_they_move_up_when_it_is_there() -> None:
+    queue, prefix = RequestQueue(), list(range(200))  # three granules, and 8 tokens
+    other, first, second = (
+        request(1, prompt=range(500, 630)), request(2, prompt=[*prefix, 7]), request(3, prompt=[*prefix, 8, 9])
+    )  # fmt: skip
+    for each in (other, first, second):
+        queue.add(each)
+    assert queue.tokens == 130 + 192 + 9 + 10
+    assert queue.slots == queue.tokens + 3
+    assert queue.shared(request(4, prompt=[*prefix[:150], *range(900, 950)]).prefix, 0) == 128
+    assert queue.shared(first.prefix, 128) == 64
+    assert queue.first(0.0) is other
+    queue.remove(first)
+    assert queue.waiting_for(first.prefix.hashes) == [second]
+    queue.changed(second, second.work._replace(miss=10))
+    assert queue.tokens == 130 + 10
+    assert queue.first(0.0) is second, "it has the longest prefix"
+    assert list(queue) == [second, other]
+    assert not queue.waiting_for(first.prefix.hashes)
+
+
+def test_what_requests_share_counts_for_each_where_it_is_no_hit_without_a_state() -> None:
+    queue = RequestQueue(has_states=True)
+    for seq in (1, 2):
+        queue.add(request(seq))
+    assert queue.tokens == 200
+    assert not queue.shared(request(3).prefix, 0)

@@ -39,6 +39,23 @@ def test_what_was_just_sent_counts_as_cached_before_its_events_come() -> None:
     assert [fleet.router.open[rid].work.miss for rid in ("a", "b")] == [200, 201 - 192]
 
 
+def test_requests_of_a_new_prefix_meet_on_the_replica_where_the_first_one_waits() -> None:
+    fleet = FakeFleet(2)
+    for i in range(8):  # all rows of both replicas
+        fleet.submit(f"busy{i}", [1 + i, *OTHER], max_tokens=30, ignore_eos=True)
+    before = [[*PREFIX[:64], 30 + i] * 3 for i in range(3)]
+    for i, prompt in enumerate([PREFIX, *before, PREFIX]):
+        fleet.submit(f"r{i}", prompt, max_tokens=1)
+    queues = [load.queue for load in fleet.router.placement.loads.values()]
+    (holder,) = [queue for queue in queues if any(each.rid == "r0" for each in queue)]
+    assert any(each.rid == "r4" for each in holder)
+    fleet.drain()
+    assert fleet.where("r4") == fleet.where("r0")
+    done = [rid for rid in fleet.finishes if rid.startswith("r")]
+    assert done.index("r4") <= done.index("r0") + 2, "it follows as soon as the prefix is computed"
+    fleet.check()
+
+
 def test_a_replica_gets_no_more_than_it_soon_computes_and_the_rest_goes_on_elsewhere() -> None:
     fleet = FakeFleet(1)
     for i in range(10):
