@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from benchmarks.fleet.programs import ForkShape
 from benchmarks.serving.workloads import build
 from radixrt.bench.words import prose
 
@@ -23,33 +24,17 @@ CALL_LIMIT_S = 300.0
 
 
 @dataclass(frozen=True)
-class Fork:
-    """Programs that make a call, fork, and join; lengths in tokens. They begin at `rate` per second in the mean.
+class ForkLoad:
+    """`count` programs of one shape, which begin at `rate` per second in the mean."""
 
-    Attributes:
-        app, apps: length and number of prefixes that programs share; the popular ones are drawn more often (Zipf).
-        own: the program's own prompt behind it.
-        first, branch_out, join: outputs of the three kinds of calls.
-        branches: possible numbers of branches, drawn with `weights`.
-        branch_in: what each branch adds to the prompt.
-    """
-
-    app: int
-    apps: int
-    own: int
-    first: int
-    branches: tuple[int, ...]
-    weights: tuple[float, ...]
-    branch_in: int
-    branch_out: int
-    join: int
+    shape: ForkShape
     rate: float
     count: int
 
 
 PROGRAMS = {
-    "A": Fork(375, 6, 625, 24, (1, 4, 12), (0.5, 1 / 3, 1 / 6), 50, 24, 24, rate=1.25, count=75),
-    "B": Fork(0, 1, 4000, 32, (16,), (1.0,), 100, 32, 32, rate=0.25, count=15),
+    "A": ForkLoad(ForkShape(375, 6, 625, 24, (1, 4, 12), (0.5, 1 / 3, 1 / 6), 50, 24, 24), rate=1.25, count=75),
+    "B": ForkLoad(ForkShape(0, 1, 4000, 32, (16,), (1.0,), 100, 32, 32), rate=0.25, count=15),
 }
 SINGLE = ("tree", "shared-prefix")
 """Workloads of `benchmarks.serving`, of 64 requests each, 16 of them at a time."""
@@ -159,28 +144,28 @@ async def _single(player: Player, name: str, seed: int, share: float) -> None:
     await asyncio.gather(*(worker() for _ in range(workload.concurrency)))
 
 
-async def _open_loop(player: Player, shape: Fork, seed: int, share: float) -> None:
+async def _open_loop(player: Player, load: ForkLoad, seed: int, share: float) -> None:
     begin, running = time.perf_counter(), []
-    for at, name, rng, app in arrivals(shape, seed, max(1, round(shape.count * share))):
+    for at, name, rng, app in arrivals(load, seed, max(1, round(load.count * share))):
         await asyncio.sleep(max(0.0, at - (time.perf_counter() - begin)))
         running.append(
-            asyncio.ensure_future(player.program(lambda p, n=name, r=rng, a=app: _fork(p, shape, n, r, a)))  # type: ignore[misc]
+            asyncio.ensure_future(player.program(lambda p, n=name, r=rng, a=app: _fork(p, load.shape, n, r, a)))  # type: ignore[misc]
         )
     await asyncio.gather(*running)
 
 
-def arrivals(shape: Fork, seed: int, count: int) -> Iterator[tuple[float, str, random.Random, str]]:
+def arrivals(load: ForkLoad, seed: int, count: int) -> Iterator[tuple[float, str, random.Random, str]]:
     """Yield the second, the name, the generator and the application's prompt of each program."""
-    rng = random.Random(f"fleet/{seed}")
+    rng, shape = random.Random(f"fleet/{seed}"), load.shape
     apps = [prose(rng, shape.app) if shape.app else "" for _ in range(shape.apps)]
     zipf = [1 / (i + 1) for i in range(shape.apps)]
     at = 0.0
     for number in range(count):
-        at += rng.expovariate(shape.rate)
+        at += rng.expovariate(load.rate)
         yield at, f"{seed}-{number}", random.Random(f"fleet/{seed}/{number}"), rng.choices(apps, zipf)[0]
 
 
-async def _fork(player: Player, shape: Fork, name: str, rng: random.Random, app: str) -> None:
+async def _fork(player: Player, shape: ForkShape, name: str, rng: random.Random, app: str) -> None:
     prompt = f"{app} {prose(rng, shape.own)}".lstrip()
     branches = rng.choices(shape.branches, shape.weights)[0]
     tails = [prose(rng, shape.branch_in) for _ in range(branches)]

@@ -11,7 +11,8 @@ import httpx
 from benchmarks.fleet.compare import results_table
 from benchmarks.fleet.compare_load import PROGRAMS, Measured, Player, _open_loop, arrivals
 
-SHAPE = replace(PROGRAMS["A"], branches=(4,), weights=(1.0,), rate=1000.0)
+A = PROGRAMS["A"]
+LOAD = replace(A, shape=replace(A.shape, branches=(4,), weights=(1.0,)), rate=1000.0)
 
 
 class Server:
@@ -35,7 +36,7 @@ def played(server: Server, count: int = 1) -> Measured:
     async def run() -> Measured:
         async with httpx.AsyncClient(transport=httpx.MockTransport(server)) as http:
             player = Player(http, lambda: "http://fleet")
-            await _open_loop(player, SHAPE, 3, count / SHAPE.count)
+            await _open_loop(player, LOAD, 3, count / LOAD.count)
             return player.measured
 
     return asyncio.run(run())
@@ -62,9 +63,9 @@ def test_a_failed_call_ends_its_program_with_an_error() -> None:
 
 
 def test_the_same_seed_gives_the_same_programs() -> None:
-    one, other = ([(at, name, app, rng.random()) for at, name, rng, app in arrivals(SHAPE, 1, 20)] for _ in range(2))
+    one, other = ([(at, name, app, rng.random()) for at, name, rng, app in arrivals(LOAD, 1, 20)] for _ in range(2))
     assert one == other
-    assert one != [(at, name, app, rng.random()) for at, name, rng, app in arrivals(SHAPE, 2, 20)]
+    assert one != [(at, name, app, rng.random()) for at, name, rng, app in arrivals(LOAD, 2, 20)]
 
 
 def test_the_table_has_means_and_spreads_of_rounds() -> None:
