@@ -61,19 +61,25 @@ def in_turns(head: str, text: str, stops: list[str], scope: StopScope) -> tuple[
         head, text = head + text[:end], text[end:]
 
 
-@given(letters, stop_lists, st.sampled_from(["b<", "aa"]), st.lists(st.integers(1, 5), min_size=1))
-@relaxed
-def test_reasoning_that_the_model_begins_itself(text: str, stops: list[str], start: str, sizes: list[int]) -> None:
-    text = text.replace("c", " ")
-    scope = StopScope(reasoning_end="<b", reasoning_start=start)
-    matcher = ScopedMatcher(StopMatcher(stops), "<b", None, scope)
+def pushed(matcher: ScopedMatcher, text: str, sizes: list[int]) -> str:
+    """Push the text in parts of these sizes, over and over, until it ends or a stop string is found; return
+    the matcher's output."""
     out, at = "", 0
     for size in itertools.cycle(sizes):
         if at >= len(text) or matcher.matched:
             break
         out += matcher.push(text[at : at + size])
         at += size
-    out += matcher.flush()
+    return out + matcher.flush()
+
+
+@given(letters, stop_lists, st.sampled_from(["b<", "aa"]), st.lists(st.integers(1, 5), min_size=1))
+@relaxed
+def test_reasoning_that_the_model_begins_itself(text: str, stops: list[str], start: str, sizes: list[int]) -> None:
+    text = text.replace("c", " ")
+    scope = StopScope(reasoning_end="<b", reasoning_start=start)
+    matcher = ScopedMatcher(StopMatcher(stops), "<b", None, scope)
+    out = pushed(matcher, text, sizes)
     blank, begun = text[: len(text) - len(text.lstrip())], text.lstrip()
     if begun.startswith(start):
         kept, matched = expected(begun.removeprefix(start), stops, "<b", None)
@@ -88,13 +94,7 @@ def test_agrees_with_a_search_of_the_whole_text(
     text: str, stops: list[str], scope: StopScope | None, marker: str | None, sizes: list[int]
 ) -> None:
     matcher = ScopedMatcher(StopMatcher(stops), marker, None, scope)
-    out, at = "", 0
-    for size in itertools.cycle(sizes):
-        if at >= len(text) or matcher.matched:
-            break
-        out += matcher.push(text[at : at + size])
-        at += size
-    out += matcher.flush()
+    out = pushed(matcher, text, sizes)
     assert (out, matcher.matched) == expected(text, stops, marker, scope)
 
 
