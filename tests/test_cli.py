@@ -199,7 +199,7 @@ def test_a_prompt_that_cannot_be_served(folder: str, capfd: pytest.CaptureFixtur
 
 @pytest.fixture(scope="module")
 def answer(folder: str) -> Iterator[Callable[[str, int], str]]:
-    """What an engine of this process continues a text with, and the end of the line."""
+    """Return the text with which an engine of this process continues another, and the end of the line."""
     options = {"executor": "uni", "num_threads": 1, "dtype": "float32", "kv_cache_tokens": 2048}
     with radixrt.Engine(folder, show_progress=False, **options) as engine:
         yield lambda text, most: engine.generate(text, {"max_tokens": most, "temperature": 0}).text + "\n"

@@ -1,4 +1,4 @@
-"""What the documents name exists: files, headings behind links, commands with their flags, targets of make."""
+"""Names in the documents exist: files, headings behind links, commands with their flags, targets of make."""
 
 from __future__ import annotations
 

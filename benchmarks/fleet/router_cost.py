@@ -47,7 +47,7 @@ STEP_S = 0.02
 WARM_S = 2.0
 READY = SchedulerReady(4_000_000, 2048, "cpu", "float32")
 TIMES = StepTimes(0.002, 5e-6, 1e-9, 0.0, 1e-6, 0.0, decode_steps=1000, extend_steps=1000)
-"""What the replicas report: fast enough for the rate, so that no call waits in the router for a replica."""
+"""Step times that the replicas report: fast enough for the rate, so that no call waits in the router for a replica."""
 STATS_S = 0.25
 NOW: Callable[[], int] = lambda: time.monotonic_ns() // 1000 % 2**31  # noqa: E731  (a stamp that fits a token id)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 WATCH_S = 0.005
 WATCH_CORES = 8
-"""Where a GPU computes and there are so many cores or more, the scheduler watches for the answer of a constrained step
+"""On machines with a GPU and so many cores or more, the scheduler watches for the answer of a constrained step
 for so long before it sleeps, longer than most decode steps take. Main, tokenizer and runner need cores as well."""
 
 # Imports stand inside the functions: each process loads only its own part, and only the runner's needs torch.

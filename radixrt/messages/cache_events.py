@@ -266,7 +266,7 @@ class NodeTokens(Message, frozen=True, array_like=True, tag=True):
 
 
 class QueueView(msgspec.Struct, frozen=True, array_like=True):
-    """What a waiting request would find in the cache if it were admitted now, and why it is not.
+    """Prefix that a waiting request would find in the cache if it were admitted now, and why it is not.
 
     Attributes:
         matched_tokens: tokens whose keys and values it would find; more than `RequestView.cached_tokens` only if the

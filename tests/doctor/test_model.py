@@ -1,4 +1,4 @@
-"""What the doctor says of a model folder: from made-up facts about the machine and real config.json files."""
+"""The doctor's report on a model folder: from made-up facts about the machine and real config.json files."""
 
 from __future__ import annotations
 

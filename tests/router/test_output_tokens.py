@@ -1,4 +1,4 @@
-"""What requests have sampled is kept in columns, whatever comes in which order."""
+"""Sampled tokens of requests are kept in columns, whatever comes in which order."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Bench:
         self.epoch = 0
 
     def restart(self) -> None:
-        """What main does when the runner has died."""
+        """Announce new ranks, as main does when the runner has died."""
         self.epoch += 1
         self.inbox.send(RunnerRestarted(self.epoch, "it was told to"))
 

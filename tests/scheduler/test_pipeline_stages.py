@@ -52,7 +52,7 @@ def test_rows_are_divided_equally_and_none_is_overtaken() -> None:
 
 
 def test_of_more_free_rows_than_a_share_the_longest_unserved_are_served() -> None:
-    """Where many rows of one step end, others are free beyond a step's share."""
+    """Other rows are free beyond a step's share once many rows of one step end."""
     rows: list[Any] = [
         SimpleNamespace(last_step=step, num_pending=pending)
         for step, pending in ((7, 0), (3, 0), (8, 1), (-1, 0), (5, 0))

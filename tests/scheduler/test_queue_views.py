@@ -1,4 +1,4 @@
-"""What waiting requests would find in the cache, and why they are not admitted, for whoever watches."""
+"""Prefixes that waiting requests would find in the cache, and why they are not admitted, for whoever watches."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def test_the_shape_of_a_step_counts_each_of_its_tokens_once(chunk: int) -> None:
 
 
 def test_a_step_ends_when_the_runner_says_so() -> None:
-    """Where the loop computes steps itself, the first of two is answered only after the second has been computed."""
+    """In a loop that computes steps itself, the first of two is answered only after the second has been computed."""
     h = Harness(num_slots=64, depth=2)
     h.add("r", [1, 2, 3], max_tokens=40, ignore_eos=True)
     fit, now = StepTimeFit(), 0.0

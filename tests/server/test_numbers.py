@@ -50,7 +50,7 @@ OTHERS = ['""', '"1"', '"x"', "null", "true", "false", "[]", "[1]", "[[1]]", "{}
 
 
 BESIDE = {"program": {"id": "x"}, "structured_outputs": {"regex": "a"}, "structured": {"reasoning_end": "</x>"}}
-"""What an object needs besides the number."""
+"""Fields that an object needs besides the number."""
 
 
 @dataclass(frozen=True)

@@ -237,7 +237,7 @@ def test_stop_strings_are_for_the_text_beside_calls(ask: Any, engine: FakeEngine
 
 
 def test_stop_strings_are_not_for_the_reasoning(engine: FakeEngine) -> None:
-    """Of chats, responses and messages alike; what is not read as reasoning is searched."""
+    """Chats, responses and messages are alike; text that is not read as reasoning is searched."""
     prompt = "{{ messages[-1].content }}{% if add_generation_prompt %}<think>{% endif %}"
     begun = make_dialect(template(prompt), tokens={"<think>": 8, "</think>": 9})
     switch = make_dialect(template("{{ messages[-1].content }}"), reasoning_parser="think")

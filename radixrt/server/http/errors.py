@@ -31,7 +31,7 @@ _ANTHROPIC_TYPES = {
     **_TYPES, 408: "timeout_error", 409: "conflict_error", 413: "request_too_large", 503: "overloaded_error",
 }  # fmt: skip
 _HINTS = {"/v1/messages/batches": "; batches are not served: send each request to /v1/messages, all at the same time"}
-"""What to do instead, for paths that clients know from elsewhere and that are no routes here."""
+"""Ends of the error messages of paths that clients know from elsewhere and that are no routes here."""
 
 
 class ClientGone(Exception):

@@ -40,7 +40,7 @@ def start_server(folder: Path, *arguments: str) -> ServerProcess:
 
 @dataclass
 class Result:
-    """What a campaign found.
+    """Findings of a campaign.
 
     Attributes:
         lost: requests that no fault of theirs excuses; with the reason.
