@@ -57,7 +57,7 @@ class HybridEngine:
             answers[rid] = request.output
             self.prompt_tokens += len(request.prompt)
             sampling = SamplingParams(max_tokens=len(request.output) + 8)
-            self.scheduler.add(TokenizedReq(rid, pack_i32(request.prompt), sampling, program=request.hint), 0.0)
+            self.scheduler.intake.add(TokenizedReq(rid, pack_i32(request.prompt), sampling, program=request.hint), 0.0)
         sampled: Counter[str] = Counter()
         inflight: deque[ScheduleBatch] = deque()
         while not self.scheduler.is_idle:

@@ -118,7 +118,7 @@ class Device:
     def _run(self, scheduler: Scheduler, request: TokenizedReq) -> tuple[Int32Array, int]:
         """Serve a request to its end; return the last sampled token and the number of prefill steps."""
         before = scheduler.counters.extend_steps
-        scheduler.add(request, 0.0)
+        scheduler.intake.add(request, 0.0)
         sampled = b""
         while not scheduler.is_idle:
             batch = scheduler.next_batch(0.0)

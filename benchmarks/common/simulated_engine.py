@@ -138,9 +138,9 @@ class SimulatedEngine:
         return list(self.lives.values())[first:]
 
     def _arrive(self, rid: str, request: SimulatedRequest) -> None:
-        self.lives[rid] = Life(request, self.scheduler.load_stats(self.now, 0).predicted_wait_s)
+        self.lives[rid] = Life(request, self.scheduler.load.stats(self.now, 0).predicted_wait_s)
         sampling = SamplingParams(max_tokens=request.max_tokens, temperature=0.0)
-        self.scheduler.add(
+        self.scheduler.intake.add(
             TokenizedReq(
                 rid, pack_i32(request.prompt), sampling, priority=request.priority, timeout_s=request.timeout_s
             ),

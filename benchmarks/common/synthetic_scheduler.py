@@ -73,7 +73,7 @@ class SyntheticScheduler(SimulatedEngine):
             message = TokenizedReq(
                 rid, pack_i32(prompt), SamplingParams(max_tokens=most, temperature=0.0), program=hint
             )
-            self.scheduler.add(message, self.now)
+            self.scheduler.intake.add(message, self.now)
             self._sent += 1
         self._submit()
         if self._inflight:

@@ -75,7 +75,7 @@ class SimulatedReplica:
 
     def receive(self, message: TokenizedReq | AbortReq | ReleaseReq | WatchCacheReq | CacheAck, now: float) -> None:
         if isinstance(message, TokenizedReq):
-            self.scheduler.add(message, now)
+            self.scheduler.intake.add(message, now)
         elif isinstance(message, (WatchCacheReq, CacheAck)):
             self.stream.handle(message)
         elif isinstance(message, AbortReq):

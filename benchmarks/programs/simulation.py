@@ -173,7 +173,7 @@ class Simulation:
         hint = recorded.hint if self._hints else None
         rid = f"{run}.{call}"
         self._progress[rid] = 0
-        self.scheduler.add(
+        self.scheduler.intake.add(
             TokenizedReq(rid, pack_i32(np.array(recorded.prompt, np.int32)), sampling, program=hint), self._now
         )
 

@@ -25,14 +25,14 @@ MIN_WAIT_SHARE = 0.1
 
 
 class AdmissionControl:
-    """See the module's docstring. `load` makes the predictions."""
+    """See the module's docstring."""
 
     def __init__(
         self, config: SchedulerConfig, requests: RequestTable, load: LoadPredictor, counters: Counters
     ) -> None:
         self._config = config
         self._requests = requests
-        self.load = load
+        self._load = load
         self._counters = counters
 
     def refusal(self, arrival: Arrival, now: float, compiling: int) -> FinishError | None:
@@ -43,20 +43,20 @@ class AdmissionControl:
         """
         waiting = len(self._requests.waiting) + compiling
         if waiting >= self._config.max_queued_requests:
-            retry_after_s = self.load.next_admission_s(now, compiling) if self.load.can_predict else None
+            retry_after_s = self._load.next_admission_s(now, compiling) if self._load.can_predict else None
             return self._refused(
                 f"the queue is full ({self._config.max_queued_requests} requests wait); try again later", retry_after_s
             )
         has_row = len(self._requests.active) < self._config.max_running_requests
         longest_wait = self._config.max_queue_wait_s
-        if (has_row and not waiting) or not self.load.can_predict or longest_wait == math.inf:
+        if (has_row and not waiting) or not self._load.can_predict or longest_wait == math.inf:
             return None
-        prediction = self.load.predict(arrival, now, compiling)
+        prediction = self._load.predict(arrival, now, compiling)
         longest = max(arrival.timeout_s - SERVICE_MARGIN * prediction.service_s, MIN_WAIT_SHARE * arrival.timeout_s)
         if longest_wait is not None:
             longest = min(longest, longest_wait)
         if prediction.wait_s <= longest:
-            self.load.joined(arrival, prediction)
+            self._load.joined(arrival, prediction)
             return None
         late = prediction.wait_s - longest
         return self._refused(

@@ -151,10 +151,10 @@ class SchedulerLoop:
             if isinstance(message, TokenizedReq):
                 self._add(message, now)
             elif isinstance(message, (TokenizedScoreReq, TokenizedEmbedReq)):
-                self._core.add_group(message, now)
+                self._core.intake.add_group(message, now)
             elif isinstance(message, AbortReq):
                 if self._grammars.abort(message.rid):
-                    self._core.abandon(message.rid)
+                    self._core.intake.abandon(message.rid)
                 else:
                     self._core.abort(message.rid, now)
             elif isinstance(message, ReleaseReq):
@@ -179,14 +179,14 @@ class SchedulerLoop:
 
     def _add(self, message: TokenizedReq, now: float) -> None:
         if message.sampling.constraint is None:
-            self._core.add(message, now)
+            self._core.intake.add(message, now)
             return
         resumes = bool(message.resume_ids)
-        error = None if resumes else self._core.queue_error(message, now, self._grammars.num_pending)
+        error = None if resumes else self._core.intake.queue_error(message, now, self._grammars.num_pending)
         if error is None:
             self._grammars.submit(message, now)
         else:
-            self._core.refuse(message, error)
+            self._core.intake.refuse(message, error)
 
     def _take_grammars(self) -> bool:
         """Queue the requests whose grammar is compiled, and end those whose grammar failed to compile."""
@@ -195,9 +195,9 @@ class SchedulerLoop:
         for each in ready:
             if each.grammar is None:
                 assert each.error is not None
-                self._core.refuse(each.message, each.error)
+                self._core.intake.refuse(each.message, each.error)
             else:
-                self._core.add(each.message, now, each.grammar, each.info)
+                self._core.intake.add(each.message, now, each.grammar, each.info)
         return bool(ready)
 
     def _submit(self) -> bool:

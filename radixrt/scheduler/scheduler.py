@@ -2,26 +2,25 @@
 
 A step takes three verbs: `Scheduler.next_batch` decides it and allocates its slots, the executor's `submit` sends it to
 the runner, and `Scheduler.commit` (or `fail`) takes its answer. Steps are committed in the order in which they were
-decided; after `runner_lost` there are none until the runner is ready. `add` and `abort` change which requests are open.
-Deltas for the tokenizer accumulate until `take_deltas`.
+decided; after `runner_lost` there are none until the runner is ready. `intake.add` and `abort` change which requests
+are open. Deltas for the tokenizer accumulate until `take_deltas`.
 
-Parts of the scheduler, each the one writer of its state: `RequestTable` (open requests and their transitions),
-`AdmissionControl` (refusals), `Admission` (prefill chunks of a step), `Checkpoints` (places of states in prompts),
-`KVManager` (KV slots), `StateManager` (state slots), `ConstrainedRequests` (grammars), `Programs` (hints),
-`SharingPlanner` (shared prefixes), `StepTimeFit` (times of steps), `DeltaWriter` (output), `Recovery` (dead runners).
+Parts of the scheduler, each the one writer of its state: `RequestTable` (open requests and their transitions), `Intake`
+(new requests), `AdmissionControl` (refusals), `LoadPredictor` (predicted work), `Admission` (prefill chunks of a step),
+`Checkpoints` (places of states in prompts), `KVManager` (KV slots), `StateManager` (state slots),
+`ConstrainedRequests` (grammars), `Programs` (hints), `SharingPlanner` (shared prefixes), `StepTimeFit` (times of
+steps), `DeltaWriter` (output), `Recovery` (dead runners).
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable
 
 from radixrt.config import SchedulerConfig
-from radixrt.constrained.grammar import Grammar, bitmask_words
-from radixrt.messages.parts import FINISH_ABORT, FINISH_ERROR, FINISH_STOP, ConstraintInfo, Finish, FinishError
+from radixrt.constrained.grammar import bitmask_words
+from radixrt.messages.parts import FINISH_ERROR, FINISH_STOP, Finish, FinishError
 from radixrt.messages.runner import CascadeCosts, StepOutput
-from radixrt.messages.scheduler import TokenBatch, TokenizedReq
-from radixrt.messages.scheduler_stats import LoadStats
+from radixrt.messages.scheduler import TokenBatch
 from radixrt.messages.wire import unpack_i32
 from radixrt.scheduler.admission import Admission
 from radixrt.scheduler.admission_control import AdmissionControl
@@ -29,14 +28,14 @@ from radixrt.scheduler.checkpoints import Checkpoints
 from radixrt.scheduler.constrained import ConstrainedRequests, StepMasks, append_token
 from radixrt.scheduler.counters import Counters
 from radixrt.scheduler.deltas import DeltaWriter
+from radixrt.scheduler.intake import Intake
 from radixrt.scheduler.kv_manager import DecodeSlots, KVManager
-from radixrt.scheduler.load import LoadPredictor, arrival_of
+from radixrt.scheduler.load import LoadPredictor
 from radixrt.scheduler.output_lengths import OutputLengths
 from radixrt.scheduler.pipeline_stages import rows_of_step
 from radixrt.scheduler.programs import Programs
 from radixrt.scheduler.recovery import Recovery
 from radixrt.scheduler.req import Req, ReqState
-from radixrt.scheduler.request_group import GroupMessage, longest_row, make_group
 from radixrt.scheduler.request_table import RequestTable
 from radixrt.scheduler.schedule_batch import Chunk, ScheduleBatch, by_kind, decode_batch, extend_batch, shared_in_extend
 from radixrt.scheduler.sharing import NOTHING, SharingPlanner
@@ -70,11 +69,7 @@ class Scheduler:
         self._config = config
         self.stages = stages
         self._kv = kv
-        self._max_len = min(context_length, kv.allocator.num_slots)
-        self._eos_ids = frozenset(eos_ids)
         self._mask_words = bitmask_words(vocab_size)
-        self._seeds = random.Random(random_seed)
-        self._next_seq = 0
         self._next_step = 0
         self._num_inflight = 0
         self._next_expiry_check = 0.0
@@ -87,9 +82,13 @@ class Scheduler:
         self._requests = RequestTable(kv, self.programs, self._writer, self.counters, outputs)
         self.recovery = Recovery(self._requests, self.counters)
         self.admission = Admission(config, kv, self._requests, self.programs, checkpoints, self.step_time, stages)
-        load = LoadPredictor(config, kv, self._requests, self.admission.ratio, self.step_time, outputs)
-        self._control = AdmissionControl(config, self._requests, load, self.counters)
+        self.load = LoadPredictor(config, kv, self._requests, self.admission.ratio, self.step_time, outputs)
         self._constrained = ConstrainedRequests(kv, self._writer, self.counters)
+        self.intake = Intake(
+            config, self._requests, AdmissionControl(config, self._requests, self.load, self.counters), self.admission,
+            self._constrained, self.programs, self.recovery, self._writer,
+            max_len=min(context_length, kv.allocator.num_slots), eos_ids=eos_ids, random_seed=random_seed,
+        )  # fmt: skip
         self._sharing = SharingPlanner(cascade) if cascade is not None and kv.cache.shares else None
 
     @property
@@ -115,85 +114,7 @@ class Scheduler:
     def is_idle(self) -> bool:
         return not self._requests.by_rid and not self._num_inflight
 
-    # --- requests come and go ---
-
-    def add(
-        self, message: TokenizedReq, now: float, grammar: Grammar | None = None, info: ConstraintInfo | None = None
-    ) -> None:
-        """Queue a request. One that cannot be served gets its error finish instead; nothing is raised.
-
-        Args:
-            grammar: the initial state of the request's constraint, if it has one; `info` tells how it was compiled.
-        """
-        ids, resumed = unpack_i32(message.input_ids), unpack_i32(message.resume_ids).tolist()
-        error = self._refusal(message.rid, len(ids) + len(resumed)) or self.recovery.refusal(ids, now)
-        error = error or (None if resumed else self.queue_error(message, now))  # one that has begun may wait
-        if error is None and grammar is not None:
-            error = self._constrained.refusal(message, grammar, self._max_len - len(ids))
-        if error is not None:
-            self.refuse(message, error)
-            return
-        seed, seq = message.sampling.seed, self._take_seq()
-        hint = message.program
-        req = Req(
-            message, ids, seq=seq, seed=self._seeds.getrandbits(63) if seed is None else seed, eos_ids=self._eos_ids,
-            max_len=self._max_len, now=now, timeout_s=self._timeout_s(message), grammar=grammar, constraint_info=info,
-            call=None if hint is None else self.programs.begin_call(hint, now, len(ids), message.priority),
-        )  # fmt: skip
-        self._requests.queue(req)
-        self.admission.arrived(req)
-        if (finish := self._constrained.start(req, resumed)) is not None:
-            self._requests.end(req, finish, now)
-
-    def add_group(self, message: GroupMessage, now: float) -> None:
-        """Queue a scoring or embedding request; as `add`."""
-        length = longest_row(message)
-        error = self._refusal(message.rid, length) or self.queue_error(message, now)
-        if error is not None:
-            self._writer.refuse(message.rid, Finish(FINISH_ERROR, error=error), length)
-            return
-        group = make_group(message, seq=self._take_seq(), now=now, timeout_s=self._timeout_s(message))
-        if message.program is not None:
-            group.call = self.programs.begin_call(message.program, now, priority=message.priority)
-        self._requests.queue_group(group)
-
-    def _take_seq(self) -> int:
-        self._next_seq += 1
-        return self._next_seq - 1
-
-    def _timeout_s(self, message: TokenizedReq | GroupMessage) -> float:
-        return self._config.request_timeout_s if message.timeout_s is None else message.timeout_s
-
-    def refuse(self, message: TokenizedReq, error: FinishError) -> None:
-        """Write the error finish of a request that is not queued."""
-        self._writer.refuse(message.rid, Finish(FINISH_ERROR, error=error), len(message.input_ids) // 4)
-
-    def abandon(self, rid: str) -> None:
-        """Write the finish of a request that was aborted before it was added."""
-        self._writer.refuse(rid, Finish(FINISH_ABORT), 0)
-
-    def _refusal(self, rid: str, length: int) -> FinishError | None:
-        if rid in self._requests:
-            return FinishError(f"request id {rid!r} is in use", param="rid", status=400)
-        if not 0 < length < self._max_len:
-            return FinishError(
-                f"the prompt has {length} tokens; this engine takes 1 to {self._max_len - 1} "
-                "(the context and the KV pool bound it)",
-                param="prompt", code="context_length_exceeded", status=400,
-            )  # fmt: skip
-        return None
-
-    def queue_error(self, message: TokenizedReq | GroupMessage, now: float, compiling: int = 0) -> FinishError | None:
-        """The error of a further request when the queue is full or the request would wait too long; None otherwise.
-
-        Args:
-            compiling: number of requests that will join the queue once their grammar is compiled.
-        """
-        return self._control.refusal(arrival_of(message, self._max_len, self._timeout_s(message)), now, compiling)
-
-    def load_stats(self, now: float, compiling: int) -> LoadStats:
-        """The load in numbers; `compiling` as in `queue_error`."""
-        return self._control.load.stats(now, compiling)
+    # --- requests end ---
 
     def abort(self, rid: str, now: float) -> None:
         """End a request in whatever state it is; an unknown rid does nothing."""

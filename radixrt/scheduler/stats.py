@@ -36,7 +36,7 @@ def scheduler_stats(core: Scheduler, grammars: GrammarManager, now: float) -> Sc
         grammars=grammars.stats(),
         programs=core.programs.stats(),
         refused=c.refused,
-        load=core.load_stats(now, grammars.num_pending),
+        load=core.load.stats(now, grammars.num_pending),
         runner_restarts=c.runner_restarts,
         resumed=c.resumed,
         cache_resets=dict(c.cache_resets),

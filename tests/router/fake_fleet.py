@@ -51,9 +51,9 @@ class FakeReplica(Harness):
 
     def handle(self, message: Any) -> None:
         if isinstance(message, TokenizedReq):
-            self.scheduler.add(message, self.now)
+            self.scheduler.intake.add(message, self.now)
         elif isinstance(message, TokenizedScoreReq):
-            self.scheduler.add_group(message, self.now)
+            self.scheduler.intake.add_group(message, self.now)
         elif isinstance(message, AbortReq):
             self.scheduler.abort(message.rid, self.now)
         elif isinstance(message, ReleaseReq):

@@ -129,7 +129,7 @@ def test_a_grammar_is_enforced_by_the_mask(depth: int, tiny_model: Callable[[str
     bench = Bench(tiny_model("llama"), kv_cache_tokens=256, max_inflight_steps=depth)
     wanted = [11, 400, 32, 31, 500, 3]
     sampling = SamplingParams(temperature=0.9, seed=1, max_tokens=20, structured=NO_JUMPS)
-    bench.core.add(
+    bench.core.intake.add(
         TokenizedReq("bound", pack_i32([5, 6, 7]), sampling),
         time.monotonic(),
         FixedSequence(wanted, bench.runner.vocab_size),

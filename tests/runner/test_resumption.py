@@ -47,7 +47,7 @@ def _start(folder: Path, **options: Any) -> Bench:
         bench.inbox.send(TokenizedEmbedReq(pooling, [pack_i32(CHOSEN_AFTER), pack_i32([5, 6, 7] * 9)], pooling))
     sampling = SamplingParams(temperature=0.9, seed=1, max_tokens=TOKENS, structured=NO_JUMPS)
     message = TokenizedReq("bound", pack_i32([5, 6, 7]), sampling)
-    bench.core.add(message, time.monotonic(), FixedSequence(FORCED, bench.runner.vocab_size))
+    bench.core.intake.add(message, time.monotonic(), FixedSequence(FORCED, bench.runner.vocab_size))
     return bench
 
 

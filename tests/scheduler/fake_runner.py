@@ -357,7 +357,7 @@ class Harness:
         sampling = SamplingParams(**{"max_tokens": 4, "temperature": 0.0, **fields})  # type: ignore[arg-type]
         message = TokenizedReq(rid, pack_i32(prompt), sampling, **envelope)  # type: ignore[arg-type]
         self.requests.setdefault(rid, message)
-        self.scheduler.add(message, self.now, grammar)  # type: ignore[arg-type]
+        self.scheduler.intake.add(message, self.now, grammar)  # type: ignore[arg-type]
 
     def add_score(self, rid: str, choices: dict[tuple[int, ...], list[list[int]]], **envelope: object) -> None:
         """Score choices after each of the prefixes."""
@@ -367,12 +367,12 @@ class Harness:
         ]
         message = TokenizedScoreReq(rid, prefixes, rows, **envelope)  # type: ignore[arg-type]
         self.score_requests.setdefault(rid, message)
-        self.scheduler.add_group(message, self.now)
+        self.scheduler.intake.add_group(message, self.now)
 
     def add_embed(self, rid: str, prompts: list[list[int]], pooling: Pooling, **envelope: object) -> None:
         message = TokenizedEmbedReq(rid, [pack_i32(ids) for ids in prompts], pooling, **envelope)  # type: ignore[arg-type]
         self.embed_requests.setdefault(rid, message)
-        self.scheduler.add_group(message, self.now)
+        self.scheduler.intake.add_group(message, self.now)
 
     def submit(self) -> bool:
         """One next_batch; True if it gave a step."""

@@ -31,14 +31,14 @@ def engine(*, train: bool = True, **options: object) -> SimulatedEngine:
     at = SimulatedEngine(CPU, **{"max_running_requests": 4, **options})
     if train:
         at.run([request(float(i)) for i in range(30)])
-        assert at.scheduler.load_stats(at.now, 0).step_times is not None
+        assert at.scheduler.load.stats(at.now, 0).step_times is not None
     return at
 
 
 def error(at: SimulatedEngine, compiling: int = 0, *, priority: int = 0, timeout_s: float | None = None) -> FinishError:
     """The refusal of one more request; fails if there is none."""
     message = TokenizedReq("one more", pack_i32([5] * 50), SamplingParams(max_tokens=8), priority, timeout_s=timeout_s)
-    found = at.scheduler.queue_error(message, at.now, compiling)
+    found = at.scheduler.intake.queue_error(message, at.now, compiling)
     assert found is not None
     return found
 
@@ -47,7 +47,7 @@ def queue(at: SimulatedEngine, count: int, output: int = 30, **fields: object) -
     """Let `count` requests arrive at once, without running them; they end after the test."""
     for _ in range(count):
         made = request(at.now, output=output)
-        at.scheduler.add(
+        at.scheduler.intake.add(
             TokenizedReq(f"q{next(NUMBERS)}", pack_i32(made.prompt), SamplingParams(max_tokens=output), **fields),
             at.now,
         )
@@ -105,8 +105,8 @@ def test_what_its_own_work_will_take_is_left_of_a_timeout() -> None:
     queue(at, 30)
     long = TokenizedReq("l", pack_i32([5] * 50), SamplingParams(max_tokens=2000), timeout_s=6.0)
     short = TokenizedReq("s", pack_i32([5] * 50), SamplingParams(max_tokens=2), timeout_s=6.0)
-    assert at.scheduler.queue_error(long, at.now) is not None
-    assert at.scheduler.queue_error(short, at.now) is None
+    assert at.scheduler.intake.queue_error(long, at.now) is not None
+    assert at.scheduler.intake.queue_error(short, at.now) is None
 
 
 def test_a_higher_priority_waits_only_for_its_equals() -> None:
@@ -114,7 +114,7 @@ def test_a_higher_priority_waits_only_for_its_equals() -> None:
     queue(at, 60)
     assert error(at).retry_after_s is not None
     message = TokenizedReq("urgent", pack_i32([5] * 50), SamplingParams(max_tokens=8), priority=1)
-    assert at.scheduler.queue_error(message, at.now) is None
+    assert at.scheduler.intake.queue_error(message, at.now) is None
     error(at, priority=-1)
 
 
@@ -122,7 +122,7 @@ def test_requests_whose_grammar_is_compiled_stand_before() -> None:
     at = engine(max_queue_wait_s=1.0)
     queue(at, 6)
     message = TokenizedReq("r", pack_i32([5] * 50), SamplingParams(max_tokens=8))
-    assert at.scheduler.queue_error(message, at.now) is None
+    assert at.scheduler.intake.queue_error(message, at.now) is None
     at.now += 0.2
     error(at, compiling=60)
 
@@ -134,9 +134,9 @@ def test_scoring_requests_count_and_are_refused() -> None:
 
     at = engine(max_queue_wait_s=1.0)
     for i in range(20):
-        at.scheduler.add_group(score(f"s{i}"), at.now)
+        at.scheduler.intake.add_group(score(f"s{i}"), at.now)
     assert 2 < len(at.scheduler.waiting) < 19
-    assert at.scheduler.queue_error(score("one more"), at.now) is not None
+    assert at.scheduler.intake.queue_error(score("one more"), at.now) is not None
     assert error(at).code == "queue_full"
     assert at.scheduler.counters.refused > 0
 
@@ -164,15 +164,15 @@ def test_a_full_queue_tells_when_it_will_move() -> None:
     assert "the queue is full (10 requests wait)" in found.message
     assert found.retry_after_s is not None
     assert found.retry_after_s > 0.2
-    assert engine(train=False, max_queued_requests=1).scheduler.load_stats(0.0, 0).predicted_wait_s == 0.0
+    assert engine(train=False, max_queued_requests=1).scheduler.load.stats(0.0, 0).predicted_wait_s == 0.0
 
 
 def test_the_load_in_numbers() -> None:
     at = engine()
-    quiet = at.scheduler.load_stats(at.now, 0)
+    quiet = at.scheduler.load.stats(at.now, 0)
     assert (quiet.predicted_wait_s, quiet.queued_tokens, quiet.queued_output_tokens) == (0.0, 0, 0)
     queue(at, 24)
-    load = at.scheduler.load_stats(at.now, 0)
+    load = at.scheduler.load.stats(at.now, 0)
     assert len(at.scheduler.waiting) == 20
     assert load.queued_tokens == pytest.approx(20 * 100, rel=0.02)
     assert load.queued_output_tokens == pytest.approx(20 * 30, rel=0.05)

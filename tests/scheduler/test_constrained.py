@@ -111,7 +111,7 @@ def test_forced_and_closing_tokens_are_reported(depth):
     grammar = ScriptedGrammar(3)
     message = TokenizedReq("r", pack_i32([1, 2]), SamplingParams(max_tokens=20, ignore_eos=True))
     h.requests["r"] = message
-    h.scheduler.add(message, 0.0, grammar, ConstraintInfo("scripted", ["/a: not"], compile_s=0.5))
+    h.scheduler.intake.add(message, 0.0, grammar, ConstraintInfo("scripted", ["/a: not"], compile_s=0.5))
     deltas = []
     while h.inflight or h.scheduler.next_batch is None or not h.scheduler.is_idle:
         while len(h.inflight) < depth and h.submit():

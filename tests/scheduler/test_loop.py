@@ -153,7 +153,7 @@ class Noted(FixedSequence):
 def test_of_constrained_rows_what_the_device_waits_for_leaves_first() -> None:
     at = Loop(depth=2, runs_ahead=True)
     message = TokenizedReq("r", pack_i32([1, 2]), SamplingParams(max_tokens=9, structured=NO_JUMPS))
-    at.harness.scheduler.add(message, time.monotonic(), Noted([5, 6, 7, 8, 9, 10], at.log))
+    at.harness.scheduler.intake.add(message, time.monotonic(), Noted([5, 6, 7, 8, 9, 10], at.log))
     at.loop.run_once(wait=False)
     assert at.log == ["step 0", "mask 0", "step 1"]
     assert at.answer() == ["answer 0", "accept", "mask 1", "step 2", "tokens", "settle"]
@@ -164,7 +164,7 @@ def test_over_pipeline_stages_a_mask_leaves_with_its_step() -> None:
     at = Loop(depth=2, runs_ahead=True, stages=2)
     for i in range(2):
         message = TokenizedReq(f"r{i}", pack_i32([1, 2, i]), SamplingParams(max_tokens=9, structured=NO_JUMPS))
-        at.harness.scheduler.add(message, time.monotonic(), FixedSequence([5, 6, 7, 8, 9, 10]))
+        at.harness.scheduler.intake.add(message, time.monotonic(), FixedSequence([5, 6, 7, 8, 9, 10]))
     at.loop.run_once(wait=False)
     assert at.log == ["step 0", "mask 0"]
     assert at.answer() == ["answer 0", "step 1", "mask 1", "step 2", "mask 2", "tokens"]
@@ -178,7 +178,7 @@ def test_a_grammar_that_fails_late_says_so_at_once() -> None:
 
     at = Loop(depth=1, runs_ahead=False)
     message = TokenizedReq("r", pack_i32([1, 2]), SamplingParams(max_tokens=9, structured=NO_JUMPS))
-    at.harness.scheduler.add(message, time.monotonic(), Failing([5, 6, 7]))
+    at.harness.scheduler.intake.add(message, time.monotonic(), Failing([5, 6, 7]))
     at.loop.run_once(wait=False)
     assert at.answer() == ["answer 0", "tokens", "tokens"]
     assert "r" in at.outbox.finished
@@ -203,7 +203,7 @@ def test_the_answer_of_a_constrained_step_is_watched_for(watch_s: float, is_cons
     at = Loop(depth=1, runs_ahead=True, watch_s=watch_s)
     sampling = SamplingParams(max_tokens=9, structured=NO_JUMPS)
     grammar = FixedSequence([5, 6, 7]) if is_constrained else None
-    at.harness.scheduler.add(TokenizedReq("r", pack_i32([1, 2]), sampling), time.monotonic(), grammar)
+    at.harness.scheduler.intake.add(TokenizedReq("r", pack_i32([1, 2]), sampling), time.monotonic(), grammar)
     at.loop.run_once(wait=False)
     waiter = at.loop._poller = Waiter()  # type: ignore[assignment]
     at.loop.run_once(wait=True)
@@ -218,7 +218,7 @@ def test_rows_that_may_sample_the_same_share_a_mask() -> None:
         if i != 2:
             grammar.mask = lambda: shared  # type: ignore[method-assign]
         sampling = SamplingParams(max_tokens=9, structured=NO_JUMPS)
-        at.harness.scheduler.add(TokenizedReq(f"r{i}", pack_i32([1, 2, i]), sampling), 0.0, grammar)
+        at.harness.scheduler.intake.add(TokenizedReq(f"r{i}", pack_i32([1, 2, i]), sampling), 0.0, grammar)
     batch = at.harness.scheduler.next_batch(0.0)
     assert batch is not None
     assert len(batch.grammar_rows) == 4

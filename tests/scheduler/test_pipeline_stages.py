@@ -169,7 +169,7 @@ def test_the_model_of_times_is_of_one_stage() -> None:
 def test_the_load_of_stages_is_that_of_all_rows() -> None:
     """Whoever plays a queue forward gives each row a token in a step, which is one step of each stage here."""
     scheduler = Harness(stages=3).scheduler
-    times = scheduler.load_stats(0.0, 0).step_times
+    times = scheduler.load.stats(0.0, 0).step_times
     assert times is not None
     assert times.step == 3 * scheduler.step_time.times.step
     assert times.row == scheduler.step_time.times.row

@@ -19,7 +19,7 @@ def resumed(harness: Harness, rid: str, prompt: list[int], output: list[int], **
     sampling = SamplingParams(**{"max_tokens": 12, "temperature": 0.0, **fields})  # type: ignore[arg-type]
     message = TokenizedReq(rid, pack_i32(prompt), sampling)
     harness.requests[rid] = message
-    harness.scheduler.add(msgspec.structs.replace(message, resume_ids=pack_i32(output)), harness.now)
+    harness.scheduler.intake.add(msgspec.structs.replace(message, resume_ids=pack_i32(output)), harness.now)
     harness.outputs[rid] = list(output)
 
 
@@ -73,7 +73,7 @@ def test_output_that_does_not_fit_the_context_is_refused() -> None:
 def constrained(harness: Harness, seed: int, output: list[int]) -> None:
     sampling = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
     message = TokenizedReq("a", pack_i32(PROMPT), sampling, resume_ids=pack_i32(output))
-    harness.scheduler.add(message, 0.0, ScriptedGrammar(seed))
+    harness.scheduler.intake.add(message, 0.0, ScriptedGrammar(seed))
     harness.outputs["a"] = list(output)
 
 
@@ -98,7 +98,9 @@ def test_output_that_the_grammar_does_not_allow_ends_the_request() -> None:
     grammar = next(g for g in map(ScriptedGrammar, range(50)) if g.run)
     sampling = SamplingParams(max_tokens=20)
     wrong = grammar.run[0] % 48 + 1
-    harness.scheduler.add(TokenizedReq("a", pack_i32(PROMPT), sampling, resume_ids=pack_i32([wrong])), 0.0, grammar)
+    harness.scheduler.intake.add(
+        TokenizedReq("a", pack_i32(PROMPT), sampling, resume_ids=pack_i32([wrong])), 0.0, grammar
+    )
     harness.take()
     error = harness.finishes["a"].error
     assert error is not None

@@ -240,7 +240,7 @@ def test_prompts_that_cannot_fit_are_refused():
 def test_a_live_rid_cannot_be_used_twice():
     h = Harness()
     h.add("r", [1, 2, 3], max_tokens=3)
-    h.scheduler.add(h.requests["r"], h.now)
+    h.scheduler.intake.add(h.requests["r"], h.now)
     deltas = deltas_of(h.scheduler.take_deltas())
     assert deltas[0].finish.error.param == "rid"
     h.drain()

@@ -124,7 +124,7 @@ def test_rows_survive_retraction() -> None:
 @pytest.mark.parametrize("length", [64, 65, 200])
 def test_what_does_not_fit_is_refused(length: int) -> None:
     h = Harness()
-    h.scheduler.add_group(
+    h.scheduler.intake.add_group(
         TokenizedScoreReq("a", [pack_i32([1] * length)], [ScoreRow(0, b"", pack_i32([length - 1]), pack_i32([EOS]))]),
         0.0,
     )
