@@ -29,7 +29,7 @@ from radixrt.messages.client import (
     ToMain,
     ToTokenizer,
 )
-from radixrt.messages.fleet import ReplicaStats
+from radixrt.messages.fleet import ReplicaStats, RouterQueue
 from radixrt.messages.parts import FINISH_ERROR, Finish, FinishError
 from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq, ReleaseReq
 from radixrt.messages.scheduler_stats import SchedulerStats
@@ -40,6 +40,9 @@ ENGINE_DEAD = "engine_dead"
 
 
 State = Literal["starting", "serving", "restarting", "failed"]
+
+ToReader = FromWatched | RouterQueue | EngineReady
+"""Messages to whoever watches the cache of an engine or of a replica."""
 
 _Replies = queue.SimpleQueue[ControlReply | EngineError]
 """Queue for the reply to a control request, or for the failure because of which there will be none."""
@@ -107,7 +110,7 @@ class EngineClient:
         self._epoch = 0  # of the processes whose EngineReady is awaited
         self._controls: dict[str, _Replies] = {}
         self._control_ids = itertools.count()
-        self._watchers: dict[int | None, Callable[[FromWatched | EngineReady], None]] = {}
+        self._watchers: dict[int | None, Callable[[ToReader], None]] = {}
         self.ready = threading.Event()
         self.info: EngineReady | None = None
         self.status = EngineStatus("starting")
@@ -249,9 +252,9 @@ class EngineClient:
     # --- whoever watches the cache ---
 
     def watch(
-        self, receive: Callable[[FromWatched | EngineReady], None] | None, replica: int | None = None
+        self, receive: Callable[[ToReader], None] | None, replica: int | None = None
     ) -> None:  # fmt: skip
-        """Pass messages about the cache, and restarts of the engine, to a reader; None ends that.
+        """Pass messages about the cache and the router's queue, and restarts, to a reader; None ends that.
 
         Args:
             receive: called in the receiver thread, which it must not hold up.
@@ -282,8 +285,9 @@ class EngineClient:
                 self._merge_stats()
         elif isinstance(message, EngineReady):
             self._serve(message)
-            for watcher in list(self._watchers.values()):
-                watcher(message)
+            self._show_all(message)
+        elif isinstance(message, RouterQueue):
+            self._show_all(message)
         elif isinstance(message, FromWatched):
             self._show(None, message)
         elif isinstance(message, PageWatched):
@@ -296,6 +300,10 @@ class EngineClient:
     def _show(self, replica: int | None, message: FromWatched) -> None:
         watcher = self._watchers.get(replica)
         if watcher is not None:
+            watcher(message)
+
+    def _show_all(self, message: RouterQueue | EngineReady) -> None:
+        for watcher in list(self._watchers.values()):
             watcher(message)
 
     def _merge_stats(self) -> None:

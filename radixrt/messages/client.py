@@ -2,7 +2,7 @@
 
 client -> tokenizer   GenerateReq, ScoreReq, EmbedReq, ClassifyReq, RelevanceReq, TokenizeReq, DetokenizeReq, AbortReq,
                       ReleaseReq, ControlReq
-tokenizer -> client   OutputBatch, EngineReady, ControlReply, SchedulerStats, ReplicaStats
+tokenizer -> client   OutputBatch, EngineReady, ControlReply, SchedulerStats, FromRouter
 
 Those of `radixrt.messages.cache_events` are passed on, both ways.
 """
@@ -14,7 +14,7 @@ from functools import cached_property
 import msgspec
 
 from radixrt.messages.cache_events import FromWatched, PageWatch, PageWatched, ToWatched
-from radixrt.messages.fleet import ReplicaStats
+from radixrt.messages.fleet import FromRouter
 from radixrt.messages.parts import (
     ChatPrompt,
     ConstraintInfo,
@@ -347,10 +347,10 @@ ToTokenizer = (
     | SchedulerReady
     | ControlReply
     | SchedulerStats
-    | ReplicaStats
+    | FromRouter
     | ToWatched
     | FromWatched
     | PageWatch
     | PageWatched
 )
-ToMain = OutputBatch | EngineReady | ControlReply | SchedulerStats | ReplicaStats | FromWatched | PageWatched
+ToMain = OutputBatch | EngineReady | ControlReply | SchedulerStats | FromRouter | FromWatched | PageWatched

@@ -17,7 +17,14 @@ import msgspec
 import zmq
 
 from radixrt.channel import Outbox, Tag, TaggedInbox, TaggedOutbox, ZmqInbox
-from radixrt.messages.cache_events import CacheEvents, FromWatched, PageWatch, PageWatched, ToWatched
+from radixrt.messages.cache_events import (
+    CacheEvents,
+    FromWatched,
+    PageWatch,
+    PageWatched,
+    ToWatched,
+    WatchCacheReq,
+)
 from radixrt.messages.client import ToTokenizer
 from radixrt.messages.fleet import FromReplica, ReplicaNotice, ReplicaStats, RouterView, ToRouter
 from radixrt.messages.scheduler import (
@@ -37,6 +44,7 @@ from radixrt.messages.scheduler import (
 from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.router.controls import Controls
 from radixrt.router.prices import wait_s
+from radixrt.router.queue_view import router_queue
 from radixrt.router.replica_load import ReplicaInfo
 from radixrt.router.routed_request import Work
 from radixrt.router.router import Router
@@ -97,6 +105,7 @@ class RouterLoop:
         self._gathers_until: float | None = time.monotonic() + GATHER_S
         self._held: list[ToScheduler] = []
         self._unknown: set[int] = set()  # replicas whose snapshot is not complete
+        self._paged: set[int] = set()  # replicas that pages show
         self._next_tick = self._next_views = 0.0
         self._poller = zmq.Poller()
         self._poller.register(inbox.socket, zmq.POLLIN)
@@ -178,13 +187,20 @@ class RouterLoop:
         elif isinstance(message, ControlReq):
             self._control(message, now)
         elif isinstance(message, PageWatch):
-            load = router.placement.loads.get(message.replica)
-            if load is not None and not load.is_fenced:
-                self._replicas[message.replica].outbox.send_tagged(Tag(message.replica, load.epoch), message)
+            self._watch(message)
         else:
             assert isinstance(message, (ToWatched, RunnerRestarted, Reset))
             logger.debug("dropped a message for a scheduler: %s", type(message).__name__)
         self._flush()
+
+    def _watch(self, message: PageWatch) -> None:
+        """Pass a page's message on to its replica, and note whether any page is open."""
+        replica, asked = message.replica, message.message
+        if isinstance(asked, WatchCacheReq):
+            (self._paged.add if asked.watch else self._paged.discard)(replica)
+        load = self._router.placement.loads.get(replica)
+        if load is not None and not load.is_fenced:
+            self._replicas[replica].outbox.send_tagged(Tag(replica, load.epoch), message)
 
     def _control(self, request: ControlReq, now: float) -> None:
         if request.op == "drain":
@@ -314,6 +330,8 @@ class RouterLoop:
             self._next_views = now + VIEW_S
             for replica in loads:
                 self._tell(replica)
+            if self._paged:
+                self._tokenizer.send(router_queue(self._router.placement, self._router.unbound.values(), now))
         if self._drains and not self._router.open:
             self._answer([ControlReply(request.id, ok=True) for request in self._drains])
             self._drains.clear()

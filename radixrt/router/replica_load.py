@@ -81,17 +81,22 @@ class ReplicaLoad:
         return not self.is_draining and not self.is_fenced
 
     @property
-    def has_room(self) -> bool:
-        """The replica should get another request: it has less than AHEAD_STEPS chunks of prompts ahead, a row, and,
-        unless it is idle, slots."""
+    def shortage(self) -> str:
+        """Reason why the replica should get no request now, one of `radixrt.messages.fleet.ROUTER_OBSTACLES`: it has
+        AHEAD_STEPS chunks of prompts ahead, or no row, or no slots. "" if there is none; an idle one has none."""
         rows, info = len(self.open), self.info
         if not rows:
-            return True
-        return (
-            self.unstarted_tokens < AHEAD_STEPS * info.chunked_prefill_size
-            and rows < info.max_running_requests
-            and self.reachable > 0
-        )
+            return ""
+        if self.unstarted_tokens >= AHEAD_STEPS * info.chunked_prefill_size:
+            return "prompts"
+        if rows >= info.max_running_requests:
+            return "requests"
+        return "" if self.reachable > 0 else "slots"
+
+    @property
+    def has_room(self) -> bool:
+        """The replica should get another request."""
+        return not self.shortage
 
     @property
     def is_crowded(self) -> bool:
@@ -112,13 +117,22 @@ class ReplicaLoad:
         return not self.open or self.reachable - request.slots >= BEGIN_SHARE * self.info.num_slots
 
     def takes(self, request: RoutedRequest, now: float) -> bool:
-        """The replica should get this request now. Calls of programs that have begun go first; a program that begins
-        waits while the replica is crowded or short of slots, but not for longer than PATIENCE_S."""
-        if not self.has_room:
-            return False
-        if not request.begins_program or now - request.arrived_at > PATIENCE_S:
-            return True
-        return self.has_slots_to_begin(request) and not self.is_crowded
+        """The replica should get this request now."""
+        return not self.obstacle(request, now)
+
+    def obstacle(self, request: RoutedRequest, now: float) -> str:
+        """Return the reason why the replica should not get this request now, whatever waits before it: one of
+        `radixrt.messages.fleet.ROUTER_OBSTACLES`, "" for none.
+
+        Calls of programs that have begun go first; a program that begins waits while the replica is crowded or short of
+        slots, but not for longer than PATIENCE_S.
+        """
+        shortage = self.shortage
+        if shortage or not request.begins_program or now - request.arrived_at > PATIENCE_S:
+            return shortage
+        if not self.has_slots_to_begin(request):
+            return "program_slots"
+        return "programs" if self.is_crowded else ""
 
     def next(self, now: float) -> RoutedRequest | None:
         """The first request of the queue, if the replica should get it now."""

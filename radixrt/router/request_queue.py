@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, takewhile
 
 from radixrt.mem_cache.granules import GRANULE_TOKENS
 from radixrt.router.replica_index import Prefix
@@ -20,6 +21,8 @@ from radixrt.router.routed_request import RoutedRequest, Work
 from radixrt.scheduler.queue_order import MATCH_UNIT, PATIENCE_S
 
 _Key = tuple[int, bool, int, int, int]
+MAX_VISITS = 1024
+"""Entries that `RequestQueue.ahead` looks at, about 1 ms."""
 
 
 class RequestQueue:
@@ -73,6 +76,34 @@ class RequestQueue:
         first, oldest = heap[0][2], arrivals[0][1]
         is_overdue = now - oldest.arrived_at > PATIENCE_S
         return oldest if is_overdue and oldest.arrival.priority >= first.arrival.priority else first
+
+    def ahead(self, count: int, now: float) -> list[RoutedRequest]:
+        """Return the first requests, about in the order in which they will be sent; at most MAX_VISITS entries of a
+        queue are looked at, however long it is."""
+        found = self._smallest(count)
+        overdue = takewhile(lambda entry: now - entry[1].arrived_at > PATIENCE_S, self._arrivals)
+        late = [each for version, each in islice(overdue, MAX_VISITS) if each.version == version][:count]
+        places = {each.rid: (-each.arrival.priority, 0, i) for i, each in enumerate(late)}
+        for i, each in enumerate(found):
+            places.setdefault(each.rid, (-each.arrival.priority, 1, i))
+        first = sorted({each.rid: each for each in (*late, *found)}.values(), key=lambda each: places[each.rid])
+        return first[:count]
+
+    def _smallest(self, count: int) -> list[RoutedRequest]:
+        """The first requests by key: the heap is walked from its top."""
+        heap = self._heap
+        found: list[RoutedRequest] = []
+        border = [(heap[0], 0)] if heap else []
+        for _ in range(MAX_VISITS):
+            if not border or len(found) == count:
+                break
+            entry, at = heapq.heappop(border)
+            if _is_valid(entry):
+                found.append(entry[2])
+            for below in (2 * at + 1, 2 * at + 2):
+                if below < len(heap):
+                    heapq.heappush(border, (heap[below], below))
+        return found
 
     def remove(self, request: RoutedRequest) -> None:
         """Remove a request, whose entries become void."""

@@ -30,7 +30,7 @@ from radixrt.messages.client import (
     ToMain,
     ToTokenizer,
 )
-from radixrt.messages.fleet import ReplicaStats
+from radixrt.messages.fleet import FromRouter
 from radixrt.messages.parts import FINISH_ABORT, FINISH_STOP, Finish, FinishError, Timings, Usage
 from radixrt.messages.scheduler import (
     AbortReq,
@@ -134,7 +134,7 @@ class TokenizerWorker:
         elif isinstance(message, (ReleaseReq, ControlReq)):
             program = message.program if isinstance(message, ReleaseReq) else EVERYTHING
             self.queue.submit_action(partial(self._to_scheduler.send, message), program)
-        elif isinstance(message, ControlReply | SchedulerStats | ReplicaStats | FromWatched | PageWatched):
+        elif isinstance(message, ControlReply | SchedulerStats | FromRouter | FromWatched | PageWatched):
             self._to_main.send(message)
         elif isinstance(message, ToWatched | PageWatch):
             self._to_scheduler.send(message)

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixrt.messages import cache_events, client, parts, runner, scheduler, scheduler_stats, wire
+from radixrt.messages import cache_events, client, fleet, parts, runner, scheduler, scheduler_stats, wire
 from radixrt.messages.client import GenerateReq, OutputBatch, RequestOutput, TokenLogprob, ToMain, ToTokenizer
+from radixrt.messages.fleet import ToRouter
 from radixrt.messages.parts import Finish
 from radixrt.messages.runner import FromRunner, ToRunner
 from radixrt.messages.scheduler import ToScheduler
@@ -25,8 +26,9 @@ UNIONS: dict[str, Any] = {
     "ToRunner": ToRunner,
     "FromRunner": FromRunner,
     "ToMain": ToMain,
+    "ToRouter": ToRouter,
 }
-MODULES = (cache_events, client, parts, runner, scheduler, scheduler_stats, wire)
+MODULES = (cache_events, client, fleet, parts, runner, scheduler, scheduler_stats, wire)
 MEMBERS = [(name, kind) for name, union in UNIONS.items() for kind in typing.get_args(union)]
 
 SCALARS: dict[Any, st.SearchStrategy[Any]] = {

@@ -11,9 +11,17 @@ import zmq
 
 from radixrt.channel import Tag, TaggedInbox, TaggedOutbox, ZmqInbox, ZmqOutbox
 from radixrt.mem_cache.granules import prompt_hashes, seed_of
-from radixrt.messages.cache_events import CacheAck, CacheEvents, NodeInserted, RootOpened, SnapshotHeader, WatchCacheReq
+from radixrt.messages.cache_events import (
+    CacheAck,
+    CacheEvents,
+    NodeInserted,
+    PageWatch,
+    RootOpened,
+    SnapshotHeader,
+    WatchCacheReq,
+)
 from radixrt.messages.client import ToTokenizer
-from radixrt.messages.fleet import FromReplica, ReplicaNotice, ReplicaStats, ToRouter
+from radixrt.messages.fleet import FromReplica, ReplicaNotice, ReplicaStats, RouterQueue, ToRouter
 from radixrt.messages.parts import FINISH_LENGTH, Finish, Timings, Usage
 from radixrt.messages.scheduler import (
     AbortReq,
@@ -182,6 +190,30 @@ def test_commands_and_drained_replicas(bench: Bench) -> None:
     assert two.next() == AbortReq("a")
     two.say("a", [], ends=True)
     assert bench.heard(ControlReply) == ControlReply("2", ok=True)
+
+
+def test_a_page_is_told_what_the_router_holds_while_it_watches(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixrt.router.loop.VIEW_S", 0.0)
+    one = Scheduler(bench, 0, 1)
+    one.join()
+    for i in range(9):  # the replica has eight rows
+        bench.ask(f"r{i}")
+    assert [one.next().rid for _ in range(8)] == [f"r{i}" for i in range(8)]
+    watch = PageWatch(0, WatchCacheReq(requests=True))
+    bench.outbox.send(watch)
+    assert one.next() == watch
+    found = bench.heard(RouterQueue)
+    assert [(each.rid, each.replica, each.obstacle) for each in found.requests] == [("r8", 0, "requests")]
+    one.notice(is_up=False)
+    while (found := bench.heard(RouterQueue)).waiting != 9:
+        pass
+    assert {each.obstacle for each in found.requests} == {"replicas"}, "the page watches on"
+    bench.outbox.send(PageWatch(0, WatchCacheReq(watch=False)))
+    bench.outbox.send(ControlReq("1", "check"))
+    bench.heard(ControlReply)
+    for _ in range(3):
+        bench.loop.run_once()
+    assert not any(isinstance(message, RouterQueue) for message in iter(bench.tokenizer.recv, None))
 
 
 def test_a_request_and_the_death_of_its_replica_are_read_at_once(bench: Bench) -> None:

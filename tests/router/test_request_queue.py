@@ -36,6 +36,22 @@ def test_priority_then_patience_then_prefix_then_arrival() -> None:
     assert (len(queue), queue.tokens, queue.slots) == (0, 0, 0.0)
 
 
+def test_the_first_requests_are_listed_in_the_order_in_which_they_are_sent() -> None:
+    queue, now = RequestQueue(), PATIENCE_S + 1.0
+    for seq in range(300):
+        at = 0.0 if seq < 20 else now
+        queue.add(request(seq, priority=int(seq >= 290), hit=MATCH_UNIT * (seq % 2), at=at))
+    for each in [each for each in queue if each.seq % 7 == 0]:
+        queue.remove(each)
+    listed, order = queue.ahead(200, now), []
+    while (first := queue.first(now)) is not None:
+        queue.remove(first)
+        order.append(first)
+    assert [each.seq for each in listed] == [each.seq for each in order][:200]
+    assert [each.seq for each in listed[:10]] == [291, 293, 295, 297, 299, 290, 292, 296, 298, 1]
+    assert queue.ahead(5, now) == []
+
+
 def test_requests_that_end_below_the_first_are_not_kept() -> None:
     """Requests of low priority that time out, behind one of high priority that stays."""
     queue, stays = RequestQueue(), request(0, priority=9)

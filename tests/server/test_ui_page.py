@@ -18,6 +18,7 @@ from radixrt.config import ServerConfig
 from radixrt.lang.observe.report_page import report_page
 from radixrt.messages.cache_events import FromWatched, ToWatched
 from radixrt.messages.client import GenerateReq, RequestOutput, TokenLogprob
+from radixrt.messages.fleet import ROUTER_OBSTACLES, HeldRequest, RouterQueue
 from radixrt.messages.parts import Finish, Timings, Usage
 from radixrt.messages.wire import pack_i32
 from radixrt.server import create_app
@@ -94,14 +95,20 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[Browser]:
-    served, browser = Served(), Browser()
+def served() -> Iterator[Served]:
+    served = Served()
+    yield served
+    served.close()
+
+
+@pytest.fixture(scope="module")
+def page(served: Served) -> Iterator[Browser]:
+    browser = Browser()
     browser.open(served.url)
     browser.wait(LIVE)
     browser.wait("performance.getEntriesByName('icicle').some((entry) => entry.detail.nodes > 3000)")
     yield browser
     browser.close()
-    served.close()
 
 
 def tab(page: Browser, name: str) -> None:
@@ -218,6 +225,39 @@ def test_a_waiting_request_says_what_it_would_reuse_and_what_it_waits_for(page: 
     assert words(queue, 100).startswith("500 evicted 12 s before; 200 read again for the recurrent state; 200 new")
     assert words(unhashed, 300) == "waits: it needs 900 KV slots, and 40 are left"
     assert words(whole, 999).startswith("all but the last token, which is always computed; waits: the 40 KV slots")
+
+
+def test_requests_that_the_router_holds_are_listed_with_what_they_wait_for(page: Browser, served: Served) -> None:
+    tab(page, "requests")
+    assert page.run("document.querySelector('#held-section').hidden"), "nothing waits in a router"
+    made = {
+        "rid": HOSTILE, "program": "tree", "branch": "0/1", "kind": "generate", "priority": 0, "prompt_tokens": 1000,
+        "output_tokens": 0, "max_tokens": 50, "constrained": True, "age_s": 3.0, "replica": 1, "cached_tokens": 0,
+        "best_replica": 0, "best_tokens": 640, "obstacle": "prompts", "needed_slots": 1050, "free_slots": 40,
+        "tokens_ahead": 16384,
+    }  # fmt: skip
+    served.engine.deliver(RouterQueue(70, [HeldRequest(**made)]))
+    page.wait("!document.querySelector('#held-section').hidden")
+    assert "70 requests waiting, the first 1 of them here" in text(page, "#held-about")
+    page.wait("document.querySelectorAll('#held tbody td').length > 3")
+    words = [str(cell) for cell in page.run("[...document.querySelectorAll('#held td')].map((td) => td.textContent)")]
+    assert words[1:6] == [HOSTILE, "for replica 1, prompts ahead · constrained", "tree / 0/1", "1,000", "64.0 %"]
+    assert words[8] == (
+        "replica 0 has 640 of it cached, replica 1 none; waits: replica 1 has 16,384 prompt tokens ahead"
+    )
+
+    def held(**changes: Any) -> str:
+        row = json.dumps({**made, **changes})
+        return str(page.run(f"import('/ui/requests.js').then(({{ held }}) => held({row}))"))
+
+    for obstacle in ROUTER_OBSTACLES:
+        assert ("requests before it go first" in held(obstacle=obstacle)) == (not obstacle), "each has its words"
+    assert held(replica=None, best_replica=None, best_tokens=0, obstacle="replicas", output_tokens=7) == (
+        "no replica has its prefix; its replica died, and it goes on elsewhere; waits: no replica takes new requests"
+    )
+    assert held(best_replica=1, cached_tokens=640, obstacle="").startswith("replica 1 has 640 of it cached; waits: req")
+    served.engine.deliver(RouterQueue(0))
+    page.wait("document.querySelector('#held-section').hidden")
 
 
 def test_programs_are_shown_as_text(page: Browser) -> None:

@@ -11,23 +11,22 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
-from radixrt.client.engine_client import EngineClient
+from radixrt.client.engine_client import EngineClient, ToReader
 from radixrt.mem_cache.cache_replica import CacheReplica
 from radixrt.messages.cache_events import (
     CacheAck,
     CacheEvents,
-    FromWatched,
     NodeTokens,
     NodeTokensReq,
     RequestViews,
     WatchCacheReq,
 )
 from radixrt.messages.client import EngineReady
+from radixrt.messages.fleet import RouterQueue
 from radixrt.messages.wire import unpack_i32
-from radixrt.server.ui.lines import line, requests_line, short_event, snapshot_line
+from radixrt.server.ui.lines import line, requests_line, router_line, short_event, snapshot_line
 from radixrt.server.ui.misses import Causes, Miss, MissLog
 from radixrt.server.ui.optimum import Access, Window
 from radixrt.server.ui.samples import Samples
@@ -88,7 +87,7 @@ class Hub:
         self._client = client
         self._replica = replica
         self.samples = samples or Samples(client)
-        self._inbox: queue.SimpleQueue[FromWatched | EngineReady | Callable[[], None] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[ToReader] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._feeds: set[Feed] = set()
@@ -168,7 +167,7 @@ class Hub:
                 asked = self._asked.pop(message.id, None)
                 if asked is not None:
                     asked.put(None if message.token_ids is None else unpack_i32(message.token_ids).tolist())
-            elif isinstance(message, (CacheEvents, RequestViews, EngineReady)):
+            elif isinstance(message, (CacheEvents, RequestViews, RouterQueue, EngineReady)):
                 watcher.take(message)
         with self._lock:
             feeds = list(self._feeds)
@@ -193,6 +192,7 @@ class _Watcher:
         self._ticks: deque[tuple[int, float]] = deque(ticks, maxlen=1800)
         self._events: list[Any] = []
         self._views: bytes | None = None
+        self._held: bytes | None = None
         self._began = time.time()
         self._sampled = samples.count
         self._bounds_at = 0.0
@@ -203,9 +203,11 @@ class _Watcher:
         """Ask the scheduler for a snapshot."""
         self._client.send_watch(WatchCacheReq(True, requests=True), self._number)
 
-    def take(self, message: CacheEvents | RequestViews | EngineReady) -> None:
+    def take(self, message: CacheEvents | RequestViews | RouterQueue | EngineReady) -> None:
         if isinstance(message, EngineReady):
             self.begin()
+        elif isinstance(message, RouterQueue):
+            self._held = router_line(message)
         elif isinstance(message, RequestViews):
             self._views = requests_line(message, self._expected(message))
         else:
@@ -273,6 +275,9 @@ class _Watcher:
         if self._views is not None:
             parts.append(self._views)
             self._views = None
+        if self._held is not None:
+            parts.append(self._held)
+            self._held = None
         rows, self._sampled = self._samples.since(self._sampled), self._samples.count
         if rows:
             parts.append(line("samples", rows=rows))

@@ -33,6 +33,7 @@ from radixrt.messages.cache_events import (
     RootOpened,
     StateSet,
 )
+from radixrt.messages.fleet import RouterQueue
 from radixrt.server.ui.misses import Causes
 
 _encode = msgspec.json.Encoder().encode
@@ -125,3 +126,9 @@ def requests_line(message: RequestViews, causes: Mapping[str, Causes]) -> bytes:
         rows.append(row)
     holds = [[hold.node, hold.program, hold.retention] for hold in message.holds]
     return line("requests", running=message.running, waiting=message.waiting, rows=rows, holds=holds)
+
+
+def router_line(message: RouterQueue) -> bytes:
+    """The requests that the router holds: an object for each, with the fields of `HeldRequest`."""
+    rows = [{name: getattr(each, name) for name in each.__struct_fields__} for each in message.requests]
+    return line("router", waiting=message.waiting, rows=rows)

@@ -42,6 +42,7 @@ const takers = {
   },
   events: (line) => tree.apply(line),
   requests: (line) => requests.takeRequests(line),
+  router: (line) => requests.takeHeld(line),
   misses: (line) => requests.takeMisses(line),
   fleet: (line) => fleet.take(line.rows, now()),
   samples: (line) => plots.add(line.rows),
@@ -61,6 +62,7 @@ async function follow() {
       const response = await call(shown === null ? "/ui/events" : `/ui/events?replica=${shown}`, { signal: feed.signal });
       $("login").hidden = $("failure").hidden = true;
       plots.rows = [];
+      requests.takeHeld({ waiting: 0, rows: [] });
       for await (const line of lines(response)) {
         if (!line) continue;
         const message = JSON.parse(line);
@@ -114,6 +116,7 @@ function draw() {
     }
   } else if (tab === "requests") {
     requests.drawRequests();
+    requests.drawHeld();
     if (slow) requests.drawMisses();
   }
   else if (tab === "programs" && slow) requests.drawPrograms(now());

@@ -50,6 +50,28 @@ export function expected(row) {
   return `${why({ prompt: row.prompt_tokens, cached, matched: Math.max(matched, cached), reusable, beside, evicted, reset, evictedFor, together: 0, fresh: reusable < row.prompt_tokens && matched === reusable ? 0 : fresh, ended: "waiting" })}; ${waits}`;
 }
 
+const HOLDS = { // of the router; q.on is the replica's name
+  "": () => "requests before it go first",
+  replicas: () => "no replica takes new requests",
+  prompts: (q) => `${q.on} has ${count(q.tokens_ahead)} prompt tokens ahead`,
+  requests: (q) => `as many requests run on ${q.on} as may`,
+  slots: (q) => `it needs ${count(q.needed_slots)} KV slots, and open requests will take all of ${q.on}`,
+  program_slots: (q) => `its program has not begun, and ${q.on} keeps the ${count(q.free_slots)} KV slots that are left for those that have`,
+  programs: (q) => `its program has not begun, and another one would slow down those that have on ${q.on}`,
+};
+
+const HOLDS_FOR = { replicas: "a replica", prompts: "prompts ahead", requests: "a place", slots: "slots", program_slots: "programs", programs: "programs" };
+
+// The same of a request that the router holds: where its prefix is, and what it waits for.
+export function held(row) {
+  const on = `replica ${row.replica}`, bound = row.replica !== null, parts = [];
+  if (!row.best_tokens) parts.push("no replica has its prefix");
+  else if (row.best_replica === row.replica || row.cached_tokens === row.best_tokens) parts.push(`${on} has ${count(row.cached_tokens)} of it cached`);
+  else parts.push(`replica ${row.best_replica} has ${count(row.best_tokens)} of it cached${bound ? `, ${on} ${row.cached_tokens ? count(row.cached_tokens) : "none"}` : ""}`);
+  if (row.output_tokens) parts.push("its replica died, and it goes on elsewhere");
+  return [...parts, `waits: ${(HOLDS[row.obstacle] ?? HOLDS[""])({ ...row, on })}`].join("; ");
+}
+
 // A table body whose rows are kept, by key: only what has changed is written. Of a long table, only the rows that are in
 // sight are there, between two that are as high as the rest.
 export class Rows {
@@ -118,10 +140,11 @@ export class Requests {
     this.tree = tree;
     this.rows = [];
     this.holds = [];
+    this.held = { waiting: 0, rows: [] }; // in the router
     this.misses = new Map(); // by number, in order of admission
     this.byRid = new Map();
     this.program = null; // whose calls are listed
-    this.tables = { rows: new Rows($("rows")), misses: new Rows($("misses")), programs: new Rows($("programs")), calls: new Rows($("calls")) };
+    this.tables = { rows: new Rows($("rows")), held: new Rows($("held")), misses: new Rows($("misses")), programs: new Rows($("programs")), calls: new Rows($("calls")) };
     $("programs").tBodies[0].addEventListener("click", (event) => {
       this.program = this.tables.programs.keyOf(event.target) ?? this.program;
       this.drawCalls();
@@ -143,6 +166,10 @@ export class Requests {
       this.misses.delete(key);
       if (this.byRid.get(miss.rid) === miss) this.byRid.delete(miss.rid);
     }
+  }
+
+  takeHeld(line) {
+    this.held = line;
   }
 
   forget() {
@@ -178,6 +205,22 @@ export class Requests {
         ["clipped", row.program ? `${row.program}${row.branch ? ` / ${row.branch}` : ""}` : "–"], number(row.prompt_tokens),
         ["number", row.cached_tokens < 0 ? "–" : percent(cached, row.prompt_tokens)], ["number", `${count(row.output_tokens)} of ${count(row.max_tokens)}`],
         ["bar", parts.map(([n]) => n).join(), () => stack(parts)], ["clipped why", reason], ["number", time(row.waited_s)], ["number", time(row.age_s)],
+      ]];
+    });
+  }
+
+  drawHeld() {
+    const { waiting, rows } = this.held;
+    $("held-section").hidden = !waiting;
+    if (!waiting) return;
+    $("held-about").textContent = `${plural(waiting, "request")} waiting${rows.length < waiting ? `, the first ${count(rows.length)} of them here` : ""}; a replica gets one when it can soon compute it, and another one if that is sooner`;
+    this.tables.held.show(rows, (row) => {
+      const parts = [[row.best_tokens, "cached"], [row.prompt_tokens - row.best_tokens, "queued"], [row.output_tokens, "sampled"]];
+      return [row.rid, "waiting", [
+        ["clipped mono", row.rid], (row.replica === null ? "waiting" : `for replica ${row.replica}`) + (HOLDS_FOR[row.obstacle] ? `, ${HOLDS_FOR[row.obstacle]}` : "") + (row.constrained ? " · constrained" : ""),
+        ["clipped", row.program ? `${row.program}${row.branch ? ` / ${row.branch}` : ""}` : "–"], number(row.prompt_tokens),
+        ["number", percent(row.best_tokens, row.prompt_tokens)], ["number", `${count(row.output_tokens)} of ${count(row.max_tokens)}`],
+        ["bar", parts.map(([n]) => n).join(), () => stack(parts)], ["clipped why", held(row)], ["number", time(row.age_s)],
       ]];
     });
   }
