@@ -121,8 +121,8 @@ class _NonFinite:
 
 
 def _malformed(body: bytes, message: str) -> RequestError:
-    """Explain why msgspec refused the body. Python's slower parser accepts NaN and Infinity, which are not JSON,
-    and so finds the field that holds one."""
+    """Explain why msgspec refused the body. Python's slower parser accepts NaN, Infinity and halves of surrogate pairs,
+    none of which is JSON in UTF-8, and so finds the field that holds one."""
     try:
         value = json.loads(body.decode(), parse_constant=_NonFinite)
     except UnicodeDecodeError as error:
@@ -131,31 +131,40 @@ def _malformed(body: bytes, message: str) -> RequestError:
         return RequestError("the body is nested too deeply", code="invalid_json")
     except ValueError as error:
         return RequestError(f"the body is not valid JSON: {error}", code="invalid_json")
-    found = _find_non_finite(value)
+    found = _find_refused(value)
     if found is None:
         return RequestError(f"the body is not valid JSON: {message}", code="invalid_json")
-    path, literal = found
-    return RequestError(f"{path}: {literal} is not a JSON number", param=path, code="invalid_json")
+    path, why = found
+    return RequestError(f"{path or 'the body'}: {why}", param=path or None, code="invalid_json")
 
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 _Place = tuple["_Place", str | int] | None
 """The place of a value: that of the object or array around it, and the key in it; None for the whole body."""
 
 
-def _find_non_finite(value: Any) -> tuple[str, str] | None:
+def _find_refused(value: Any) -> tuple[str, str] | None:
+    """The path of a value that is no JSON, and the reason; None if there is none."""
     stack: list[tuple[_Place, Any]] = [(None, value)]
     while stack:
         place, item = stack.pop()
         if isinstance(item, _NonFinite):
-            return _path(place), item.literal
+            return _path(place), f"{item.literal} is not a JSON number"
+        if isinstance(item, str) and (half := _SURROGATE.search(item)) is not None:
+            return _path(place), (
+                f"\\u{ord(half[0]):04x} is half of a surrogate pair and no character; texts that were cut between the "
+                "two halves have one (replace it with U+FFFD or leave it out)"
+            )
         if isinstance(item, dict):
-            stack.extend(((place, key), child) for key, child in item.items() if isinstance(child, _PARENTS))
+            stack.extend(((place, key), child) for key, child in item.items() if _is_suspect(child))
         elif isinstance(item, list):
-            stack.extend(((place, i), child) for i, child in enumerate(item) if isinstance(child, _PARENTS))
+            stack.extend(((place, i), child) for i, child in enumerate(item) if _is_suspect(child))
     return None
 
 
-_PARENTS = (_NonFinite, dict, list)
+def _is_suspect(value: Any) -> bool:
+    return isinstance(value, (_NonFinite, dict, list)) or (isinstance(value, str) and bool(_SURROGATE.search(value)))
 
 
 def _path(place: _Place) -> str:

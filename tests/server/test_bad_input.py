@@ -106,7 +106,7 @@ def test_each_field_is_checked_and_named(caller: Caller, fields: dict, param: st
         (b'{"messages": [], "temperature": 1e999}', "temperature", "invalid_type"),
         (b'{"messages": [], "user": "\\ud800"}', None, None),
         (b'{"messages": [], "\\ud800": [NaN]}', "\\ud800[0]", "invalid_json"),
-        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', None, "invalid_json"),
+        (b'{"messages": [{"role": "user", "content": "a\\ud800"}]}', "messages[0].content", "invalid_json"),
         (b'{"messages": [{"role": "user", "content": "\xff"}]}', None, "invalid_utf8"),
         (b'\xff\xfe{}', None, "invalid_utf8"),
         (b"", None, "invalid_json"),
