@@ -30,7 +30,6 @@ from radixrt.server.http.keys import KeyRing
 from radixrt.server.http.middleware import IGNORED_HEADER, Guard, Observe
 from radixrt.server.http.receive import check_content_type
 from radixrt.server.openapi.description import describe
-from radixrt.server.request_groups import Service
 from radixrt.server.routes import documentation, management, probes, replicas, responses, ui
 from radixrt.server.routes.chat import chat_completions
 from radixrt.server.routes.classification import classify
@@ -41,6 +40,7 @@ from radixrt.server.routes.messages import count_tokens, messages
 from radixrt.server.routes.native import generate
 from radixrt.server.routes.similarity import rerank, score
 from radixrt.server.routes.tokens import chat_template, detokenize, get_tokenizer_info, tokenize
+from radixrt.server.service import Service
 
 if TYPE_CHECKING:
     from radixrt.engine.replica_set import ReplicaSet

@@ -1,4 +1,4 @@
-"""`Service`: the state that all routes share, and the groups of open requests."""
+"""`RequestGroups`: the requests of the engine that answer one HTTP request, from sending them to their end."""
 
 from __future__ import annotations
 
@@ -13,29 +13,20 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from radixrt.chat.constraint import FieldNames, renamed
-from radixrt.chat.dialect import Dialect
 from radixrt.client.answers import raise_for_error
 from radixrt.client.collector import OutputCollector
 from radixrt.client.engine_client import EngineClient
 from radixrt.client.requests import expand_n
 from radixrt.client.validation import Question, Request
-from radixrt.config import ServerConfig
 from radixrt.errors import RequestError
 from radixrt.messages.client import GenerateReq, RequestOutput
 from radixrt.messages.parts import FINISH_ABORT, Finish
 from radixrt.sampling_params import MAX_HIDDEN_BYTES
-from radixrt.server.deep_check import DeepCheck
-from radixrt.server.http.body_budget import BodyBudget
-from radixrt.server.metrics import Metrics
-from radixrt.server.metrics.requests import GroupRecord, RequestRecord
+from radixrt.server.metrics.requests import GroupRecord, RequestMetrics, RequestRecord
 from radixrt.server.request_context import RequestContext
-from radixrt.server.response_store import ResponseStore
 from radixrt.server.tenants import Account, Accounts, Tenant
-from radixrt.server.throughput import Throughput
-from radixrt.server.ui.hub import Hub
 
 if TYPE_CHECKING:
-    from radixrt.engine.replica_set import ReplicaSet
     from radixrt.server.spans import Tracing
 
 Stream = AsyncGenerator[RequestOutput, None]
@@ -66,50 +57,27 @@ class RequestGroup:
     names: FieldNames
 
 
-class Service:
-    """State that all routes share; sends groups of requests, merges and measures their outputs, and aborts them.
+class RequestGroups:
+    """The open groups of requests: sends them, merges and measures their outputs, and aborts them.
 
     Attributes:
-        created: time at which this server started, in seconds since 1970.
-        open_groups: tenant's name and group id -> ids of the engine's requests.
-        accounts: what each tenant uses.
-        responses: stored responses of /v1/responses.
-        background_tasks: tasks that generate background responses.
-        throughput: rates of the engine; the server's loop ticks it.
-        ui: what the pages of /ui share; the server's loop ticks its samples.
-        dialect: the model's support for tools and reasoning.
-        replicas: the engine's replicas, if it has a router.
+        open: tenant's name and group id -> ids of the engine's requests.
+
+    Args:
+        accounts: what each tenant uses; each request is counted there.
+        metrics: metrics of requests; each is observed when it ends.
     """
 
     def __init__(
-        self, client: EngineClient, config: ServerConfig, model_name: str, dialect: Dialect | None = None,
-        tracing: Tracing | None = None, replicas: ReplicaSet | None = None,
+        self, client: EngineClient, accounts: Accounts, metrics: RequestMetrics, model_name: str,
+        tracing: Tracing | None,
     ) -> None:  # fmt: skip
-        self.dialect = dialect or Dialect()
-        self.client = client
-        self.replicas = replicas
-        self.config = config
-        self.model_name = model_name
-        self.accounts = Accounts()
-        self.responses = ResponseStore(config.max_stored_responses, config.max_stored_response_bytes)
-        self.background_tasks: set[asyncio.Task[None]] = set()
-        self.throughput = Throughput(client, config.log_stats_interval_s)
-        self.metrics = Metrics(client, model_name, self.accounts, self.responses, self.throughput, replicas)
-        self.ui = Hub(client)
-        self._hubs: dict[int, Hub] = {}
-        self.deep_check = DeepCheck(client)
-        self.created = int(time.time())
+        self._client = client
+        self._accounts = accounts
+        self._metrics = metrics
+        self._model_name = model_name
         self._tracing = tracing
-        self.body_budget = BodyBudget(config.max_body_bytes)
-        self.open_groups: dict[tuple[str, str], list[str]] = {}
-
-    def hub(self, replica: int | None) -> Hub:
-        """State shared by the pages that show the tree of a replica, or, without replicas, that of the engine."""
-        if replica is None:
-            return self.ui
-        if replica not in self._hubs:
-            self._hubs[replica] = Hub(self.client, self.ui.samples, replica)
-        return self._hubs[replica]
+        self.open: dict[tuple[str, str], list[str]] = {}
 
     # --- generating ---
 
@@ -153,16 +121,16 @@ class Service:
             RequestError: the rid is in use, a limit of the tenant is reached, or the engine refuses a request.
         """
         tenant, key = context.tenant, (context.tenant.name, rid)
-        if key in self.open_groups:
+        if key in self.open:
             raise RequestError(f"request id {rid!r} is in use", param="rid")
         completions = [
             (one, i == 0)  # the first one's usage counts the prompt
             for request in requests
             for i, one in enumerate(expand_n(request) if isinstance(request, GenerateReq) else [request])
         ]
-        account = self.accounts.of(tenant)
+        account = self._accounts.of(tenant)
         account.admit(tenant, len(completions))
-        self.open_groups[key] = sent = []
+        self.open[key] = sent = []
         streams: list[Stream] = []
         begun: set[int] = set()
         together = GroupRecord(len(completions), len(completions))
@@ -172,7 +140,7 @@ class Service:
                 own = tenant.own(one, context.rid + one.rid.removeprefix(rid))
                 record = RequestRecord(own, together, time.monotonic())
                 on_end = partial(self._ended, record, account, context, counts_prompt=counts_prompt)
-                streams.append(self.client.astream(own, on_end))
+                streams.append(self._client.astream(own, on_end))
                 sent.append(own.rid)
                 records.append(record)
             yield streams, begun, records
@@ -180,8 +148,8 @@ class Service:
             account.withdraw(len(completions) - len(streams))
             for index, each in enumerate(sent):
                 if index not in begun:  # closing an iterator that has not started does not abort its request
-                    self.client.abort(each)
-            del self.open_groups[key]
+                    self._client.abort(each)
+            del self.open[key]
 
     def _ended(
         self, record: RequestRecord, account: Account, context: RequestContext, last: RequestOutput, *,
@@ -189,16 +157,16 @@ class Service:
     ) -> None:  # fmt: skip
         """Count a request of the engine that has just ended, also if nobody waits for its output any more."""
         account.end(context.tenant, last, counts_prompt=counts_prompt)
-        self.metrics.requests.observe(record, last)
+        self._metrics.observe(record, last)
         if self._tracing is not None and context.span is not None:
-            self._tracing.record(context.span, record, last, self.model_name)
+            self._tracing.record(context.span, record, last, self._model_name)
 
     def _check_finish(self, finish: Finish, names: FieldNames) -> None:
         try:
             raise_for_error(finish)
         except RequestError as error:
             raise renamed(error, names) from None
-        if finish.reason == FINISH_ABORT and self.client.draining:
+        if finish.reason == FINISH_ABORT and self._client.draining:
             raise RequestError("the server shut down before the request ended", code="shutting_down", status=503)
 
     async def collect(self, group: RequestGroup) -> list[RequestOutput]:
@@ -247,22 +215,18 @@ class Service:
             The number of its requests, 0 if the group is not open.
         """
         keys = [(tenant.name, rid)]
-        if tenant.is_admin and keys[0] not in self.open_groups:
-            keys = [key for key in self.open_groups if key[1] == rid]
+        if tenant.is_admin and keys[0] not in self.open:
+            keys = [key for key in self.open if key[1] == rid]
         return sum(self._abort(key) for key in keys)
 
     def _abort(self, key: tuple[str, str]) -> int:
-        rids = self.open_groups.get(key, [])
+        rids = self.open.get(key, [])
         for each in rids:
-            self.client.abort(each)
+            self._client.abort(each)
         return len(rids)
 
     def abort_all(self) -> int:
-        return sum(self._abort(key) for key in list(self.open_groups))
-
-    def release(self, tenant: Tenant, program: str, branch: str | None) -> None:
-        """Announce that a tenant's program, or a branch of it, sends no more requests."""
-        self.client.release(tenant.program(program), branch)
+        return sum(self._abort(key) for key in list(self.open))
 
 
 def _check_copies(requests: Sequence[GenerateReq]) -> None:

@@ -216,7 +216,7 @@ def test_engine_errors_before_the_first_token_are_http_statuses(
     response = caller.chat(stream=stream)
     check_error(response, status, None, code)
     assert ("retry-after" in response.headers) == (status in (429, 503))
-    assert not caller.app.state.service.open_groups
+    assert not caller.app.state.service.groups.open
 
 
 @pytest.mark.parametrize(("seconds", "header"), [(None, "1"), (0.0, "1"), (0.2, "1"), (7.01, "8"), (3600.0, "3600")])

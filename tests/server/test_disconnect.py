@@ -33,7 +33,7 @@ def test_leaving_before_the_first_token_aborts(caller: Caller, path: str, stream
     assert sent == []
     engine.wait_for(lambda: sorted(engine.aborted) == sorted(request.rid for request in engine.requests))
     engine.wait_for(lambda: engine.client.open_requests == 0)
-    assert not caller.app.state.service.open_groups
+    assert not caller.app.state.service.groups.open
     assert 'status="499"' in caller.get("/metrics").text
 
 

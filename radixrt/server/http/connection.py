@@ -14,7 +14,8 @@ from starlette.types import Receive, Scope, Send
 from radixrt.errors import RequestError
 from radixrt.messages.client import RequestOutput
 from radixrt.server.http.errors import ClientGone, as_request_error, error_body, json_response
-from radixrt.server.request_groups import RequestGroup, Service
+from radixrt.server.request_groups import RequestGroup
+from radixrt.server.service import Service
 
 T = TypeVar("T")
 
@@ -104,13 +105,13 @@ def generated(
         if stream:
             await send_events(send, _events(service, group, encoder), error_event)
         else:
-            await json_response(encoder.body(await service.collect(group)))(scope, receive, send)
+            await json_response(encoder.body(await service.groups.collect(group)))(scope, receive, send)
 
     return Generated(answer)
 
 
 async def _events(service: Service, group: RequestGroup, encoder: Encoder) -> AsyncGenerator[bytes, None]:
-    async with aclosing(service.generate(group)) as outputs:
+    async with aclosing(service.groups.generate(group)) as outputs:
         async for index, output in outputs:
             event = encoder.event(index, output)
             if event:

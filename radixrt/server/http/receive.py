@@ -16,7 +16,7 @@ from radixrt.messages.client import EngineReady
 from radixrt.server.http.body_budget import BodyBudget
 from radixrt.server.http.errors import ClientGone, model_not_found
 from radixrt.server.protocol.fields import NativeRequest, NativeSampling
-from radixrt.server.request_groups import Service
+from radixrt.server.service import Service
 
 
 class HasModel(Protocol):

@@ -29,7 +29,7 @@ from radixrt.server.http.http_protocol import ConnectionLimits, LimitedHttpProto
 from radixrt.server.http.keys import KeyRing
 from radixrt.server.http.listener import BACKLOG, bind, listen, url_of
 from radixrt.server.http.tls import Certificate, make_certificate
-from radixrt.server.request_groups import Service
+from radixrt.server.service import Service
 from radixrt.server.tracing import start_tracing
 
 if TYPE_CHECKING:
@@ -202,5 +202,5 @@ class DrainingServer(uvicorn.Server):
                 self._cut_off = self.should_exit = True
             elif now > self._grace_ends and not self._aborted:
                 self._aborted = True
-                logger.warning("aborting %d requests that did not end in time", self._service.abort_all())
+                logger.warning("aborting %d requests that did not end in time", self._service.groups.abort_all())
         return await super().on_tick(counter)

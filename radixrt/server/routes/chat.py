@@ -30,7 +30,8 @@ from radixrt.server.protocol.fields import (
     routing_options,
 )
 from radixrt.server.request_context import RequestContext
-from radixrt.server.request_groups import RequestGroup, Service
+from radixrt.server.request_groups import RequestGroup
+from radixrt.server.service import Service
 
 
 async def chat_completions(service: Service, request: Request) -> Response:

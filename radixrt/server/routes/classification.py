@@ -34,7 +34,7 @@ from radixrt.server.protocol.answers import prompt_usage
 from radixrt.server.protocol.fields import RoutingFields, envelope_options, read_conversation
 from radixrt.server.protocol.prompts import prompt_fields, split_prompts
 from radixrt.server.request_context import RequestContext
-from radixrt.server.request_groups import Service
+from radixrt.server.service import Service
 from radixrt.tokenizer.pooled_state import MAX_PROMPTS
 
 
@@ -63,7 +63,7 @@ async def classify(service: Service, request: Request) -> Response:
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            (output,) = await service.ask(context, options["rid"], [question], names)
+            (output,) = await service.groups.ask(context, options["rid"], [question], names)
         except RequestError as error:
             raise with_caller_names(error, "input") from None
         await json_response(_body(service, options["rid"], info, output, count))(scope, receive, send)

@@ -37,7 +37,8 @@ from radixrt.server.protocol.fields import (
 )
 from radixrt.server.protocol.prompts import Prompt, make_requests, split_prompts
 from radixrt.server.request_context import RequestContext
-from radixrt.server.request_groups import RequestGroup, Service
+from radixrt.server.request_groups import RequestGroup
+from radixrt.server.service import Service
 
 
 async def completions(service: Service, request: Request) -> Response:

@@ -54,7 +54,7 @@ from radixrt.server.protocol.decisions import AskedQuestion, DecisionRequest, de
 from radixrt.server.protocol.fields import allows_control_tokens, envelope_options, read_conversation
 from radixrt.server.protocol.prompts import check_ids, read_parts
 from radixrt.server.request_context import RequestContext
-from radixrt.server.request_groups import Service
+from radixrt.server.service import Service
 
 PROMPTS = ("text", "input_ids", "input_parts", "messages")
 
@@ -82,7 +82,7 @@ async def decisions(service: Service, request: Request) -> Response:
         ]
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        deltas = await service.ask(context, options["rid"], requests, names)
+        deltas = await service.groups.ask(context, options["rid"], requests, names)
         if asked is None:
             content = _select_body(body, options["rid"], deltas[0])
         else:

@@ -14,7 +14,7 @@ from radixrt.server.http.access import check_admin
 from radixrt.server.http.errors import json_response, model_not_found
 from radixrt.server.http.receive import is_served, receive_json
 from radixrt.server.protocol.fields import abort_decoder, release_decoder
-from radixrt.server.request_groups import Service
+from radixrt.server.service import Service
 from radixrt.server.tenants import Tenant
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -63,13 +63,13 @@ async def abort(service: Service, request: Request) -> Response:
     body = await receive_json(service, request, abort_decoder)
     if body.abort_all:
         check_admin(tenant, "abort_all")
-        return json_response({"aborted": service.abort_all()})
+        return json_response({"aborted": service.groups.abort_all()})
     if body.rid is None:
         raise RequestError("rid is required", param="rid", code="missing_field")
-    aborted = service.abort(tenant, body.rid)
+    aborted = service.groups.abort(tenant, body.rid)
     for prefix in ID_PREFIXES:
         if not aborted and body.rid.startswith(prefix):
-            aborted = service.abort(tenant, body.rid.removeprefix(prefix))
+            aborted = service.groups.abort(tenant, body.rid.removeprefix(prefix))
     return json_response({"aborted": aborted})
 
 

@@ -26,7 +26,8 @@ from radixrt.server.protocol.messages_fields import (
 )
 from radixrt.server.protocol.messages_prompt import plan_messages
 from radixrt.server.request_context import RequestContext
-from radixrt.server.request_groups import RequestGroup, Service
+from radixrt.server.request_groups import RequestGroup
+from radixrt.server.service import Service
 
 
 async def messages(service: Service, request: Request) -> Response:
@@ -58,7 +59,7 @@ async def count_tokens(service: Service, request: Request) -> Response:
     body, info = await receive(service, request, count_tokens_decoder)
     context: RequestContext = request.state.context
     plan = _plan(service, body, {}, info)
-    (output,) = await service.ask(context, context.rid, [TokenizeReq(context.rid, chat=plan.prompt)], plan.names)
+    (output,) = await service.groups.ask(context, context.rid, [TokenizeReq(context.rid, chat=plan.prompt)], plan.names)
     assert output.prompt_ids is not None
     return json_response({"input_tokens": len(unpack_i32(output.prompt_ids))})
 

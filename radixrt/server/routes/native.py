@@ -84,7 +84,8 @@ from radixrt.server.protocol.fields import (
 )
 from radixrt.server.protocol.prompts import make_requests, read_parts, split_prompts
 from radixrt.server.request_context import RequestContext
-from radixrt.server.request_groups import RequestGroup, Service
+from radixrt.server.request_groups import RequestGroup
+from radixrt.server.service import Service
 
 
 async def generate(service: Service, request: Request) -> Response:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from radixrt.errors import RequestError
 from radixrt.server.http.access import check_key
 from radixrt.server.http.errors import as_request_error, error_body, error_headers, json_response
-from radixrt.server.request_groups import Service
+from radixrt.server.service import Service
 
 
 async def health(service: Service, request: Request) -> Response:

@@ -13,7 +13,7 @@ from radixrt.engine.replica_set import ReplicaSet, ReplicaStatus
 from radixrt.errors import RequestError
 from radixrt.server.http.errors import json_response
 from radixrt.server.http.receive import receive_json
-from radixrt.server.request_groups import Service
+from radixrt.server.service import Service
 
 
 class DrainRequest(msgspec.Struct, kw_only=True):

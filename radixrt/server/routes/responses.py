@@ -42,8 +42,9 @@ from radixrt.server.protocol.response_options import (
     read_tool_options,
 )
 from radixrt.server.request_context import RequestContext
-from radixrt.server.request_groups import RequestGroup, Service
+from radixrt.server.request_groups import RequestGroup
 from radixrt.server.response_store import StoredResponse, conversation_items
+from radixrt.server.service import Service
 
 NAMES = {"prompt": "input", "messages": "input", "input_ids": "input", "max_tokens": "max_output_tokens"}
 """The client's names for fields of the engine."""
@@ -166,7 +167,7 @@ async def _events(service: Service, run: Run) -> AsyncGenerator[list[Event], Non
     try:
         if run.stored is not None:
             service.responses.add(run.stored)
-        async with aclosing(service.generate(run.group)) as outputs:
+        async with aclosing(service.groups.generate(run.group)) as outputs:
             async for _, output in outputs:
                 yield run.builder.add(output)
     except Exception as error:
@@ -246,7 +247,7 @@ async def delete_response(service: Service, request: Request) -> Response:
     stored = _stored(service, request)
     service.responses.delete(stored)
     if stored.is_open:
-        service.abort(stored.tenant, stored.rid)
+        service.groups.abort(stored.tenant, stored.rid)
     return json_response({"id": stored.id, "object": "response", "deleted": True})
 
 
@@ -259,7 +260,7 @@ async def cancel_response(service: Service, request: Request) -> Response:
             param="response_id", code="response_not_cancellable",
         )  # fmt: skip
     if stored.is_open:
-        service.abort(stored.tenant, stored.rid)
+        service.groups.abort(stored.tenant, stored.rid)
         with suppress(TimeoutError):
             await asyncio.wait_for(stored.ended.wait(), CANCEL_WAIT_S)
     return _body(stored)

@@ -33,7 +33,7 @@ from radixrt.server.http.receive import receive
 from radixrt.server.protocol.answers import prompt_usage
 from radixrt.server.protocol.fields import RoutingFields, envelope_options
 from radixrt.server.request_context import RequestContext
-from radixrt.server.request_groups import Service
+from radixrt.server.service import Service
 from radixrt.tokenizer.pooled_state import MAX_PROMPTS
 
 Named = tuple[list[str], list[str]]
@@ -160,6 +160,6 @@ async def _relate(
     )  # fmt: skip
     renamed = {f"queries[{i}]": name for i, name in enumerate(queries[1])}
     renamed |= {f"documents[{i}]": name for i, name in enumerate(documents[1])}
-    (output,) = await service.ask(context, options["rid"], [question], renamed)
+    (output,) = await service.groups.ask(context, options["rid"], [question], renamed)
     pairs = max(len(queries[0]), len(documents[0]))
     return rows_of(output.pooled_scores, pairs)[:, 0].tolist(), prompt_usage(output.usage)

@@ -31,7 +31,7 @@ from radixrt.server.http.receive import admit, receive
 from radixrt.server.protocol.fields import read_conversation
 from radixrt.server.protocol.prompts import read_parts
 from radixrt.server.request_context import RequestContext
-from radixrt.server.request_groups import Service
+from radixrt.server.service import Service
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -76,7 +76,7 @@ async def tokenize(service: Service, request: Request) -> Response:
         chat = read_conversation(body.messages or body.prompt or [], body, service.config)
         question = TokenizeReq(context.rid, chat=chat_prompt(chat, None, service.dialect))
     names = {} if body.input_parts is not None else {"input_parts": "prompt"}
-    (delta,) = await service.ask(context, context.rid, [question], names)
+    (delta,) = await service.groups.ask(context, context.rid, [question], names)
     assert delta.prompt_ids is not None
     ids = unpack_i32(delta.prompt_ids).tolist()
     return json_response({"tokens": ids, "count": len(ids), "max_model_len": info.context_length})
@@ -88,7 +88,7 @@ async def detokenize(service: Service, request: Request) -> Response:
     body, _ = await receive(service, request, detokenize_decoder)
     column = pack_i32(token_ids(body.tokens, "tokens"))
     question = DetokenizeReq(context.rid, column, skip_special_tokens=bool(body.skip_special_tokens))
-    (delta,) = await service.ask(context, context.rid, [question], {})
+    (delta,) = await service.groups.ask(context, context.rid, [question], {})
     return json_response({"prompt": delta.text})
 
 

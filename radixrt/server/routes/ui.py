@@ -16,8 +16,8 @@ from radixrt.errors import RequestError
 from radixrt.messages.client import DetokenizeReq
 from radixrt.messages.wire import pack_i32
 from radixrt.server.http.errors import json_response
-from radixrt.server.request_groups import Service
 from radixrt.server.routes.replicas import replica_body
+from radixrt.server.service import Service
 from radixrt.server.ui.hub import MAX_FEEDS, Feed
 from radixrt.server.ui.lines import line
 
