@@ -77,17 +77,20 @@ class Placement:
             if planned is not None:
                 best = planned
             else:
-                prices = {
-                    replica: price_s(load, self._work(request, load, hits.get(replica, 0), output))
-                    for replica, load in loads.items()
-                }
-                best = min(prices, key=prices.__getitem__)
+                best, lowest = -1, float("inf")
+                for replica, load in loads.items():
+                    hit = hits.get(replica, 0)
+                    if load.queue.size:
+                        hit += load.queue.shared(request.prefix, hit)
+                    price = price_s(load, Work(length - hit, length, output))
+                    if price < lowest:
+                        best, lowest = replica, price
         request.work = Work(length - hits.get(best, 0), length, output)
         return best
 
     def hits(self, request: RoutedRequest, loads: Iterable[int]) -> dict[int, int]:
         """Tokens of a request's input that each replica need not compute; replicas with none may be missing."""
-        found = self.index.match(request.prefix)
+        found = self.index.match(request.prefix, loads)
         for replica in loads:
             if self.loads[replica].info.has_states and replica in found:
                 found[replica] = self.index.state_len(replica, request.prefix, found[replica])
@@ -98,15 +101,11 @@ class Placement:
         or less."""
         return request.work._replace(miss=request.length - self.hits(request, (replica,)).get(replica, 0))
 
-    @staticmethod
-    def _work(request: RoutedRequest, load: ReplicaLoad, hit: int, output: float) -> Work:
-        """Work that a request adds to a replica's; what it shares with those that wait for it there is theirs."""
-        return Work(request.length - hit - load.queue.shared(request.prefix, hit), request.length, output)
-
     def predicted_wait_s(self, request: RoutedRequest, replica: int) -> float:
         """Return the predicted seconds until a replica has computed the input of a request that comes now."""
-        load, (miss, length, output) = self.loads[replica], request.work
-        return wait_s(load, self._work(request, load, length - miss, output))
+        load, work = self.loads[replica], request.work
+        shared = load.queue.shared(request.prefix, work.length - work.miss)
+        return wait_s(load, work._replace(miss=work.miss - shared))
 
     def advance(self, replica: int, hashes: Iterable[int]) -> None:
         """Give the requests that wait for granules of a replica's cache the place that they have with them."""
@@ -127,6 +126,8 @@ class Placement:
                 if not self.loads[idle].takes(request, now):
                     continue
                 here = price_s(load, request.work, is_first=i == 0)
+                if here <= best_gain:
+                    continue
                 gain = here - price_s(self.loads[idle], self.work(request, idle))
                 if gain > best_gain:
                     best, best_gain = request, gain

@@ -119,15 +119,15 @@ class ReplicaIndex:
 
     # --- look up ---
 
-    def match(self, prefix: Prefix) -> dict[int, int]:
-        """Return the number of leading tokens that each replica holds or is about to, in whole granules; replicas that
-        hold none are missing."""
+    def match(self, prefix: Prefix, replicas: Iterable[int] | None = None) -> dict[int, int]:
+        """Return the number of leading tokens that each of these replicas, or of all, holds or is about to, in whole
+        granules; those that hold none are missing."""
         found: dict[int, int] = {}
-        everyone = 0
-        for replica in self._trees:
-            everyone |= 1 << replica
+        asked = 0
+        for replica in self._trees if replicas is None else replicas:
+            asked |= 1 << replica
         hashes, holders, booked = prefix.hashes, self._holders, self._booked
-        ranges = [(0, len(hashes), everyone)]  # replicas with at least `low` and at most `high` granules
+        ranges = [(0, len(hashes), asked)]  # replicas with at least `low` and at most `high` granules
         while ranges:
             low, high, mask = ranges.pop()
             while low < high and mask:

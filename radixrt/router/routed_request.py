@@ -33,6 +33,7 @@ class RoutedRequest:
 
     Attributes:
         arrival: what it brings; `message.rid` and `arrival.rid` are the same.
+        input_len: number of input tokens that it came with: a prompt, or all sequences of a group.
         seq: order of arrival.
         program_seq: that of its program's first request.
         arrived_at: time of its arrival.
@@ -56,6 +57,7 @@ class RoutedRequest:
         "deadline",
         "deaths",
         "has_started",
+        "input_len",
         "is_aborted",
         "is_sent",
         "message",
@@ -74,6 +76,7 @@ class RoutedRequest:
     ) -> None:  # fmt: skip
         self.message = message
         self.arrival: Arrival = arrival_of(message, max_len, timeout_s)
+        self.input_len = len(self.arrival.ids) + self.arrival.new_tokens
         self.seq = seq
         self.program_seq = program_seq
         self.arrived_at = now
@@ -96,9 +99,8 @@ class RoutedRequest:
 
     @property
     def length(self) -> int:
-        """Number of input tokens on the next replica: a prompt, or all sequences of a group, and what came
-        back of replicas that died."""
-        return len(self.arrival.ids) + self.arrival.new_tokens + self.num_resumed
+        """Number of input tokens on the next replica, with what came back of replicas that died."""
+        return self.input_len + self.num_resumed
 
     @property
     def num_resumed(self) -> int:
