@@ -29,6 +29,20 @@ void add_rms_norm(float* residual, const T* x, const float* weight, T* out, int 
     }
 }
 
+// RMSNorm of each of `heads` heads of each row, in place; dim is a multiple of LANES.
+template <typename T>
+void norm_heads(T* x, int64_t stride, const float* weight, int rows, int heads, int dim, float eps) {
+#pragma omp parallel for if (int64_t(rows) * heads * dim > PARALLEL_ELEMENTS)
+    for (int i = 0; i < rows; i++)
+        for (int h = 0; h < heads; h++) {
+            T* head = x + i * stride + h * dim;
+            vec squares = {};
+            for (int d = 0; d < dim; d += LANES) squares += load(head + d) * load(head + d);
+            const float scale = 1.0f / __builtin_sqrtf(sum(squares) / dim + eps);
+            for (int d = 0; d < dim; d += LANES) store(head + d, load(head + d) * scale * load(weight + d));
+        }
+}
+
 // out = silu(gate) * up for rows [gate | up], each of `size`, a multiple of LANES.
 template <typename T>
 void silu_and_mul(const T* gate_up, T* out, int rows, int size) {
@@ -76,6 +90,10 @@ extern "C" {
     }                                                                                                                 \
     void radixrt_silu_and_mul_##SUFFIX(const void* gate_up, void* out, int rows, int size) {                          \
         silu_and_mul<TYPE>(static_cast<const TYPE*>(gate_up), static_cast<TYPE*>(out), rows, size);                   \
+    }                                                                                                                 \
+    void radixrt_norm_heads_##SUFFIX(void* x, int64_t stride, const float* weight, int rows, int heads, int dim,       \
+                                     float eps) {                                                                     \
+        norm_heads<TYPE>(static_cast<TYPE*>(x), stride, weight, rows, heads, dim, eps);                               \
     }                                                                                                                 \
     void radixrt_rotate_##SUFFIX(void* x, int64_t stride, const float* table, const int64_t* positions, int rows,      \
                                  int heads, int dim, int rotary) {                                                    \

@@ -164,6 +164,14 @@ class LayerOps(ABC):
             The rotated heads, same shape and dtype.
         """
 
+    def norm_heads(
+        self, qk: torch.Tensor, num_heads: int, q_weight: torch.Tensor, k_weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """Return the RMSNorm of each head [T, num_heads + num_kv_heads, head_dim], those of q before those of k; qk
+        may be overwritten."""
+        q, k = qk[:, :num_heads], qk[:, num_heads:]
+        return torch.cat((_rms_norm(q, q_weight, eps), _rms_norm(k, k_weight, eps)), dim=1)
+
     def prepare_heads(
         self,
         qkv: torch.Tensor,
@@ -195,7 +203,7 @@ class LayerOps(ABC):
         heads, rotated = layer.num_heads, layer.num_heads + layer.num_kv_heads
         qk = qkv[:, :rotated]
         if q_weight is not None and k_weight is not None:
-            qk = torch.cat((_rms_norm(qk[:, :heads], q_weight, eps), _rms_norm(qk[:, heads:], k_weight, eps)), dim=1)
+            qk = self.norm_heads(qk, heads, q_weight, k_weight, eps)
         qk = self.rotate(qk, positions, table)  # one operation for the heads of q and of k
         return qk[:, :heads], qk[:, heads:], qkv[:, rotated:]
 
@@ -240,7 +248,7 @@ class CpuOps(LayerOps):
         self._torch = TorchOps()
         self.recurrence = CpuRecurrence(library)
         pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
-        self._norm, self._silu, self._rotate = {}, {}, {}
+        self._norm, self._silu, self._rotate, self._norm_heads = {}, {}, {}, {}
         for dtype, suffix in ((torch.bfloat16, "bf16"), (torch.float32, "f32")):
             self._norm[dtype] = _entry(
                 library, f"radixrt_add_rms_norm_{suffix}", [pointer] * 4 + [i32, i32, ctypes.c_float]
@@ -248,6 +256,9 @@ class CpuOps(LayerOps):
             self._silu[dtype] = _entry(library, f"radixrt_silu_and_mul_{suffix}", [pointer, pointer, i32, i32])
             self._rotate[dtype] = _entry(
                 library, f"radixrt_rotate_{suffix}", [pointer, i64, pointer, pointer, i32, i32, i32, i32]
+            )
+            self._norm_heads[dtype] = _entry(
+                library, f"radixrt_norm_heads_{suffix}", [pointer, i64, pointer, i32, i32, i32, ctypes.c_float]
             )
         self._panel_columns, self._panel_depth = library.radixrt_gemm_cols(), library.radixrt_gemm_depth()
         self._pack = _entry(library, "radixrt_gemm_pack", [pointer, pointer, i64, i64, i32])
@@ -313,6 +324,18 @@ class CpuOps(LayerOps):
         out = torch.empty(rows, size, dtype=gate_up.dtype)
         kernel(gate_up.data_ptr(), out.data_ptr(), rows, size)
         return out
+
+    def norm_heads(
+        self, qk: torch.Tensor, num_heads: int, q_weight: torch.Tensor, k_weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        rows, _, dim = qk.shape
+        kernel = self._norm_heads.get(qk.dtype)
+        fits = dim % LANES == 0 and qk.stride(1) == dim and qk.stride(2) == 1
+        if kernel is None or not fits or q_weight.dtype != torch.float32 or k_weight.dtype != torch.float32:
+            return super().norm_heads(qk, num_heads, q_weight, k_weight, eps)
+        for heads, weight in ((qk[:, :num_heads], q_weight), (qk[:, num_heads:], k_weight)):
+            kernel(heads.data_ptr(), qk.stride(0), weight.data_ptr(), rows, heads.shape[1], dim, eps)
+        return qk
 
     def rotate(self, heads: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         rows, count, dim = heads.shape

@@ -62,6 +62,22 @@ def test_silu_and_mul(compiled: LayerOps, rows: int, dtype: torch.dtype, size: i
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [64, 256, 24])
+def test_norm_heads(compiled: LayerOps, rows: int, dtype: torch.dtype, dim: int) -> None:
+    fused = torch.randn(rows, 9, dim).to(dtype)
+    weights = torch.rand(2, dim) + 0.5
+    x = fused[:, :7].double()
+    weight = torch.cat((weights[:1].expand(5, dim), weights[1:].expand(2, dim))).double()
+    exact = x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+    for ops in (TorchOps(), compiled):
+        out = fused.clone()
+        normed = ops.norm_heads(out[:, :7], 5, weights[0], weights[1], 1e-5)
+        torch.testing.assert_close(normed.double(), exact, **tolerance(dtype))
+        assert torch.equal(out[:, 7:], fused[:, 7:])
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("dim", "rotary"), [(64, 64), (128, 128), (16, 16), (256, 64), (128, 96), (32, 8)])
 def test_rotate(compiled: LayerOps, rows: int, dtype: torch.dtype, dim: int, rotary: int) -> None:
     fused = torch.randn(rows, 9, dim).to(dtype)
