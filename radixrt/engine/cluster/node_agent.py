@@ -41,6 +41,8 @@ class NodeAgent:
     """
 
     def __init__(self) -> None:
+        with contextlib.suppress(OSError):  # Ray adds 15 to the niceness of its workers, which ranks would inherit
+            os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, os.getppid()))
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._tails: dict[int, bytes] = {}
         self._readers: dict[int, threading.Thread] = {}
