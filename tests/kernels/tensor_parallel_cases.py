@@ -88,12 +88,13 @@ def sentinel(dtype: torch.dtype) -> torch.Tensor:
 
 
 def one_shot(world: World) -> None:
-    """Both dtypes in both halves of the memory, each half reused after either dtype; the fullest launch of each."""
+    """Both dtypes in both halves of the memory, and the fullest launch of each; each half is reused after either dtype,
+    except by ranks that are many more than cores."""
     from radixrt.kernels.triton import all_reduce
 
     ranks, memory = world.ranks, world.all_reduce_memory()
     all_reduce.ONE_SHOT_BYTES[ranks] = 1 << 20
-    for epoch, rows in enumerate((1, 4, 2, 1, 1, 2, 4, 1)):
+    for epoch, rows in enumerate((1, 4, 2, 1, 1, 2, 4, 1)[: 8 if ranks < 8 else 4]):
         dtype = (torch.float32, torch.bfloat16)[epoch // 2 % 2]
         addends = torch.randn(ranks, rows, HIDDEN, generator=world.generator).to(dtype)
         addends[:, :, 3:5] = 0.0
@@ -118,7 +119,7 @@ def two_shot(world: World) -> None:
     ranks, memory = world.ranks, world.all_reduce_memory()
     all_reduce.ONE_SHOT_BYTES[ranks] = 2 * HIDDEN * 2
     launches = 0
-    for case, rows in enumerate((ranks, 1, 4, 3, 9, 2, 4, 3)):
+    for case, rows in enumerate((ranks, 1, 4, 3, 9, 2, 4, 3)[: 8 if ranks < 8 else 4]):
         dtype = (torch.float32, torch.bfloat16)[case // 2 % 2]
         size = dtype.itemsize
         addends = (4 * torch.randn(ranks, rows, HIDDEN, generator=world.generator)).round().to(dtype)
@@ -345,19 +346,29 @@ def run_rank(rank: int, ranks: int, folder: Path, names: list[str]) -> None:
 
 
 def main() -> None:
-    """Run cases by ranks that are forked once everything is imported; arguments: ranks, folder, names of cases."""
+    """Run groups of cases, one group after the other, by ranks that are forked once everything is imported.
+
+    Arguments: a folder, in which each group has one by its number of ranks; for each group the number, a colon, and the
+    names of its cases between commas.
+    """
     from radixrt.kernels.triton import all_gather, all_reduce, gemv, sharded_sampling, skinny_gemm  # noqa: F401
     from radixrt.layers import cuda_ops  # noqa: F401
     from radixrt.models.loading import weights  # noqa: F401
 
-    ranks, folder = int(sys.argv[1]), Path(sys.argv[2])
     yield_when_waiting()
     patch_quickly()
+    for group in sys.argv[2:]:
+        ranks, _, names = group.partition(":")
+        run_group(int(ranks), Path(sys.argv[1]) / ranks, names.split(","))
+
+
+def run_group(ranks: int, folder: Path, names: list[str]) -> None:
+    """Run cases by forked ranks; once one fails, the others are killed."""
     started = []
     for rank in range(ranks):
         if not (child := os.fork()):
             try:
-                run_rank(rank, ranks, folder, sys.argv[3:])
+                run_rank(rank, ranks, folder, names)
                 os._exit(0)
             except BaseException:
                 traceback.print_exc()
@@ -369,4 +380,4 @@ def main() -> None:
         if status:
             for other in started:
                 os.kill(other, signal.SIGKILL)
-            sys.exit(f"a rank ended with wait status {status}")
+            print(f"one of {ranks} ranks ended with wait status {status}", file=sys.stderr)
