@@ -242,9 +242,7 @@ def test_requests_that_the_router_holds_are_listed_with_what_they_wait_for(page:
     page.wait("document.querySelectorAll('#held tbody td').length > 3")
     words = [str(cell) for cell in page.run("[...document.querySelectorAll('#held td')].map((td) => td.textContent)")]
     assert words[1:6] == [HOSTILE, "for replica 1, prompts ahead · constrained", "tree / 0/1", "1,000", "64.0 %"]
-    assert words[8] == (
-        "replica 0 has 640 of it cached, replica 1 none; waits: replica 1 has 16,384 prompt tokens ahead"
-    )
+    assert words[8] == ("replica 1 has 16,384 prompt tokens ahead; replica 0 has 640 of it cached, replica 1 none")
 
     def held(**changes: Any) -> str:
         row = json.dumps({**made, **changes})
@@ -253,9 +251,11 @@ def test_requests_that_the_router_holds_are_listed_with_what_they_wait_for(page:
     for obstacle in ROUTER_OBSTACLES:
         assert ("requests before it go first" in held(obstacle=obstacle)) == (not obstacle), "each has its words"
     assert held(replica=None, best_replica=None, best_tokens=0, obstacle="replicas", output_tokens=7) == (
-        "no replica has its prefix; its replica died, and it goes on elsewhere; waits: no replica takes new requests"
+        "no replica takes new requests; no replica has its prefix; its replica died, and it goes on elsewhere"
     )
-    assert held(best_replica=1, cached_tokens=640, obstacle="").startswith("replica 1 has 640 of it cached; waits: req")
+    assert held(best_replica=1, cached_tokens=640, obstacle="") == (
+        "requests before it go first; 640 tokens of it are cached there"
+    )
     served.engine.deliver(RouterQueue(0))
     page.wait("document.querySelector('#held-section').hidden")
 

@@ -62,14 +62,14 @@ const HOLDS = { // of the router; q.on is the replica's name
 
 const HOLDS_FOR = { replicas: "a replica", prompts: "prompts ahead", requests: "a place", slots: "slots", program_slots: "programs", programs: "programs" };
 
-// The same of a request that the router holds: where its prefix is, and what it waits for.
+// What a request that the router holds waits for, and where its prefix is.
 export function held(row) {
   const on = `replica ${row.replica}`, bound = row.replica !== null, parts = [];
   if (!row.best_tokens) parts.push("no replica has its prefix");
-  else if (row.best_replica === row.replica || row.cached_tokens === row.best_tokens) parts.push(`${on} has ${count(row.cached_tokens)} of it cached`);
+  else if (row.best_replica === row.replica || row.cached_tokens === row.best_tokens) parts.push(`${count(row.cached_tokens)} tokens of it are cached there`);
   else parts.push(`replica ${row.best_replica} has ${count(row.best_tokens)} of it cached${bound ? `, ${on} ${row.cached_tokens ? count(row.cached_tokens) : "none"}` : ""}`);
   if (row.output_tokens) parts.push("its replica died, and it goes on elsewhere");
-  return [...parts, `waits: ${(HOLDS[row.obstacle] ?? HOLDS[""])({ ...row, on })}`].join("; ");
+  return [(HOLDS[row.obstacle] ?? HOLDS[""])({ ...row, on }), ...parts].join("; ");
 }
 
 // A table body whose rows are kept, by key: only what has changed is written. Of a long table, only the rows that are in
@@ -219,7 +219,7 @@ export class Requests {
       return [row.rid, "waiting", [
         ["clipped mono", row.rid], (row.replica === null ? "waiting" : `for replica ${row.replica}`) + (HOLDS_FOR[row.obstacle] ? `, ${HOLDS_FOR[row.obstacle]}` : "") + (row.constrained ? " · constrained" : ""),
         ["clipped", row.program ? `${row.program}${row.branch ? ` / ${row.branch}` : ""}` : "–"], number(row.prompt_tokens),
-        ["number", percent(row.best_tokens, row.prompt_tokens)], ["number", `${count(row.output_tokens)} of ${count(row.max_tokens)}`],
+        ["number", percent(row.best_tokens, row.prompt_tokens)], ["number", row.kind === "score" ? "–" : `${count(row.output_tokens)} of ${count(row.max_tokens)}`],
         ["bar", parts.map(([n]) => n).join(), () => stack(parts)], ["clipped why", held(row)], ["number", time(row.age_s)],
       ]];
     });
