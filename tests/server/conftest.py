@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import pytest
 import uvicorn
 
+from radixrt.chat.dialect import Dialect
 from radixrt.config import ServerConfig
 from radixrt.server import create_app
-from tests.server.fake_engine import MODEL, FakeEngine
+from tests.server.fake_engine import MODEL, FakeEngine, speak
 from tests.server.helpers import Caller
 from tests.server.served import Served
+from tests.server.tool_chats import HERMES, TOOLS
 
 
 @pytest.fixture
@@ -50,3 +53,14 @@ def start() -> Iterator[Callable[[float], Served]]:
     for served in started:
         served.process.kill()
         served.process.communicate()
+
+
+@pytest.fixture
+def ask(engine: FakeEngine) -> Any:
+    """A function that sends a chat with tools to a model that says so."""
+
+    def send(dialect: Dialect = HERMES, *, says: Iterable[str] = ("hi",), **fields: Any) -> Any:
+        engine.script = lambda request: speak(request, list(says))
+        return Caller(engine, dialect=dialect).chat(**{"tools": TOOLS, **fields})
+
+    return send
