@@ -9,11 +9,14 @@ The device answers at once, with random tokens.
                the real sockets: the part of the time that the device computes
     chain      from an answer to the next mask and the next step, for rows with and without a JSON schema: medians and
                90th percentiles of the parts (benchmarks.host.chain)
+    first-steps
+               rounds of 64 rows with schemas of `--schemas`, or some of its own: the scheduler's milliseconds until the
+               next mask, and in all, of steps 1 to 5 and 6 to 25 of each round (benchmarks.host.first_steps)
     gaps       pauses of running streams while the tokenizer process encodes long prompts, at once or in its thread
                (benchmarks.host.gaps)
     chunks     the main process alone: microseconds for each streamed chunk of each route (benchmarks.host.chunks)
 
-Run: python -m benchmarks.host [steps] [workloads] [busy] [chain] [gaps] [chunks] [--rows 1 64 256 512] [--profile]
+Run: python -m benchmarks.host [PART ...] [--rows 1 64 256 512] [--profile]
 """
 
 from __future__ import annotations
@@ -37,9 +40,11 @@ from benchmarks.common.model_shapes import CONFIGS, shape_folder
 from benchmarks.common.tables import percentile, table
 from benchmarks.host.chain import PARTS, SCHEMA, SPANS, measure_chain
 from benchmarks.host.chunks import BODIES, measure_chunks
+from benchmarks.host.first_steps import SCHEMAS, measure_first_steps
 from benchmarks.host.gaps import measure_gaps
 from benchmarks.host.pipeline import Pipe, Wire, make_loop, scheduler_parts
 from benchmarks.offline.workloads import MAKERS, Workload, make_workload
+from benchmarks.structure.rounds import mixed_schemas
 from radixrt.client.collector import OutputCollector
 from radixrt.client.requests import Job, jobs
 from radixrt.config import ModelConfig, SchedulerConfig
@@ -57,6 +62,7 @@ SHAPE = "qwen3-0.6b"
 WORKLOADS = [name for name in MAKERS if not make_workload(name, seed=0, scale=0.01).turns]
 """Those whose requests are all submitted at once."""
 PROMPT_TOKENS = 64
+FIRST_ROWS = 64
 STEP_PARTS = ("next_batch", "submit", "turnaround", "commit", "deltas", "scheduler", "tokenizer out", "main out")
 WORKLOAD_PARTS = (
     "main in", "tokenizer in", "scheduler", "next_batch", "submit", "commit", "deltas", "tokenizer out", "main out",
@@ -236,6 +242,23 @@ def _chain(args: argparse.Namespace, folder: Path) -> Table:
     return "microseconds from an answer, median / 90th percentile", ["rows", "", *PARTS, *SPANS], rows
 
 
+def _first_steps(args: argparse.Namespace, folder: Path) -> Table:
+    schemas = SCHEMAS if args.schemas is None else mixed_schemas(args.schemas)
+    profiler = cProfile.Profile() if args.profile else None
+    rounds = measure_first_steps(folder, CONFIGS[SHAPE], FIRST_ROWS, args.rounds, schemas, profiler)
+    if profiler is not None:
+        pstats.Stats(profiler).sort_stats("tottime").print_stats(28)
+    rows = [
+        [str(i + 1), *(f"{seconds * 1e3:.1f}" for seconds in (each.admission, *each.sums())), str(each.tokens)]
+        for i, each in enumerate(rounds)
+    ]
+    for name, each in (("1", rounds[0]), (str(len(rounds)), rounds[-1])):
+        print(f"round {name}, ms to the mask of steps 1 to 30:", *(f"{1e3 * (s or 0):.1f}" for s in each.to_mask[:30]))
+    parts = ["1-5 to mask", "1-5 in all", "6-25 to mask", "6-25 in all"]
+    title = f"milliseconds of rounds of {FIRST_ROWS} rows with {len(schemas)} schemas"
+    return title, ["round", "admission", *parts, "tokens"], rows
+
+
 def _busy(args: argparse.Namespace, folder: Path) -> Table:
     rows = []
     for step_ms, count in BUSY_STEPS_MS.items():
@@ -270,6 +293,7 @@ TABLES = {
     "steps": _steps,
     "workloads": _workloads,
     "chain": _chain,
+    "first-steps": _first_steps,
     "busy": _busy,
     "gaps": _gaps,
     "chunks": _chunks,
@@ -287,6 +311,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--prompts", type=int, default=256, help="gaps: number of long prompts")
     parser.add_argument("--words", type=int, default=27_000, help="gaps: words of each, about 1.1 tokens a word")
     parser.add_argument("--streams", type=int, default=16, help="chunks: streams that are open at once")
+    parser.add_argument("--rounds", type=int, default=6, help="first-steps: rounds, one after the other")
+    parser.add_argument(
+        "--schemas", type=Path, help="first-steps: JSON lines with a `schema` each, of which 20 are mixed"
+    )
     parser.add_argument("--profile", action="store_true", help="where the time goes, by function")
     args = parser.parse_args(argv)
     folder = shape_folder(SHAPE)

@@ -8,6 +8,7 @@ misses come on top.
 
 from __future__ import annotations
 
+import cProfile
 import gc
 import time
 from collections import defaultdict, deque
@@ -55,6 +56,8 @@ class MaskedDevice(Executor):
         self._masks: dict[int, GrammarMask] = {}
         self.spent: dict[str, float] = defaultdict(float)  # seconds of the device's own, and of encoding
         self.marks: dict[str, float] = {}
+        self.profiler: cProfile.Profile | None = None  # runs from one answer until the next one is asked for
+        self.forward_s = 0.0  # that the device says of each step
         self.decoding = False  # whether the answer taken last was a decode step's
 
     def submit(self, step: ForwardStep) -> None:
@@ -74,10 +77,18 @@ class MaskedDevice(Executor):
         self.spent["encode"] += time.thread_time() - started
 
     def take(self, timeout_s: float = 0.0) -> FromRunner | None:
+        if self.profiler is not None:
+            self.profiler.disable()
+        begun = time.thread_time()
         self._run()
-        started = self.marks["answer"] = time.thread_time()
+        started = time.thread_time()
+        self.spent["device"] += started - begun
         answer = self._answers.recv()
         self.spent["take"] += time.thread_time() - started
+        if answer is not None:
+            self.marks["answer"] = started
+            if self.profiler is not None:
+                self.profiler.enable()
         return answer
 
     def _run(self) -> None:
@@ -93,7 +104,7 @@ class MaskedDevice(Executor):
         mask = self._masks.pop(step.step_id, None)
         tokens = self._tokens.of(step, None if mask is None else self._reader.read(mask, self._vocab_size)[0])
         self.decoding = step.mode == DECODE
-        self._answers.send(StepOutput(step.step_id, pack_i32(tokens)))
+        self._answers.send(StepOutput(step.step_id, pack_i32(tokens), forward_s=self.forward_s))
 
     def wait_ready(self, timeout_s: float) -> RunnerReady:
         raise NotImplementedError("always ready")

@@ -33,10 +33,10 @@ LOWEST, HIGHEST = 10, 10_000
 class RandomTokens:
     """Tokens as a model without weights samples them: uniform over those that the mask allows."""
 
-    def __init__(self, vocab_size: int, eos_id: int) -> None:
+    def __init__(self, vocab_size: int, eos_id: int, seed: int = 0) -> None:
         self._vocab_size = vocab_size
         self._eos_id = eos_id
-        self._random = np.random.default_rng(0)
+        self._random = np.random.default_rng(seed)
 
     def of(self, step: ForwardStep, mask: Mask | None = None) -> Int32Array:
         """int32, one for each sampling row."""

@@ -84,5 +84,9 @@ class Grammar(ABC):
     def closing(self) -> list[int]:
         """Closing suffix: tokens of a shortest completion from the current state; empty where the output may end."""
 
+    def ahead(self) -> Grammar:
+        """The grammar whose parser states this one comes to, or will: itself, or one that it contains."""
+        return self
+
     def settle(self) -> None:  # noqa: B027 (most have nothing to do)
         """Do the work that `accept` deferred. Called after every step, off the critical path; the state stays."""

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 
 import msgspec
 
 from radixrt.constrained.backends.matcher import GrammarError
 from radixrt.constrained.grammar import Bitmask, Grammar
+from radixrt.constrained.masks.look_ahead import LookAhead
 from radixrt.messages.parts import FINISH_ERROR, FINISH_LENGTH, FINISH_STOP, Finish, FinishError, LogprobColumns
 from radixrt.messages.scheduler import TokenizedReq
 from radixrt.messages.wire import pack_i32
@@ -91,6 +93,7 @@ class ConstrainedRequests:
         self._kv = kv
         self._writer = writer
         self._counters = counters
+        self._ahead = LookAhead()
         self._jump_rate = 0.5  # share of sampled tokens that led to a jump; the first few correct it
 
     def waits(self, running: list[Req]) -> bool:
@@ -168,6 +171,14 @@ class ConstrainedRequests:
                 except Exception as error:
                     failed.append((req, _failed(req, error)))
         return failed
+
+    def look_ahead(self, running: list[Req]) -> Iterator[None]:
+        """Work out what the next tokens of these requests may need, a little before each value."""
+        for req in running:
+            if req.constraint is not None and req.finish is None:
+                self._ahead.add(req.constraint.grammar, req.max_len - req.known_len - 1)
+        while self._ahead.turn():
+            yield
 
     # --- tokens ---
 

@@ -50,6 +50,8 @@ ARRIVAL_PAUSE_S = 0.004
 HOLD_SHARE = 0.5
 """While a step of LONG_STEP_TOKENS new tokens or more is computed and requests keep arriving, with pauses of at most
 ARRIVAL_PAUSE_S, the next step waits for more of them: for HOLD_SHARE of the time that the first step will take."""
+LOOK_AHEAD_SHARE = 0.5
+"""Part of a step's predicted time in which the loop looks ahead, so that its answer is not noticed late."""
 
 
 class SchedulerLoop:
@@ -112,7 +114,7 @@ class SchedulerLoop:
             EngineError: the runner failed and cannot be restarted; or the restarted one has another pool.
         """
         busy = self._advance()
-        if wait and not busy:
+        if wait and not busy and not self._look_ahead():
             self._sleep()
         committed = self._commit()
         if committed and self._executor.runs_ahead:
@@ -308,6 +310,21 @@ class SchedulerLoop:
         batch = self._core.take_deltas()
         if batch is not None:
             self._tokenizer.send(batch)
+
+    def _look_ahead(self) -> bool:
+        """Prepare for the next tokens of constrained rows in the first part of the oldest step's time; returns whether
+        a message has come meanwhile."""
+        if not self._inflight or self._shared_cores or not self._executor.runs_ahead:
+            return False
+        ends = self._head_since + LOOK_AHEAD_SHARE * self._core.step_time.times.seconds(*self._inflight[0].shape)
+        if time.monotonic() >= ends:
+            return False
+        for _ in self._core.look_ahead():
+            if self._poller.poll(0):
+                return True
+            if time.monotonic() >= ends:
+                break
+        return False
 
     def _sleep(self) -> None:
         if not self._poller.sockets:

@@ -14,7 +14,7 @@ steps), `DeltaWriter` (output), `Recovery` (dead runners).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from radixrt.config import SchedulerConfig
 from radixrt.constrained.grammar import bitmask_words
@@ -239,6 +239,11 @@ class Scheduler:
         for req, finish in failed:
             self._requests.end(req, finish, now)
         return bool(failed)
+
+    def look_ahead(self) -> Iterator[None]:
+        """Work out, while the device computes, what the next tokens of constrained requests may need; each value comes
+        after a fraction of a millisecond, none if nothing is left to do."""
+        return self._constrained.look_ahead(self._requests.active)
 
     # --- commit ---
 

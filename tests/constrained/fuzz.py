@@ -21,7 +21,7 @@ from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.backends.matcher import GrammarError
 from radixrt.constrained.compile.compiler import compile_constraint, load
 from radixrt.constrained.grammar import Grammar
-from radixrt.constrained.masks.text_grammar import GrammarTemplate
+from radixrt.constrained.masks.grammar_template import GrammarTemplate
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constraint import Constraint, StructuredOptions
 from radixrt.errors import RequestError

@@ -95,7 +95,9 @@ class Outbox:
 class Loop:
     """A real loop over a fake runner."""
 
-    def __init__(self, *, depth: int, runs_ahead: bool, watch_s: float = 0.0, stages: int = 1) -> None:
+    def __init__(
+        self, *, depth: int, runs_ahead: bool, watch_s: float = 0.0, stages: int = 1, shared_cores: bool = False
+    ) -> None:
         self.log: list[str] = []
         self.harness = Harness(stages=stages)
         self.executor = Recorder(self.harness.runner, self.log, runs_ahead=runs_ahead)
@@ -104,7 +106,7 @@ class Loop:
         self.loop = SchedulerLoop(
             self.harness.scheduler, self.executor, self.inbox, self.outbox,
             GrammarManager(_no_vocabulary, inline=True), max_inflight=depth, check_invariants=True,
-            watch_s=watch_s,
+            watch_s=watch_s, shared_cores=shared_cores,
         )  # fmt: skip
         self.loop.announce(SchedulerReady(64, 4, "cpu", "float32"))
 
@@ -208,6 +210,27 @@ def test_the_answer_of_a_constrained_step_is_watched_for(watch_s: float, is_cons
     waiter = at.loop._poller = Waiter()  # type: ignore[assignment]
     at.loop.run_once(wait=True)
     assert waiter.asked == ([0, 0, 0] if is_constrained and watch_s else [loop.BUSY_WAIT_MS])
+
+
+@pytest.mark.parametrize("shared_cores", [False, True])
+@pytest.mark.parametrize("share", [0.0, 1e9])
+def test_while_the_device_computes_the_loop_looks_ahead_until_something_comes(
+    share: float, shared_cores: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "LOOK_AHEAD_SHARE", share)
+    at = Loop(depth=1, runs_ahead=True, shared_cores=shared_cores)
+    pieces: list[int] = []
+    monkeypatch.setattr(at.harness.scheduler, "look_ahead", lambda: (pieces.append(i) for i in range(9)))
+    waiter = at.loop._poller = Waiter()  # type: ignore[assignment]
+    at.loop.run_once(wait=True)
+    assert waiter.asked == [loop.IDLE_WAIT_MS]  # no step is in flight
+    at.add("r", [1, 2], max_tokens=9)
+    at.loop.run_once(wait=False)
+    waiter.asked.clear()
+    at.loop.run_once(wait=True)
+    looks = share > 0 and not shared_cores
+    assert pieces == ([0, 1, 2] if looks else [])
+    assert waiter.asked == ([0, 0, 0] if looks else [loop.BUSY_WAIT_MS])
 
 
 def test_rows_that_may_sample_the_same_share_a_mask() -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from radixrt.channel import UNDECODABLE
 from radixrt.constrained.compile.compiler import CompiledConstraint
-from radixrt.constrained.masks.text_grammar import GrammarTemplate
+from radixrt.constrained.masks.grammar_template import GrammarTemplate
 
 logger = logging.getLogger(__name__)
 

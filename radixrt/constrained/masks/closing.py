@@ -67,11 +67,29 @@ class Completions:
             return None
         return 0 if state.complete else MAX_CHAR_BYTES * (self._recognizer.closing_length(state) + 1)
 
+    def byte_bound(self, parser_state: ParserState) -> int:
+        """A number of tokens that `closing` does not exceed: the bytes of the shortest completion, not tokenized."""
+        state, pending = parser_state
+        if pending:
+            return len(self.closing(parser_state))
+        pieces = self._recognizer.closing(state).pieces
+        return sum([1 if isinstance(piece, Special) else len(piece.encode()) for piece in pieces])
+
+    def may_end(self, parser_state: ParserState) -> bool:
+        """The text may end there."""
+        state, pending = parser_state
+        return state.complete and not pending
+
     def looping_tokens(self, parser_state: ParserState) -> TokenSet:
         """Text tokens after which the parser state is the same."""
         state, pending = parser_state
         chars = CharSet(()) if pending else self._recognizer.looping_chars(state)
         return self._vocabulary.tokens_of(chars)
+
+    def kinds_of_chars(self, parser_state: ParserState) -> list[str]:
+        """Characters that may come next, one of each class of which all lead to one parser state; none of many."""
+        state, pending = parser_state
+        return [] if pending else self._recognizer.kinds_of_chars(state)
 
     def uniform_tokens(self, parser_state: ParserState, token: int) -> TokenSet | None:
         """Text tokens of which all that have as many characters as this one, which is among them, lead to one parser

@@ -54,11 +54,12 @@ class CachedState:
         healed: what `Grammar.healed` returns for `forced`, by the token before.
         loops: the text tokens that the mask allows and that lead back to this state.
         runs: the states after tokens of one kind, whichever they are.
+        is_claimed: `LookAhead` has been here, or will be.
     """
 
     __slots__ = (
-        "after", "forced", "healed", "is_exact", "loops", "may_end", "must_end", "row", "row_bytes", "runs", "safe",
-        "state",
+        "after", "forced", "healed", "is_claimed", "is_exact", "loops", "may_end", "must_end", "row",
+        "row_bytes", "runs", "safe", "state",
     )  # fmt: skip
 
     def __init__(self, state: ParserState | None) -> None:
@@ -69,7 +70,7 @@ class CachedState:
         self.may_end: bool | None = None
         self.must_end: bool | None = None
         self.safe = UNKNOWN
-        self.is_exact = False
+        self.is_exact = self.is_claimed = False
         self.after: dict[int, CachedState] = {}
         self.healed: dict[int, list[int] | None] = {}
         self.loops: TokenSet | None = None

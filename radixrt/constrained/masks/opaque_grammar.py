@@ -13,7 +13,8 @@ from typing import Any
 
 from radixrt.constrained.grammar import Bitmask, Grammar
 from radixrt.constrained.masks.closing import Completions
-from radixrt.constrained.masks.text_grammar import GrammarTemplate, healed_tokens
+from radixrt.constrained.masks.grammar_template import GrammarTemplate
+from radixrt.constrained.masks.healing import healed_tokens
 from radixrt.errors import InvariantError
 
 MAX_KEPT = 64

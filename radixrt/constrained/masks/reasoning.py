@@ -195,6 +195,9 @@ class ReasoningGrammar(Grammar):
             return self._inner.closing()
         return [*self._marker.rest(self._states[-1]), *self._inner.closing()]
 
+    def ahead(self) -> Grammar:
+        return self._inner.ahead()
+
     def settle(self) -> None:
         self._inner.settle()
 

@@ -11,26 +11,20 @@ The matcher catches up in `settle`, or at a state that is new.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
-
-import numpy as np
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from radixrt.constrained.backends.matcher import GrammarError, Matcher
 from radixrt.constrained.grammar import Bitmask, Grammar
-from radixrt.constrained.masks.closing import Completions, ParserState
-from radixrt.constrained.masks.mask_cache import UNKNOWN, CachedState, MaskCache
-from radixrt.constrained.masks.own_ends import OwnEnds
-from radixrt.constrained.vocabulary import Vocabulary
+from radixrt.constrained.masks.healing import healed_tokens
+from radixrt.constrained.masks.mask_cache import UNKNOWN, CachedState
 from radixrt.errors import InvariantError
+
+if TYPE_CHECKING:
+    from radixrt.constrained.masks.grammar_template import GrammarTemplate
 
 T = TypeVar("T")
 
-
-SETTLE_AFTER = 8
-"""The matcher catches up, off the critical path, when it is SETTLE_AFTER to 2 * SETTLE_AFTER tokens behind: a different
-number for each request, so that those of a batch do not all do so after the same step."""
 
 MIN_EDGES = 4
 """A state from which this many tokens were followed, or twice as many and so on, may be one at which only the number of
@@ -39,109 +33,6 @@ a token's characters matters."""
 MAX_HEALED = 64
 """Tokens before a forced text for which a state remembers how both are tokenized."""
 
-SLOW_FILL_S = 0.0005
-"""A mask that takes longer built parts of the library's automaton, which stay in memory with the template."""
-
-
-class GrammarTemplate:
-    """A compiled constraint, ready for any number of requests.
-
-    What a library builds lazily is shared by all matchers that come from one loaded grammar, up to a limit that then
-    holds for all of them; `renew` loads the grammar afresh.
-
-    Args:
-        load: gives a matcher at the beginning of a text, of a grammar loaded anew.
-        shortest: tokens of a shortest text.
-        specials: ids of the control tokens in the grammar.
-        make_completions: builds the shortest completions, when first needed.
-        masks: shared with other templates of the vocabulary.
-
-    Attributes:
-        generation: how often the grammar was renewed.
-        building_s: seconds of slow masks since it was loaded.
-        own_ends: end tokens that requests bring.
-        start: entry of the parser state before the first token, with its mask; the other states are in `masks`.
-
-    Raises:
-        GrammarError: no token can begin a text, or the library gave up on this grammar.
-    """
-
-    def __init__(
-        self, load: Callable[[], Matcher], vocabulary: Vocabulary, *,
-        shortest: Sequence[int], specials: Iterable[int], make_completions: Callable[[], Completions],
-        masks: MaskCache | None = None,
-    ) -> None:  # fmt: skip
-        self.vocabulary = vocabulary
-        self.masks = MaskCache() if masks is None else masks
-        self.shortest = list(shortest)
-        self.specials = frozenset(specials) - set(vocabulary.eos_ids)
-        self._allowed_mask = vocabulary.text_mask
-        if self.specials:
-            self._allowed_mask = vocabulary.text_mask | vocabulary.mask_of(self.specials)
-        self.generation = 0
-        self.building_s = 0.0
-        self.start = CachedState(None)
-        self.own_ends = OwnEnds(vocabulary, self.specials)
-        self._num_made = 0
-        self._load = load
-        self._prototype = load()
-        row, self.start.may_end = self.mask_of(self._prototype)
-        self.start.remember(row)
-        self._make_completions = make_completions
-        self._completions: Completions | None = None
-
-    def new(self, stop_token_ids: Iterable[int] = ()) -> TextGrammar:
-        """The grammar of one more request.
-
-        Args:
-            stop_token_ids: control tokens that end its output, as the model's own end tokens do.
-
-        Raises:
-            RequestError: one of them is text, or has a meaning of its own in the constraint.
-        """
-        own_ends = self.own_ends.of(stop_token_ids)
-        self._num_made += 1
-        settle_at = SETTLE_AFTER + self._num_made % SETTLE_AFTER
-        return TextGrammar(self, own_ends, settle_at)
-
-    def matcher(self) -> Matcher:
-        """A matcher at the beginning of a text."""
-        return self._prototype.fork()
-
-    def mask_of(self, matcher: Matcher) -> tuple[Bitmask, bool]:
-        """The mask of a matcher's parser state, and whether the text may end there.
-
-        Raises:
-            GrammarError: the library gave up on this grammar, or no token can continue the text.
-        """
-        row = np.full_like(self.vocabulary.eos_mask, 0xFFFFFFFF)
-        started = time.perf_counter()
-        matcher.fill(row)
-        taken = time.perf_counter() - started
-        if taken > SLOW_FILL_S:
-            self.building_s += taken
-        np.bitwise_and(row, self._allowed_mask, out=row)
-        may_end = matcher.may_end()
-        if may_end:
-            np.bitwise_or(row, self.vocabulary.eos_mask, out=row)
-        elif not np.count_nonzero(row):
-            raise GrammarError("no token of this model can go on with the text as the constraint asks")
-        return row, may_end
-
-    def renew(self, generation: int) -> None:
-        """Load the grammar afresh if a matcher of this generation cannot continue, and none of a later one was made."""
-        if generation == self.generation:
-            self._prototype = self._load()
-            self.generation += 1
-            self.building_s = 0.0
-
-    @property
-    def completions(self) -> Completions:
-        """Shortest completions, common to all requests."""
-        if self._completions is None:
-            self._completions = self._make_completions()
-        return self._completions
-
 
 class TextGrammar(Grammar):
     """See the module's docstring. Made by `GrammarTemplate.new`.
@@ -149,19 +40,23 @@ class TextGrammar(Grammar):
     Args:
         own_ends: mask of tokens that end this request's text, where it may end, beside the model's end tokens.
         settle_at: tokens that the matcher may be behind after `settle`.
+        matcher: at the beginning of the text if it is left out.
     """
 
-    def __init__(self, template: GrammarTemplate, own_ends: Bitmask | None, settle_at: int) -> None:
+    def __init__(
+        self, template: GrammarTemplate, own_ends: Bitmask | None, settle_at: int, matcher: Matcher | None = None
+    ) -> None:  # fmt: skip
         self._own_ends = own_ends
         self._settle_at = settle_at
-        self._template = template
+        self.template = template
         self._vocabulary = template.vocabulary
-        self._matcher = template.matcher()
+        self._matcher = template.matcher() if matcher is None else matcher
         self._generation = template.generation
         self._tokens: list[int] = []
         self._path = [template.start]  # the states before and after each token
         self._behind = 0  # how many of the last tokens the matcher has not consumed
         self._ended = False
+        self._to_settle: list[tuple[CachedState, int, CachedState]] = []
         self._ahead: tuple[int, CachedState] | None = None  # the token of the last `fits`, and the state after it
 
     def mask(self) -> Bitmask:
@@ -171,12 +66,12 @@ class TextGrammar(Grammar):
         if row is None:
             row = self._find_mask()
         if self._own_ends is not None and self._may_end():
-            return self._template.own_ends.join(row, self._own_ends)
+            return self.template.own_ends.join(row, self._own_ends)
         return row
 
     def _find_mask(self) -> Bitmask:
         """The mask of this parser state, common to all requests of the constraint."""
-        template, state = self._template, self._path[-1].state
+        template, state = self.template, self._path[-1].state
         if state is None:
             row, self._path[-1].may_end = self._asking(template.mask_of)
             self._path[-1].remember(row)
@@ -228,14 +123,14 @@ class TextGrammar(Grammar):
             return True
         # The library may still take it: forced tokens come before masks are asked for, and where text is forced, a mask
         # allows but one way to write it.
-        if not (self._vocabulary.table[token] or token in self._template.specials):
+        if not (self._vocabulary.table[token] or token in self.template.specials):
             return False
         if not self._asking(lambda matcher: matcher.accept(token)):
             return False
         after = self._state_after(token)
         if after is None:
             raise InvariantError("the recognizer refuses a token that its library accepts")
-        self._template.masks.connect(here, token, after)
+        self.template.masks.connect(here, token, after)
         self._push(token, after)
         return True
 
@@ -248,17 +143,28 @@ class TextGrammar(Grammar):
         after = self._state_after(token)
         if after is None:
             raise InvariantError("the recognizer refuses a token that the masks allow")
-        completions, masks = self._template.completions, self._template.masks
+        masks = self.template.masks
         if after is here and here.loops is None and here.state is not None:
-            masks.put_loops(here, completions.looping_tokens(here.state))
+            self._to_settle.append((here, token, after))
             return after
         masks.connect(here, token, after)
         edges = len(here.after)
         if here.state is not None and (here.runs is not None or (edges >= MIN_EDGES and edges & (edges - 1) == 0)):
-            tokens = completions.uniform_tokens(here.state, token)
-            if tokens is not None:
-                masks.connect_run(here, token, tokens, self._vocabulary.num_chars, after)
+            self._to_settle.append((here, token, after))
         return after
+
+    def _find_others(self, here: CachedState, token: int, after: CachedState) -> None:
+        """Remember other tokens that lead to the same state, if they are known; the mask of `here` is."""
+        completions, masks = self.template.completions, self.template.masks
+        if here.state is None or here.row is None:
+            return
+        if after is here:
+            if here.loops is None:
+                masks.put_loops(here, completions.looping_tokens(here.state))
+            return
+        tokens = completions.uniform_tokens(here.state, token)
+        if tokens is not None:
+            masks.connect_run(here, token, tokens, self._vocabulary.num_chars, after)
 
     def _push(self, token: int, after: CachedState) -> None:
         self._tokens.append(token)
@@ -270,15 +176,27 @@ class TextGrammar(Grammar):
         if self._ahead is not None and self._ahead[0] == token:
             return self._ahead[1]
         here = self._path[-1]
-        state = self._template.completions.advance(self._parser_state(here), token)
+        state = self.template.completions.advance(self.template.parser_state(here), token)
         if state is None:
             return None
-        return here if state is here.state else self._template.masks.at(state)
+        return here if state is here.state else self.template.masks.at(state)
 
-    def _parser_state(self, entry: CachedState) -> ParserState:
-        return self._template.completions.start if entry.state is None else entry.state
+    def copy(self) -> TextGrammar:
+        """Another text's grammar, equal to this one."""
+        copied = TextGrammar(self.template, self._own_ends, self._settle_at, self._matcher.fork())
+        copied._generation, copied._behind, copied._ended = self._generation, self._behind, self._ended
+        copied._tokens, copied._path = self._tokens.copy(), self._path.copy()
+        return copied
+
+    @property
+    def here(self) -> CachedState:
+        """What is known of the present parser state."""
+        return self._path[-1]
 
     def settle(self) -> None:
+        for here, token, after in self._to_settle:
+            self._find_others(here, token, after)
+        self._to_settle.clear()
         if self._behind >= self._settle_at:
             self._asking(lambda matcher: None)
 
@@ -293,7 +211,8 @@ class TextGrammar(Grammar):
             return True
         here = self._path[-1]
         if here.must_end is None:
-            here.must_end = self._asking(lambda matcher: matcher.must_end())
+            may_end = here.state is None or self.template.completions.may_end(here.state)
+            here.must_end = may_end and self._asking(lambda matcher: matcher.must_end())
         return here.must_end
 
     def _may_end(self) -> bool:
@@ -352,10 +271,12 @@ class TextGrammar(Grammar):
         """As `fits`, for a state whose upper bound is unknown or does not tell."""
         if after.is_exact:
             return False
-        completions, state = self._template.completions, self._parser_state(after)
+        completions, state = self.template.completions, self.template.parser_state(after)
         if after.safe == UNKNOWN:
             bound = completions.bound(state)
             after.safe = UNKNOWN if bound is None else bound
+        if remaining < after.safe:
+            after.safe = completions.byte_bound(state)
         if remaining < after.safe:
             after.safe, after.is_exact = len(completions.closing(state)), True
         return remaining >= after.safe
@@ -364,7 +285,7 @@ class TextGrammar(Grammar):
         state = self._path[-1].state
         if self._ended:
             return []
-        return list(self._template.shortest if state is None else self._template.completions.closing(state))
+        return list(self.template.shortest if state is None else self.template.completions.closing(state))
 
     def _asking(self, question: Callable[[Matcher], T]) -> T:
         """The matcher's answer once it has consumed the whole text.
@@ -375,9 +296,9 @@ class TextGrammar(Grammar):
             self._catch_up()
             return question(self._matcher)
         except (GrammarError, InvariantError):
-            self._template.renew(self._generation)
-            self._generation = self._template.generation
-            self._matcher = self._template.matcher()
+            self.template.renew(self._generation)
+            self._generation = self.template.generation
+            self._matcher = self.template.matcher()
             if not self._matcher.accept_all(self._tokens):
                 raise
             self._behind = 0
@@ -388,12 +309,3 @@ class TextGrammar(Grammar):
             if not self._matcher.accept_all(self._tokens[-self._behind :]):
                 raise InvariantError("the grammar's library refuses a token that its mask allowed")
             self._behind = 0
-
-
-def healed_tokens(vocabulary: Vocabulary, last: int, forced: list[int]) -> list[int] | None:
-    """See `Grammar.healed`."""
-    table = vocabulary.table
-    if not (forced and table[last] and all(table[token] for token in forced)):
-        return None
-    tokens = vocabulary.encode_bytes(vocabulary.decode([last, *forced]))
-    return None if tokens[0] == last or len(tokens) > 1 + len(forced) else tokens

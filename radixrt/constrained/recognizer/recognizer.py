@@ -193,6 +193,10 @@ class Recognizer:
                 found = found | one
         return found
 
+    def kinds_of_chars(self, state: State) -> list[str]:
+        """A character of each class that leads to one state; none where there would be many classes."""
+        return [chr(one.edges[0]) for one in self._classes(state)]
+
     def uniform_chars(self, state: State, text: str) -> CharSet:
         """Characters of which any text as long as this one leads to the state that it leads to, its own among them;
         empty where none are known. Within a counted repetition they are those of its items, for instance."""

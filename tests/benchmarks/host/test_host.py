@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,13 @@ from benchmarks.host.__main__ import (
 from benchmarks.host.chain import PARTS, SCHEMA, SPANS, measure_chain
 from benchmarks.host.chunks import BODIES, measure_chunks
 from benchmarks.host.device import RandomTokens
+from benchmarks.host.first_steps import SCHEMAS, STEP_S, TimedDevice, measure_first_steps
 from benchmarks.host.gaps import STREAMS, measure_gaps
 from benchmarks.host.pipeline import Pipe, Times
 from benchmarks.offline.workloads import make_workload
 from radixrt.config import ModelConfig
 from radixrt.executor.mask_table import Mask
-from radixrt.messages.runner import ForwardStep
+from radixrt.messages.runner import ForwardStep, StepOutput
 from radixrt.messages.wire import pack_i32
 from radixrt.models.loading.source import prepare_model
 from radixrt.scheduler.schedule_batch import DECODE
@@ -79,6 +81,29 @@ def test_the_chain_from_an_answer(folder: Path, schema: dict[str, Any] | None) -
         assert sum(parts[:-1]) <= parts[-1]
     if schema is not None:
         assert all(mask < step for mask, step in zip(found["to mask"], found["to step"], strict=True))
+
+
+def test_rounds_from_their_first_steps(folder: Path) -> None:
+    rounds = measure_first_steps(folder, CONFIGS["tiny"], 3, 2, SCHEMAS)
+    for each in rounds:
+        assert each.admission > 0
+        assert len(each.turns) == len(each.to_mask) > 5
+        assert all((mask or 0.0) < turn for mask, turn in zip(each.to_mask, each.turns, strict=True))
+        assert each.tokens > 30
+        masks, turns, _, _ = each.sums()
+        assert masks < turns == sum(each.turns[:5])
+
+
+def test_a_step_takes_its_time(folder: Path, tmp_path: Path) -> None:
+    device = TimedDevice(str(tmp_path / "masks"), 96, RandomTokens(96, eos_id=33))
+    assert not device.poll()
+    device.submit(ForwardStep(1, DECODE, pack_i32([1, 2]), b"", b""))
+    started = device.marks["step"]
+    while (answer := device.take()) is None:
+        assert not device.poll() or time.thread_time() - started >= STEP_S
+    assert time.thread_time() - started >= STEP_S
+    assert isinstance(answer, StepOutput)
+    assert answer.forward_s == STEP_S
 
 
 def test_tokens_are_what_the_mask_allows() -> None:

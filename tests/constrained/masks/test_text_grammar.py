@@ -13,8 +13,9 @@ from radixrt.constrained.backends.choice import BackendName, Backends
 from radixrt.constrained.backends.matcher import GrammarError, Matcher
 from radixrt.constrained.compile.compiler import make_completions
 from radixrt.constrained.grammar import Bitmask
+from radixrt.constrained.masks.grammar_template import SETTLE_AFTER, GrammarTemplate
 from radixrt.constrained.masks.mask_cache import STATE_BYTES, MaskCache
-from radixrt.constrained.masks.text_grammar import SETTLE_AFTER, GrammarTemplate, TextGrammar
+from radixrt.constrained.masks.text_grammar import TextGrammar
 from radixrt.constrained.productions import Lit, Productions, Ref, Rep, Seq, Special, Term, alt, optional, postorder
 from radixrt.constrained.regex import ANY, integer_range, json_string, parse_regex
 from radixrt.constrained.vocabulary import Vocabulary, split_utf8
@@ -574,6 +575,8 @@ def test_tokens_within_a_string_lead_back_to_its_state(backends: Backends) -> No
     grammar.mask()
     assert grammar.accept(vocabulary.encode("a")[0])
     state = grammar._path[-1]
+    assert state.loops is None
+    grammar.settle()  # the look-up of all such tokens delays no mask
     assert state.loops is not None
     for token, data in enumerate(vocabulary.table):
         inside = bool(data) and b'"' not in data and split_utf8(data) == (data.decode(errors="ignore"), b"")
@@ -629,6 +632,7 @@ def test_within_counts_only_the_number_of_characters_is_looked_at(name: str, bac
                 break
             token = int(generator.choice(choices))
             assert grammar.accept_freely(token, 1000) or grammar.accept(token)
+            grammar.settle()
     found = 0
     for state in [one for one in states.values() if one.runs is not None and one.row is not None]:
         assert state.state is not None
@@ -644,7 +648,7 @@ def test_within_counts_only_the_number_of_characters_is_looked_at(name: str, bac
 
 def test_token_sets_of_runs_are_counted_once(backends: Backends) -> None:
     grammar = template(GRAMMARS["letters"], backends).new()
-    start, size = grammar._template.completions.start[0], len(backends.vocabulary.table)
+    start, size = grammar.template.completions.start[0], len(backends.vocabulary.table)
     cache = MaskCache(max_bytes=3 * STATE_BYTES + size, max_edges=5)
     tokens, num_chars = bytes([1]) * size, bytes([2]) * size
     states = [cache.at((start, bytes([i]))) for i in range(3)]
@@ -667,7 +671,7 @@ def test_masks_are_remembered_within_bounds(backends: Backends) -> None:
     grammar = template(GRAMMARS["letters"], backends).new()
     row = np.zeros_like(mask_of_parts(backends.vocabulary))
     cache = MaskCache(max_bytes=3 * (row.nbytes + STATE_BYTES))
-    places = [(grammar._template.completions.start[0], bytes([i])) for i in range(5)]
+    places = [(grammar.template.completions.start[0], bytes([i])) for i in range(5)]
     for i, place in enumerate(places):
         cache.put(place, np.full_like(row, i))
         cache.at(places[0])  # stays, being used
@@ -680,3 +684,33 @@ def test_masks_are_remembered_within_bounds(backends: Backends) -> None:
         known.row[0] = 5
     cache.put(places[4], np.full_like(row, 6))
     assert cache.num_bytes == 3 * (row.nbytes + STATE_BYTES)
+
+
+def test_where_a_text_is_incomplete_the_library_is_not_asked_whether_it_must_end(
+    backends: Backends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammar = template(Productions({"start": Lit("abcdefgh")}), backends).new()
+    asked: list[str] = []
+    monkeypatch.setattr(TextGrammar, "_asking", lambda self, question: asked.append(text) or True)
+    for text in "abcdefgh":
+        grammar._path[-1].row = grammar.template.vocabulary.text_mask
+        assert grammar.accept(backends.vocabulary.encode(text)[0])
+        assert grammar.is_terminated() == (text == "h")
+    assert asked == ["h"]
+
+
+def test_a_completion_is_tokenized_only_where_its_bytes_do_not_tell(
+    backends: Backends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    productions = Productions({"start": Seq((Term(parse_regex("[0-9]+", search=False)), Lit("x" * 40)))})
+    made = template(productions, backends)
+    tokenized: list[bytes] = []
+    encode = backends.vocabulary.encode_bytes
+    monkeypatch.setattr(backends.vocabulary, "encode_bytes", lambda data: tokenized.append(data) or encode(data))
+    made.start.after.clear()
+    grammar = made.new()
+    (token,) = backends.vocabulary.encode("7")
+    assert grammar.fits(token, 40)
+    assert not tokenized
+    assert grammar.fits(token, 39)
+    assert len(tokenized) == 1

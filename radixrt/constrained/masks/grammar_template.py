@@ -1,0 +1,129 @@
+"""`GrammarTemplate`: a compiled constraint, from which the grammars of requests are made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from radixrt.constrained.backends.matcher import GrammarError, Matcher
+from radixrt.constrained.grammar import Bitmask
+from radixrt.constrained.masks.closing import Completions, ParserState
+from radixrt.constrained.masks.mask_cache import CachedState, MaskCache
+from radixrt.constrained.masks.own_ends import OwnEnds
+from radixrt.constrained.masks.text_grammar import TextGrammar
+from radixrt.constrained.vocabulary import Vocabulary
+
+SETTLE_AFTER = 8
+"""The matcher catches up, off the critical path, when it is SETTLE_AFTER to 2 * SETTLE_AFTER tokens behind: a different
+number for each request, so that those of a batch do not all do so after the same step."""
+
+SLOW_FILL_S = 0.0005
+"""A mask that takes longer built parts of the library's automaton, which stay in memory with the template."""
+
+
+class GrammarTemplate:
+    """A compiled constraint, ready for any number of requests.
+
+    What a library builds lazily is shared by all matchers that come from one loaded grammar, up to a limit that then
+    holds for all of them; `renew` loads the grammar afresh.
+
+    Args:
+        load: gives a matcher at the beginning of a text, of a grammar loaded anew.
+        shortest: tokens of a shortest text.
+        specials: ids of the control tokens in the grammar.
+        make_completions: builds the shortest completions, when first needed.
+        masks: shared with other templates of the vocabulary.
+
+    Attributes:
+        generation: how often the grammar was renewed.
+        building_s: seconds of slow masks since it was loaded.
+        own_ends: end tokens that requests bring.
+        looks_ahead: `LookAhead` may try its tokens: none has taken too long.
+        start: entry of the parser state before the first token, with its mask; the other states are in `masks`.
+
+    Raises:
+        GrammarError: no token can begin a text, or the library gave up on this grammar.
+    """
+
+    def __init__(
+        self, load: Callable[[], Matcher], vocabulary: Vocabulary, *,
+        shortest: Sequence[int], specials: Iterable[int], make_completions: Callable[[], Completions],
+        masks: MaskCache | None = None,
+    ) -> None:  # fmt: skip
+        self.vocabulary = vocabulary
+        self.masks = MaskCache() if masks is None else masks
+        self.shortest = list(shortest)
+        self.specials = frozenset(specials) - set(vocabulary.eos_ids)
+        self._allowed_mask = vocabulary.text_mask
+        if self.specials:
+            self._allowed_mask = vocabulary.text_mask | vocabulary.mask_of(self.specials)
+        self.generation = 0
+        self.building_s = 0.0
+        self.start = CachedState(None)
+        self.own_ends = OwnEnds(vocabulary, self.specials)
+        self.looks_ahead = True
+        self._num_made = 0
+        self._load = load
+        self._prototype = load()
+        row, self.start.may_end = self.mask_of(self._prototype)
+        self.start.remember(row)
+        self._make_completions = make_completions
+        self._completions: Completions | None = None
+
+    def new(self, stop_token_ids: Iterable[int] = ()) -> TextGrammar:
+        """The grammar of one more request.
+
+        Args:
+            stop_token_ids: control tokens that end its output, as the model's own end tokens do.
+
+        Raises:
+            RequestError: one of them is text, or has a meaning of its own in the constraint.
+        """
+        own_ends = self.own_ends.of(stop_token_ids)
+        self._num_made += 1
+        settle_at = SETTLE_AFTER + self._num_made % SETTLE_AFTER
+        return TextGrammar(self, own_ends, settle_at)
+
+    def matcher(self) -> Matcher:
+        """A matcher at the beginning of a text."""
+        return self._prototype.fork()
+
+    def mask_of(self, matcher: Matcher) -> tuple[Bitmask, bool]:
+        """The mask of a matcher's parser state, and whether the text may end there.
+
+        Raises:
+            GrammarError: the library gave up on this grammar, or no token can continue the text.
+        """
+        row = np.full_like(self.vocabulary.eos_mask, 0xFFFFFFFF)
+        started = time.perf_counter()
+        matcher.fill(row)
+        taken = time.perf_counter() - started
+        if taken > SLOW_FILL_S:
+            self.building_s += taken
+        np.bitwise_and(row, self._allowed_mask, out=row)
+        may_end = matcher.may_end()
+        if may_end:
+            np.bitwise_or(row, self.vocabulary.eos_mask, out=row)
+        elif not np.count_nonzero(row):
+            raise GrammarError("no token of this model can go on with the text as the constraint asks")
+        return row, may_end
+
+    def renew(self, generation: int) -> None:
+        """Load the grammar afresh if a matcher of this generation cannot continue, and none of a later one was made."""
+        if generation == self.generation:
+            self._prototype = self._load()
+            self.generation += 1
+            self.building_s = 0.0
+
+    @property
+    def completions(self) -> Completions:
+        """Shortest completions, common to all requests."""
+        if self._completions is None:
+            self._completions = self._make_completions()
+        return self._completions
+
+    def parser_state(self, entry: CachedState) -> ParserState:
+        """The parser state of an entry, also of `start`."""
+        return self.completions.start if entry.state is None else entry.state
