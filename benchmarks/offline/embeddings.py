@@ -6,8 +6,10 @@
     single     one text after another, nothing in common: the time that one user waits
 
 Texts are token ids, uniform in 10..10000, so that nothing is tokenized; all are embedded in one call, pooled by the
-last token. Each workload runs once to warm up and then --runs times, with other tokens each time and an empty prefix
-cache; the figure is the median. "computed" is the share of prompt tokens that were not in the cache.
+last token. Their lengths are uniform in --least-tokens..--tokens; `own` and `generate` have the same texts. Workloads
+run in turn, once to warm up and then --runs times, with other texts each time and an empty prefix cache; figures are
+medians. "computed" is the share of prompt tokens that were not in the cache. "to own" compares texts a second with
+those of `own` (or of the first of --workloads) in the same round.
 
 Run: python -m benchmarks.offline.embeddings --texts 64 --tokens 128              (the embedded model, on a CPU)
      python -m benchmarks.offline.embeddings --shape qwen3-0.6b                   (on a GPU, dummy weights)
@@ -19,7 +21,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -43,9 +45,13 @@ Measured = tuple[float, int, int]
 class Workloads:
     """The workloads on one engine; each method runs one, with texts of its own for each seed."""
 
-    def __init__(self, engine: Any, *, texts: int, tokens: int, shared: int) -> None:
+    def __init__(self, engine: Any, *, texts: int, tokens: int, least: int, shared: float) -> None:
         self._engine = engine
-        self._texts, self._tokens, self._shared = texts, tokens, shared
+        self._texts, self._tokens, self._least, self._shared = texts, tokens, least, shared
+
+    def count(self, name: str) -> int:
+        """Texts of a workload."""
+        return SINGLES if name == "single" else self._texts
 
     def own(self, seed: int) -> Measured:
         return self._embed(self._draw(seed, self._texts))
@@ -61,7 +67,9 @@ class Workloads:
 
     def shared(self, seed: int) -> Measured:
         texts = self._draw(seed, self._texts)
-        return self._embed([texts[0][: self._shared] + text[self._shared :] for text in texts])
+        longest = max(texts, key=len)
+        cuts = [int(len(text) * self._shared) for text in texts]
+        return self._embed([longest[:cut] + text[cut:] for text, cut in zip(texts, cuts, strict=True)])
 
     def single(self, seed: int) -> Measured:
         runs = [self._embed([text]) for text in self._draw(seed, SINGLES)]
@@ -69,8 +77,9 @@ class Workloads:
         return sum(seconds), sum(tokens), sum(cached)
 
     def _draw(self, seed: int, count: int) -> Texts:
-        drawn = np.random.default_rng(seed).integers(LOWEST_ID, HIGHEST_ID, (count, self._tokens), endpoint=True)
-        return drawn.tolist()  # type: ignore[no-any-return]
+        rng = np.random.default_rng(seed)
+        lengths = rng.integers(self._least, self._tokens, count, endpoint=True).tolist()
+        return [rng.integers(LOWEST_ID, HIGHEST_ID, length, endpoint=True).tolist() for length in lengths]
 
     def _embed(self, texts: Texts) -> Measured:
         started = time.perf_counter()
@@ -81,43 +90,58 @@ class Workloads:
         return seconds, found.usage.prompt_tokens, found.usage.cached_tokens
 
 
-def measure(engine: Any, run: Callable[[int], Measured], count: int, *, runs: int, seed: int) -> dict[str, Any]:
-    """Rates of a workload of `count` texts: the median of `runs` measured runs after one to warm up."""
-    found: list[Measured] = []
+def measure(engine: Any, works: Workloads, names: Sequence[str], *, runs: int, seed: int) -> dict[str, dict[str, Any]]:
+    """Rates of workloads: the medians of `runs` measured rounds of all of them after one to warm up."""
+    found: dict[str, list[Measured]] = {name: [] for name in names}
     for i in range(-1, runs):
-        engine.flush_cache()
-        one = run(seed + i + 1)
-        if i >= 0:
-            found.append(one)
-    seconds = [one[0] for one in found]
-    tokens, cached = found[-1][1], found[-1][2]
+        for name in names:
+            engine.flush_cache()
+            one = getattr(works, name)(seed + i + 1)
+            if i >= 0:
+                found[name].append(one)
+    return {name: rates(found[name], found[names[0]], works.count(name), works.count(names[0])) for name in names}
+
+
+def rates(found: list[Measured], first: list[Measured], count: int, first_count: int) -> dict[str, Any]:
+    """Rates of one workload.
+
+    Args:
+        found, first: the rounds of the workload, and of the one that it is compared with.
+        count, first_count: their texts.
+    """
+    per_text = [seconds / count for seconds, _, _ in found]
+    against = [seconds / first_count for seconds, _, _ in first]
+    tokens, cached = sum(each[1] for each in found), sum(each[2] for each in found)
     return {
         "texts": count,
-        "seconds": seconds,
-        "texts_per_s": count / median(seconds),
-        "tokens_per_s": tokens / median(seconds),
+        "seconds": [each[0] for each in found],
+        "texts_per_s": 1 / median(per_text),
+        "tokens_per_s": median(prompt / seconds for seconds, prompt, _ in found),
         "computed": 1 - cached / tokens,
+        "to_first": median(other / own for own, other in zip(per_text, against, strict=True)),
     }
 
 
-def row(name: str, found: dict[str, Any], first: dict[str, Any]) -> list[str]:
-    """Row of the table; `first` is the first workload's, with whose rate others are compared."""
+def row(name: str, found: dict[str, Any]) -> list[str]:
+    """Row of the table."""
     spread = f"{min(found['seconds']):.3f}-{max(found['seconds']):.3f}"
     return [
         name, f"{found['texts_per_s']:,.1f}", f"{found['tokens_per_s']:,.0f}", f"{found['computed']:.0%}",
-        f"{1000 * median(found['seconds']) / found['texts']:.2f}", spread,
-        f"{found['texts_per_s'] / first['texts_per_s']:.2f}",
+        f"{1000 / found['texts_per_s']:.2f}", spread, f"{found['to_first']:.2f}",
     ]  # fmt: skip
 
 
-HEADER = ["workload", "texts/s", "prompt tok/s", "computed", "ms a text", "s, all runs", "texts/s to own"]
+NAMES = ("own", "generate", "shared", "single")
+HEADER = ["workload", "texts/s", "prompt tok/s", "computed", "ms a text", "s, all runs", "to own"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(CONFIGS), help="with dummy weights; default: the embedded model")
     parser.add_argument("--texts", type=int, default=256)
-    parser.add_argument("--tokens", type=int, default=512, help="of each text")
+    parser.add_argument("--tokens", type=int, default=512, help="of a text, at most")
+    parser.add_argument("--least-tokens", type=int, help="of a text; default: as many as --tokens")
+    parser.add_argument("--workloads", nargs="+", choices=NAMES, default=list(NAMES))
     parser.add_argument("--shared", type=float, default=0.75, help="part of each text's tokens that all begin with")
     parser.add_argument("--runs", type=int, default=3, help="measured runs of each workload")
     parser.add_argument("--seed", type=int, default=0)
@@ -126,6 +150,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if min(args.runs, args.texts, args.tokens) < 1 or not 0 <= args.shared <= 1:
         parser.error("--runs, --texts and --tokens must be at least 1, and --shared from 0 to 1")
+    least = args.tokens if args.least_tokens is None else args.least_tokens
+    if not 1 <= least <= args.tokens:
+        parser.error("--least-tokens must be from 1 to --tokens")
     from radixrt import Engine
 
     options: dict[str, Any] = {"log_level": "warning"}
@@ -135,21 +162,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     options |= parse_options(args.set)
     machine = machine_facts()
     print("\n".join(f"{name}: {value}" for name, value in machine.items()))
-    results: dict[str, dict[str, Any]] = {}
     with Engine(show_progress=False, **options) as engine:
         info = engine.client.info
         assert info is not None
-        print(
-            f"\n## {args.shape or info.model}: {args.texts} texts of {args.tokens} tokens, {info.device}, {info.dtype}"
-        )
-        works = Workloads(engine, texts=args.texts, tokens=args.tokens, shared=int(args.tokens * args.shared))
-        for run, count in (
-            (works.own, args.texts), (works.generate, args.texts), (works.shared, args.texts), (works.single, SINGLES),
-        ):  # fmt: skip
-            found = measure(engine, run, count, runs=args.runs, seed=args.seed)
-            results[run.__name__] = found
-            print(f"{run.__name__}: {found['texts_per_s']:,.1f} texts/s", flush=True)
-    print("\n" + table(HEADER, [row(name, found, results["own"]) for name, found in results.items()]))
+        lengths = f"{least}-{args.tokens}" if least < args.tokens else str(least)
+        title = f"{args.shape or info.model}: {args.texts} texts of {lengths} tokens, {info.device}, {info.dtype}"
+        print(f"\n## {title}", flush=True)
+        works = Workloads(engine, texts=args.texts, tokens=args.tokens, least=least, shared=args.shared)
+        results = measure(engine, works, args.workloads, runs=args.runs, seed=args.seed)
+    print("\n" + table(HEADER, [row(name, found) for name, found in results.items()]))
     if args.json is not None:
         arguments = {**vars(args), "json": str(args.json)}
         args.json.write_text(json.dumps({"machine": machine, "arguments": arguments, "results": results}, indent=1))
