@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from radixrt.messages.client import GenerateReq
@@ -44,6 +45,24 @@ def test_choices_are_ordered_by_prompt_then_n(caller: Caller, stream: bool) -> N
         usage = response.json()["usage"]
         assert (usage["prompt_tokens"], usage["completion_tokens"]) == (20, 4)
         assert [c["index"] for c in choices] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_the_best_of_several_completions_are_returned(caller: Caller, logprobs: int | None) -> None:
+    words = {"0": ["x", "impossible"], "1": ["long", "one"], "2": ["x", "y"]}
+
+    def script(request: GenerateReq):
+        (output,) = speak(request, words[request.rid[-1]] if request.prompt == "a" else ["b" + request.rid[-1]])
+        better = -0.25 if request.rid[-1] == "2" else -1.0
+        rows = [msgspec.structs.replace(row, logprob=row.logprob * -better) for row in output.logprobs or []]
+        yield msgspec.structs.replace(output, logprobs=rows)
+
+    caller.engine.script = script
+    answer = caller.complete(["a", "c"], best_of=3, n=2, logprobs=logprobs).json()
+    assert [(c["index"], c["text"]) for c in answer["choices"]] == [(0, "xy"), (1, "longone"), (2, "b2"), (3, "b0")]
+    assert all((c["logprobs"] is None) == (logprobs is None) for c in answer["choices"])
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (20, 6 + 3), "all were sampled"
+    assert {each.sampling.logprobs for each in caller.engine.requests} == {logprobs or 0}
 
 
 def test_stream(caller: Caller) -> None:
@@ -122,7 +141,11 @@ def test_echoed_text_without_logprobs_costs_no_recomputation(caller: Caller) -> 
         ({"prompt": ["a"] * 257}, "prompt"),
         ({"prompt": ["a"] * 256, "n": 128}, "n"),
         ({"suffix": "x"}, "suffix"),
-        ({"best_of": 2}, "best_of"),
+        ({"best_of": 129}, "best_of"),
+        ({"best_of": 0}, "best_of"),
+        ({"n": 3, "best_of": 2}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"n": 0, "best_of": 2}, "n"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"logprobs": -1}, "logprobs"),

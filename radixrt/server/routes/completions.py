@@ -19,7 +19,7 @@ from radixrt.chat.constraint import (
 )
 from radixrt.errors import RequestError, unsupported
 from radixrt.messages.client import RequestOutput, TokenLogprob
-from radixrt.sampling_params import SamplingParams
+from radixrt.sampling_params import MAX_N, SamplingParams
 from radixrt.server.http.connection import DONE, generated
 from radixrt.server.http.receive import receive
 from radixrt.server.protocol.answers import TokenReport, UsageSum, clean_logprob, constraint_body, finish_reason
@@ -54,7 +54,7 @@ async def completions(service: Service, request: Request) -> Response:
         prompts = [prompt if isinstance(prompt, str) else prompt[-kept:] for prompt in prompts]
     asked = read_constraint(body)
     names = field_names(asked, input_ids="prompt", messages="prompt")
-    sampling = completion_sampling(body, asked, info.vocab_size, prompts)
+    sampling = completion_sampling(body, asked, info.vocab_size, prompts, stream=options["stream"])
     requests = make_requests(prompts, "prompt", sampling, info, options)
     report = TokenReport(
         ids=bool(body.return_token_ids),
@@ -72,21 +72,23 @@ async def completions(service: Service, request: Request) -> Response:
         "model": service.model_name,
     }
 
-    encoder = CompletionEncoder(head, choices, include_usage, UsageSum(sampling.n))
+    encoder = CompletionEncoder(head, choices, include_usage, UsageSum(sampling.n), wanted=body.n or 1)
     return generated(service, RequestGroup(context, options["rid"], requests, names), encoder, stream=options["stream"])
 
 
 def completion_sampling(
-    body: CompletionRequest, asked: RequestedConstraint | None, vocab_size: int, prompts: list[Prompt]
+    body: CompletionRequest, asked: RequestedConstraint | None, vocab_size: int, prompts: list[Prompt], *, stream: bool
 ) -> SamplingParams:
+    """Return the sampling of every prompt; its `n` is the request's `best_of`, where that is more."""
     structured = constraint_fields(asked, body.structured)
     if body.suffix:
         raise unsupported("suffix")
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise unsupported("best_of", "best_of other than n")
     if body.logprobs is not None and not 0 <= body.logprobs <= MAX_TOP_LOGPROBS:
         raise RequestError(f"logprobs must be between 0 and {MAX_TOP_LOGPROBS}", param="logprobs")
     logprobs = None if body.logprobs is None else min(body.logprobs, vocab_size)
+    sampled = _best_of(body, stream=stream)
+    ranked = {} if sampled is None else {"n": sampled}
+    own_logprobs = logprobs if sampled is None else logprobs or 0  # those of the sampled tokens rank the choices
     if body.echo and asked is not None:
         raise RequestError(f"echo would put the prompt before what {asked.field} asks for; leave it out", param="echo")
     max_tokens = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
@@ -107,13 +109,32 @@ def completion_sampling(
             body,
             vocab_size,
             max_tokens=max_tokens,
-            logprobs=logprobs,
+            logprobs=own_logprobs,
             prompt_logprobs=prompt_logprobs,
             return_hidden_states=asked_hidden_states(body),
             **structured,
+            **ranked,
         )
     except RequestError as error:
         raise renamed(error, field_names(asked)) from None
+
+
+def _best_of(body: CompletionRequest, *, stream: bool) -> int | None:
+    """Number of completions of which the best are chosen; None if all are returned."""
+    wanted, sampled = 1 if body.n is None else body.n, body.best_of
+    if sampled is None or sampled == wanted or wanted < 1:
+        return None  # an n below 1 is refused by its own name
+    if not wanted <= sampled <= MAX_N:
+        raise RequestError(f"best_of must be between n ({wanted}) and {MAX_N}, not {sampled}", param="best_of")
+    if stream:
+        raise RequestError("best_of compares whole completions, so it cannot be streamed", param="best_of")
+    return sampled
+
+
+def _mean_logprob(output: RequestOutput) -> float:
+    """Mean log-probability of the tokens that were sampled; 0 if there are none."""
+    known = [row.logprob for row in output.logprobs or [] if row.logprob is not None]
+    return sum(known) / len(known) if known else 0.0
 
 
 class Choice:
@@ -194,9 +215,17 @@ def _alternatives(row: TokenLogprob, report: TokenReport) -> dict[str, float | N
 
 
 class CompletionEncoder:
-    """Encodes the outputs of a completion request; constant parts of a stream are encoded once."""
+    """Encodes the outputs of a completion request; constant parts of a stream are encoded once.
 
-    def __init__(self, head: dict[str, Any], choices: list[Choice], include_usage: bool, usage: UsageSum) -> None:
+    Args:
+        wanted: number of completions of each prompt that are returned, those with the highest mean log-probability;
+            `usage.n` of them are sampled.
+    """
+
+    def __init__(
+        self, head: dict[str, Any], choices: list[Choice], include_usage: bool, usage: UsageSum, *, wanted: int
+    ) -> None:  # fmt: skip
+        self._wanted = wanted
         self._head = head
         self._choices = choices
         self._usage = usage
@@ -208,10 +237,15 @@ class CompletionEncoder:
         self._started: set[int] = set()
 
     def body(self, outputs: list[RequestOutput]) -> dict[str, Any]:
-        whole = []
         for choice, output in zip(self._choices, outputs, strict=True):
             self._usage.add(choice.index, output.usage)
-            whole.append(choice.part(output))
+        sampled = self._usage.n
+        whole: list[dict[str, Any]] = []
+        for first in range(0, len(outputs), sampled):
+            each = list(range(first, first + sampled))
+            if self._wanted < sampled:
+                each = sorted(each, key=lambda i: -_mean_logprob(outputs[i]))[: self._wanted]
+            whole += [self._choices[i].part(outputs[i]) | {"index": len(whole) + k} for k, i in enumerate(each)]
         return {**self._head, "choices": whole, "usage": self._usage.body(), "system_fingerprint": None}
 
     def event(self, index: int, output: RequestOutput) -> bytes:
