@@ -6,6 +6,10 @@ it has sent. If the most loaded replica has over 64 open requests more than the 
 many, the least loaded one is chosen. Otherwise the replica with the longest known prefix, if that is over 30 % of the
 prompt, else the least loaded one. Its tree holds 2**26 characters for each replica, and is cut back to that every
 120 s, the oldest first.
+
+`blocks` and `lmetric` know as much of prefixes, and choose by formulas that others publish, as we read them: `blocks`,
+Dynamo's with equal weights, the least sum of tokens to compute and tokens that are decoded behind; `lmetric` (arXiv
+2603.15202) the least tokens to compute, times requests.
 """
 
 from __future__ import annotations
@@ -111,6 +115,10 @@ class CacheAware(EagerRouter):
             best = max(range(len(matches)), key=matches.__getitem__)
             if matches[best] > CACHE_THRESHOLD * len(hashes):
                 chosen = best
+        self._remember(chosen, hashes, now)
+        return chosen
+
+    def _remember(self, chosen: int, hashes: list[int], now: float) -> None:
         known = self._known[chosen]
         for each in hashes:
             known[each] = None
@@ -120,7 +128,6 @@ class CacheAware(EagerRouter):
             for known in self._known:
                 while len(known) > MAX_TREE_TOKENS // BLOCK:
                     known.popitem(last=False)
-        return chosen
 
     @staticmethod
     def _match(known: OrderedDict[int, None], hashes: list[int]) -> int:
@@ -140,6 +147,53 @@ class Sticky(CacheAware):
         return self._programs.setdefault(message.program.program, self.least_loaded())
 
 
+class Blocks(CacheAware):
+    """See the module's docstring.
+
+    Attributes:
+        queued: tokens to compute of the open requests without output, by replica.
+        lengths: sum of the prompts of all open requests, by replica.
+    """
+
+    def __init__(self, replicas: int) -> None:
+        super().__init__(replicas)
+        self.queued = [0] * replicas
+        self.lengths = [0] * replicas
+        self._misses: dict[str, int] = {}
+        self._prompts: dict[str, int] = {}
+
+    def score(self, replica: int, miss: int) -> float:
+        """Return what a request costs that misses so many tokens on a replica; the least is chosen."""
+        return self.queued[replica] + miss + self.lengths[replica]
+
+    def choose(self, message: TokenizedReq, now: float) -> int:
+        ids = unpack_i32(message.input_ids)
+        hashes = block_hashes(ids)
+        misses = [len(ids) - BLOCK * self._match(known, hashes) for known in self._known]
+        chosen = min(range(len(misses)), key=lambda replica: self.score(replica, misses[replica]))
+        self.queued[chosen] += misses[chosen]
+        self.lengths[chosen] += len(ids)
+        self._misses[message.rid], self._prompts[message.rid] = misses[chosen], len(ids)
+        self._remember(chosen, hashes, now)
+        return chosen
+
+    def receive(self, replica: int, epoch: int, message: Any, now: float) -> None:
+        if isinstance(message, TokenBatch):
+            for rid in (*message.rids, *(delta.rid for delta in message.deltas)):
+                self.queued[replica] -= self._misses.pop(rid, 0)
+            for delta in message.deltas:
+                if delta.finish is not None:
+                    self.lengths[replica] -= self._prompts.pop(delta.rid)
+        super().receive(replica, epoch, message, now)
+
+
+class LMetric(Blocks):
+    """See the module's docstring."""
+
+    def score(self, replica: int, miss: int) -> float:
+        return (self.queued[replica] + miss) * (self.open[replica] + 1)
+
+
 def block_hashes(ids: Int32Array) -> list[int]:
     """Chained hashes of the whole blocks of a prompt."""
     data, last, hashes = ids.tobytes(), 0, []
@@ -153,5 +207,7 @@ BASELINES: dict[str, Callable[[int], EagerRouter]] = {
     "round_robin": RoundRobin,
     "least_loaded": LeastLoaded,
     "cache_aware": CacheAware,
+    "blocks": Blocks,
+    "lmetric": LMetric,
     "sticky": Sticky,
 }

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from benchmarks.fleet.__main__ import main
-from benchmarks.fleet.baselines import ABS_THRESHOLD, CacheAware, EagerRouter, Sticky
+from benchmarks.fleet.baselines import ABS_THRESHOLD, Blocks, CacheAware, EagerRouter, LMetric, Sticky
 from benchmarks.fleet.device import Device
 from benchmarks.fleet.fleet import Fleet, Outcome
 from benchmarks.fleet.policies import POLICIES, make_router
 from benchmarks.fleet.programs import WORKLOAD_A, Call, Program, fork_programs, shared_prefix
-from radixrt.messages.parts import ProgramHint
-from radixrt.messages.scheduler import TokenizedReq
+from radixrt.messages.parts import Finish, ProgramHint, Timings, Usage
+from radixrt.messages.scheduler import TokenBatch, TokenDelta, TokenizedReq
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 
@@ -92,6 +92,21 @@ def test_cache_aware_follows_a_known_prefix_until_the_load_is_out_of_balance() -
     for i in range(2):
         assert sent_to(router, request(f"f{i}", known)) == 0
     assert sent_to(router, request("g", known)) == 1, "the difference is above the threshold"
+
+
+@pytest.mark.parametrize(("make", "replica"), [(Blocks, 1), (LMetric, 0)])
+def test_formulas_of_others_weigh_what_is_cached_against_what_is_open(make: type[Blocks], replica: int) -> None:
+    """Replica 0 has the second prompt, but decodes behind a longer one; replica 1 is idle."""
+    router, known = make(2), list(range(8, 8 + 640))
+    assert sent_to(router, request("a", known)) == 0
+    assert router.queued == [640, 0]
+    router.receive(0, 0, TokenBatch([], ["a"], pack_i32([1])), 0.0)
+    router.take()
+    assert (router.queued, router.lengths, router.open) == ([0, 0], [640, 0], [1, 0])
+    assert sent_to(router, request("b", known[:576])) == replica
+    assert router.queued == [0, 576 if replica else 0]
+    router.receive(0, 0, TokenBatch([TokenDelta("a", pack_i32([1]), Finish("stop"), Usage(), Timings())]), 0.0)
+    assert router.lengths == ([0, 576] if replica else [576, 0])
 
 
 def test_a_sticky_program_stays_although_its_replica_is_the_busiest() -> None:
