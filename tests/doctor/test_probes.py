@@ -63,10 +63,6 @@ def test_without_a_path_no_tool_is_found_and_the_doctor_still_answers(tmp_path: 
     assert "no C++ compiler" in facts["cpu_kernels"]
     assert facts["installer"] is None
     assert result.returncode == 0
-    asked = doctor(
-        "--attention-backend", "cpu", "--device", "cpu", PATH=str(tmp_path), RADIXRT_CACHE=str(tmp_path / "c")
-    )
-    assert asked.returncode == 1
 
 
 # --- probes that fail ---

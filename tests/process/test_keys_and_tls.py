@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 
+from radixrt.cli import main
 from tests.server_process import LIMIT_S, ServerProcess, wait_for
 
 KEYS = """
@@ -139,17 +140,28 @@ def test_files_are_read_again_on_sighup(server: SecureServer) -> None:
     assert "sk-" not in log
 
 
+NOT_THERE = ("--model", "/a/model/that/is/not/there")
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["--ssl-certfile", "missing.pem"], "No such file"),
         (["--ssl-keyfile", "missing.pem"], "--ssl-keyfile needs --ssl-certfile"),
         (["--api-key-file", "missing.toml"], "--api-key-file missing.toml cannot be read"),
     ],
 )
-def test_mistakes_are_found_before_the_model_loads(arguments: list[str], error: str) -> None:
-    server = ServerProcess("--model", "/a/model/that/is/not/there", *arguments)
-    assert server.wait() != 0
+def test_mistakes_are_found_before_the_model_loads(
+    arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["launch", *NOT_THERE, *arguments]) == 2
+    said = capsys.readouterr().err
+    assert error in said
+    assert "/a/model" not in said
+
+
+def test_a_server_with_a_mistake_ends_before_the_model_loads() -> None:
+    server = ServerProcess(*NOT_THERE, "--ssl-certfile", "missing.pem")
+    assert server.wait() == 2
     log = "".join(server.lines)
-    assert error in log
+    assert "No such file" in log
     assert "/a/model" not in log
