@@ -18,6 +18,7 @@ from radixrt.messages.fleet import FromRouter
 from radixrt.messages.parts import (
     ChatPrompt,
     ConstraintInfo,
+    FillInTokens,
     Finish,
     HiddenStates,
     ProgramHint,
@@ -312,6 +313,7 @@ class EngineReady(Message, frozen=True, array_like=True, tag=True):
         generates: False for a model without an output head, which embeds or classifies only.
         labels: names of the labels of a sequence classification model; empty for any other.
         num_states: slots of recurrent states; see `RunnerReady`.
+        fill_in: None for a tokenizer without tokens for filling in the middle.
     """
 
     model: str
@@ -330,6 +332,7 @@ class EngineReady(Message, frozen=True, array_like=True, tag=True):
     generates: bool = True
     labels: tuple[str, ...] = ()
     num_states: int = 0
+    fill_in: FillInTokens | None = None
 
 
 ToTokenizer = (

@@ -117,6 +117,21 @@ class LogprobColumns(msgspec.Struct, frozen=True, array_like=True):
     forced: bytes = b""
 
 
+class FillInTokens(msgspec.Struct, frozen=True, array_like=True):
+    """Control tokens of a model that can write the text between two others.
+
+    Attributes:
+        before_prefix, before_suffix, before_middle: texts of the tokens before the text in front, the text behind and
+            the text to be written, in the order of the prompt.
+        end_ids: ids of the tokens that end the written text, besides the model's own end tokens.
+    """
+
+    before_prefix: str
+    before_suffix: str
+    before_middle: str
+    end_ids: list[int] = []
+
+
 class ChatPrompt(msgspec.Struct, frozen=True, array_like=True):
     """Conversation that the tokenizer process renders with the model's chat template.
 

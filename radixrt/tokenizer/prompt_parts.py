@@ -15,6 +15,7 @@ from itertools import accumulate, groupby
 
 from radixrt.errors import RequestError
 from radixrt.messages.parts import PromptPart, TemplateText
+from radixrt.tokenizer.fill_in import fill_in_texts
 from radixrt.tokenizer.tokenizer import Tokenizer
 
 Text = tuple[str, str, bool]
@@ -28,7 +29,8 @@ class PartsEncoder:
     """Encoder of prompts in parts for one tokenizer.
 
     Args:
-        control_tokens: texts of the added tokens that a user's text cannot write; default: the special tokens.
+        control_tokens: texts of the added tokens that a user's text cannot write; default: the special tokens, and
+            those for filling in the middle.
         announce: called before a text is encoded, with its number of characters.
     """
 
@@ -40,7 +42,9 @@ class PartsEncoder:
     ) -> None:
         self._tokenizer = tokenizer
         self._announce = announce
-        texts = tokenizer.special_texts.values() if control_tokens is None else control_tokens
+        texts = control_tokens
+        if texts is None:
+            texts = {*tokenizer.special_texts.values(), *fill_in_texts(tokenizer.control_tokens)}
         ordered = sorted(texts, key=len, reverse=True)  # the longest first, as the library
         self._control = re.compile("|".join(map(re.escape, ordered))) if ordered else None
         self._never = {tokenizer.token_to_id(text) for text in ordered} - tokenizer.unknown_ids

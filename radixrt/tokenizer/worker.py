@@ -50,6 +50,7 @@ from radixrt.messages.wire import pack_i32
 from radixrt.models.model_tasks import ModelTasks
 from radixrt.tokenizer.classification import ClassifyState, check_classification
 from radixrt.tokenizer.embedding import EmbedState, check_embedding, text_prompt
+from radixrt.tokenizer.fill_in import find_fill_in_tokens
 from radixrt.tokenizer.info import tokenizer_info
 from radixrt.tokenizer.limits import check_envelope, check_hidden_states, check_logprobs
 from radixrt.tokenizer.pooled_state import PooledState
@@ -344,4 +345,5 @@ class TokenizerWorker:
             generates=self._tasks.embedding.generates,
             labels=() if self._tasks.classifier is None else self._tasks.classifier.labels,
             num_states=ready.num_states,
+            fill_in=find_fill_in_tokens(self._tokenizer.control_tokens),
         )

@@ -3,9 +3,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from radixrt.messages.client import GenerateReq
+from radixrt.messages.client import GenerateReq, RequestOutput
+from radixrt.messages.parts import FillInTokens, Finish, FinishError, TemplateText
 from radixrt.messages.wire import unpack_i32
-from tests.server.fake_engine import MAX_INPUT, VOCAB, speak
+from tests.server.fake_engine import MAX_INPUT, VOCAB, info, speak
 from tests.server.helpers import Caller, check_error, events
 
 TEXT = "Hello, world!"
@@ -63,6 +64,27 @@ def test_the_best_of_several_completions_are_returned(caller: Caller, logprobs: 
     assert all((c["logprobs"] is None) == (logprobs is None) for c in answer["choices"])
     assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (20, 6 + 3), "all were sampled"
     assert {each.sampling.logprobs for each in caller.engine.requests} == {logprobs or 0}
+
+
+def test_a_suffix_asks_for_the_text_between(caller: Caller) -> None:
+    tokens = FillInTokens("<pre>", "<suf>", "<mid>", end_ids=[7, 8])
+    caller.engine.deliver(msgspec.structs.replace(info(), fill_in=tokens))
+    between = [TemplateText("<pre>"), "a", TemplateText("<suf>"), "b", TemplateText("<mid>")]
+    (choice,) = caller.complete("a", suffix="b", stop_token_ids=[3]).json()["choices"]
+    assert choice["text"] == TEXT
+    (request,) = caller.engine.requests
+    assert request.parts == ["", *between]
+    assert request.prompt is None
+    assert request.sampling.stop_token_ids == (3, 7, 8)
+    assert caller.complete([[1, 2], [3]], suffix="b", stream=True).status_code == 200
+    assert sorted(each.parts[2] for each in caller.engine.requests[1:] if each.parts) == [[1, 2], [3]]
+    assert caller.complete("a", suffix="").status_code == 200
+    assert caller.engine.requests[-1].prompt == "a"
+    check_error(caller.complete("a", suffix="b", echo=True), 400, "echo")
+    check_error(caller.complete("a", suffix="b", truncate_prompt_tokens=5), 400, "truncate_prompt_tokens")
+    refused = Finish("error", error=FinishError("input_parts[4] is bad", "input_parts[4]", status=400))
+    caller.engine.script = lambda request: [RequestOutput(request.rid, finish=refused)]
+    check_error(caller.complete("a", suffix="b"), 400, "suffix")
 
 
 def test_stream(caller: Caller) -> None:

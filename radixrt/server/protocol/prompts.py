@@ -10,7 +10,7 @@ import msgspec
 from radixrt.client.requests import pack_parts
 from radixrt.errors import RequestError
 from radixrt.messages.client import EngineReady, GenerateReq
-from radixrt.messages.parts import PromptPart, TemplateText
+from radixrt.messages.parts import FillInTokens, PromptPart, TemplateText
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.server.protocol.fields import MAX_COMPLETIONS, MAX_PARTS, MAX_PROMPTS
@@ -88,6 +88,24 @@ def make_requests(
             request = msgspec.structs.replace(request, input_ids=pack_i32(prompt))
         requests.append(request)
     return requests
+
+
+def fill_in(request: GenerateReq, prompt: Prompt, suffix: str, tokens: FillInTokens) -> GenerateReq:
+    """The request for the text between a prompt and a suffix. `FILL_IN_NAMES` are the client's names of its parts."""
+    parts = pack_parts([
+        "",  # what the tokenizer writes before a text, such as bos
+        TemplateText(tokens.before_prefix), prompt,
+        TemplateText(tokens.before_suffix), suffix,
+        TemplateText(tokens.before_middle),
+    ])  # fmt: skip
+    sampling = request.sampling
+    if not sampling.ignore_eos:
+        ends = dict.fromkeys([*sampling.stop_token_ids, *tokens.end_ids])
+        sampling = msgspec.structs.replace(sampling, stop_token_ids=tuple(ends))
+    return msgspec.structs.replace(request, prompt=None, input_ids=None, parts=parts, sampling=sampling)
+
+
+FILL_IN_NAMES = {"input_parts": "prompt", "input_parts[2]": "prompt", "input_parts[4]": "suffix"}
 
 
 def prompt_fields(prompts: list[Prompt], is_one: bool, info: EngineReady) -> dict[str, Any]:

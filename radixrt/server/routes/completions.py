@@ -17,8 +17,9 @@ from radixrt.chat.constraint import (
     read_constraint,
     renamed,
 )
-from radixrt.errors import RequestError, unsupported
-from radixrt.messages.client import RequestOutput, TokenLogprob
+from radixrt.errors import RequestError
+from radixrt.messages.client import EngineReady, RequestOutput, TokenLogprob
+from radixrt.messages.parts import FillInTokens
 from radixrt.sampling_params import MAX_N, SamplingParams
 from radixrt.server.http.connection import DONE, generated
 from radixrt.server.http.receive import receive
@@ -35,7 +36,7 @@ from radixrt.server.protocol.fields import (
     kept_prompt_tokens,
     routing_options,
 )
-from radixrt.server.protocol.prompts import Prompt, make_requests, split_prompts
+from radixrt.server.protocol.prompts import FILL_IN_NAMES, Prompt, fill_in, make_requests, split_prompts
 from radixrt.server.request_context import RequestContext
 from radixrt.server.request_groups import RequestGroup
 from radixrt.server.service import Service
@@ -53,9 +54,13 @@ async def completions(service: Service, request: Request) -> Response:
         options["truncate_prompt_tokens"] = kept
         prompts = [prompt if isinstance(prompt, str) else prompt[-kept:] for prompt in prompts]
     asked = read_constraint(body)
-    names = field_names(asked, input_ids="prompt", messages="prompt")
+    names = field_names(asked, input_ids="prompt", messages="prompt", **FILL_IN_NAMES)
     sampling = completion_sampling(body, asked, info.vocab_size, prompts, stream=options["stream"])
     requests = make_requests(prompts, "prompt", sampling, info, options)
+    if body.suffix:
+        tokens = fill_in_tokens(body, info)
+        pairs = zip(requests, prompts, strict=True)
+        requests = [fill_in(request, prompt, body.suffix, tokens) for request, prompt in pairs]
     report = TokenReport(
         ids=bool(body.return_token_ids),
         as_ids=bool(body.return_tokens_as_token_ids),
@@ -81,8 +86,6 @@ def completion_sampling(
 ) -> SamplingParams:
     """Return the sampling of every prompt; its `n` is the request's `best_of`, where that is more."""
     structured = constraint_fields(asked, body.structured)
-    if body.suffix:
-        raise unsupported("suffix")
     if body.logprobs is not None and not 0 <= body.logprobs <= MAX_TOP_LOGPROBS:
         raise RequestError(f"logprobs must be between 0 and {MAX_TOP_LOGPROBS}", param="logprobs")
     logprobs = None if body.logprobs is None else min(body.logprobs, vocab_size)
@@ -117,6 +120,19 @@ def completion_sampling(
         )
     except RequestError as error:
         raise renamed(error, field_names(asked)) from None
+
+
+def fill_in_tokens(body: CompletionRequest, info: EngineReady) -> FillInTokens:
+    """Return the tokens for writing the text between `prompt` and `suffix`."""
+    if info.fill_in is None:
+        raise RequestError(
+            "suffix: this model's tokenizer has no control tokens for filling in the middle", param="suffix",
+            code="unsupported_parameter",
+        )  # fmt: skip
+    for name in ("echo", "truncate_prompt_tokens"):
+        if getattr(body, name):
+            raise RequestError(f"{name} and suffix exclude each other; leave one out", param=name)
+    return info.fill_in
 
 
 def _best_of(body: CompletionRequest, *, stream: bool) -> int | None:
