@@ -1,4 +1,4 @@
-"""What a page is told of the requests that the router holds: what they could reuse, and why they wait."""
+"""View of the requests that the router holds, as a page gets it: their possible hits and the reasons of their waits."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ class TextGrammar(Grammar):
 
     @property
     def here(self) -> CachedState:
-        """What is known of the present parser state."""
+        """Entry of the present parser state."""
         return self._path[-1]
 
     def settle(self) -> None:
