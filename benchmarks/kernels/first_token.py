@@ -1,9 +1,9 @@
-"""Table "To the first token" of docs/cuda.md: one short prompt at a time, behind a cached prefix, on CUDA.
+"""Table "To the first token" of docs/cuda.md: one prompt at a time, behind a cached prefix, on CUDA.
 
     python -m benchmarks.kernels.first_token [--shape qwen3-0.6b] [--runs 15] [--set option=value]
 
 This is what a call of a program waits for: its common prefix has been computed, and a few tokens are new. Each prompt
-is sent when the one before has been answered, to an engine whose short prompts are captured (`--cuda-graph start`) and
+is sent when the one before has been answered, to an engine whose prompts are captured (`--cuda-graph start`) and
 to one that launches everything kernel by kernel (`off`), one after the other. Medians; `device` is the time that the
 captured step takes the device, by `--step-trace`'s events.
 """
@@ -24,7 +24,10 @@ from benchmarks.common.tables import table
 from benchmarks.kernels.step_timeline import read_trace
 from radixrt import Engine
 
-CASES = [(0, 64), (0, 256), (0, 900), (2000, 8), (2000, 64), (2000, 300), (8000, 64)]
+CASES = [
+    (0, 64), (0, 256), (0, 900), (0, 1500), (0, 3000), (0, 6000),
+    (2000, 8), (2000, 64), (2000, 300), (2000, 1500), (8000, 64),
+]  # fmt: skip
 """Tokens in the cache, and new ones."""
 
 

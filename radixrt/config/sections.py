@@ -130,7 +130,7 @@ class ExecutorConfig:
     )
     cuda_graph: str = option(
         "auto",
-        "CUDA graphs of decode steps and short prompts; auto: a few before serving, more once steps ask for them and "
+        "CUDA graphs of decode steps and of prompts; auto: a few before serving, more once steps ask for them and "
         "while the engine idles, start: all before serving, off: every step is launched kernel by kernel",
         choices=("auto", "start", "off"),
     )

@@ -16,7 +16,8 @@ from radixrt.messages.wire import Int32Array
 
 MIN_FRESH_TOKENS = 1024
 """Minimum number of tokens of prompts that begin in the step for a part of their own. Fewer tokens save less than a
-kernel launch, and such short steps are captured (`radixrt.runner.graphs.prompt_graph_runner`)."""
+kernel launch, and the graphs of such short steps store keys and values (`radixrt.runner.graphs.prompt_graph_runner`).
+"""
 
 SHORT_PROMPT = 64
 """Maximum number of new tokens of a row for the kernel with small tiles."""

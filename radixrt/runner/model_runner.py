@@ -202,7 +202,7 @@ class ModelRunner:
         self._run_once(steps[-1], narrow=self._model.narrows)
         torch.cuda.synchronize(self.device)
         peak = torch.cuda.max_memory_allocated(self.device) - before
-        graphs = graph_bytes(c, len(self._model.attention_layers) + len(self._model.states))
+        graphs = graph_bytes(c, self._model, peak, self._group)
         logger.info("the largest step needs %.2f GiB, CUDA graphs up to %.2f GiB", peak / 2**30, graphs / 2**30)
         del self._kv_cache, self._states, self.batches, self._attention
         torch.cuda.empty_cache()
@@ -227,7 +227,7 @@ class ModelRunner:
         self._attention = attention if self._states is None else HybridAttnBackend(attention, self._states)
 
     def init_cuda_graphs(self) -> None:
-        """Create the graphs of decode steps and short prompts (FlashInfer only)."""
+        """Create the graphs of decode steps and prompts (FlashInfer only)."""
         if self.device.type != "cuda" or self._config.cuda_graph == "off":
             return
         from radixrt.runner.graphs.create import create_graphs

@@ -85,10 +85,10 @@ def test_one_row_is_the_same_however_its_steps_run(
 def test_captured_prompts_are_those_of_uncaptured_steps(kind: str, tmp_path: Path) -> None:
     """Every position's log-probability, of prompts alone and together, whole and behind cached prefixes and states."""
     overrides = {"hidden_size": 256} if kind == "lfm2" else {"head_dim": 64}
-    folder = make_tiny_model(tmp_path / "model", kind, max_position_embeddings=2048, **overrides)
+    folder = make_tiny_model(tmp_path / "model", kind, max_position_embeddings=4096, **overrides)
     rng = np.random.default_rng(0)
-    prompts = [rng.integers(3, 400, n).tolist() for n in (5, 16, 17, 100, 700, 300)]
-    turns = [prompt + rng.integers(3, 400, 30).tolist() for prompt in prompts[3:]]
+    prompts = [rng.integers(3, 400, n).tolist() for n in (5, 16, 17, 100, 700, 300, 1500)]
+    turns = [prompt + rng.integers(3, 400, n).tolist() for prompt in prompts[3:] for n in (30, 1100)]
     params = {"temperature": 0.0, "max_tokens": 2, "ignore_eos": True}
     found = []
     for how in ("off", "start"):

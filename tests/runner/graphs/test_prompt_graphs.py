@@ -54,12 +54,13 @@ class Attention:
     def __init__(self) -> None:
         self.prepared: list[ForwardBatch] = []
         self.attended: list[tuple[int, int]] = []
+        self.given: list[int | None] = []  # number of keys that each call of `attend_into` got
 
     def prepare(self, batch: ForwardBatch) -> None:
         self.prepared.append(batch)
 
-    def slots(self, layer: AttentionLayer) -> None:
-        return None
+    def slots(self, layer: AttentionLayer) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.zeros(9), torch.zeros(9)
 
     def mix_states(self, layer: Any, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         assert batch is self.prepared[-1]
@@ -72,7 +73,9 @@ class Attention:
     ) -> None:  # fmt: skip
         assert q.shape == out.shape
         assert sinks is SINKS
+        assert (k is None) == (v is None)
         self.attended.append((layer.layer_id, q.shape[0]))
+        self.given.append(None if k is None else len(k))
 
 
 class Model:
@@ -95,7 +98,8 @@ class Model:
         self.calls += 1
         self.inputs.append(batch)
         for layer in LAYERS:
-            out = attention.attend(layer, torch.zeros(len(ids), 2, 4), None, None, batch, SINKS)
+            new = None if attention.pool(layer) is not None else torch.zeros(len(ids), 1, 4)
+            out = attention.attend(layer, torch.zeros(len(ids), 2, 4), new, new, batch, SINKS)
             assert out.shape == (len(ids), 8)
         if self.calls >= self._fails_from:
             raise RuntimeError("no memory")
@@ -180,6 +184,17 @@ def test_all_tokens_are_computed(runner: Any, monkeypatch: pytest.MonkeyPatch) -
     assert batch.narrowed is not None
     assert made.graphs.forward(batch).shape == (40, 8)
     assert made.attention.prepared[-1].narrowed is None
+
+
+def test_long_steps_give_attention_their_keys_and_values(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts that begin in such a step read them as computed; graphs of shorter steps have stored them."""
+    monkeypatch.setattr(prompt_graph_runner, "MIN_FRESH_TOKENS", 32)
+    made = runner(Model())
+    while made.graphs.capture_next():
+        pass
+    for tokens in (20, 36, 16):
+        assert made.graphs.forward(prompt(made.builder, tokens)).shape == (tokens, 8)
+    assert made.attention.given == [20] * 3 + [36] * 3 + [None] * 3
 
 
 @pytest.mark.parametrize("fails_from", [1, 2])
