@@ -198,7 +198,10 @@ class Worker:
                 )
 
     def idle_work(self) -> bool:
-        """Do one piece of idle work; return False if none is left."""
+        """Do one piece of idle work; return False if none is left. While a step awaits its mask nothing is done: a
+        capture would overwrite its logits."""
+        if self._awaiting_mask is not None:
+            return True
         with torch.inference_mode():
             return self._runner.idle_work()
 

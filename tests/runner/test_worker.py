@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import transformers
 
@@ -83,6 +84,23 @@ def test_another_scheduler_gets_no_answers_to_the_steps_of_the_first(
     worker.handle(STEP)
     assert isinstance(second.recv(), StepOutput)
     assert first.recv() is second.recv() is None
+
+
+def test_nothing_is_captured_while_a_step_awaits_its_mask(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A capture runs the model, whose logits would replace those that the step is sampled from."""
+    answers: LocalChannel = LocalChannel()
+    worker = make_worker(tiny_model("llama"), answers)
+    captured: list[None] = []
+    monkeypatch.setattr(worker._runner, "idle_work", lambda: captured.append(None))
+    worker.handle(msgspec.structs.replace(STEP, has_grammar=True))
+    assert worker.idle_work(), "some is left"
+    assert not captured
+    worker.handle(GrammarMask(STEP.step_id, pack_i32([]), pack_i32([])))
+    assert isinstance(answers.recv(), StepOutput)
+    worker.idle_work()
+    assert captured
 
 
 class Messages:
