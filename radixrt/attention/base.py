@@ -29,7 +29,13 @@ class AttentionLayer:
 
 
 class AttentionBackend(ABC):
-    """Causal attention over the paged KV pool, which the backend writes and reads. One instance serves all layers."""
+    """Causal attention over the paged KV pool, which the backend writes and reads. One instance serves all layers.
+
+    Attributes:
+        is_captured: CUDA graphs of steps can be made around it.
+    """
+
+    is_captured = False
 
     @abstractmethod
     def prepare(self, batch: ForwardBatch) -> None:

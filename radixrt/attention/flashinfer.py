@@ -106,6 +106,8 @@ class FlashInferBackend(AttentionBackend):
         ValueError: the layers' shapes or dtypes are not supported, or no kernels can be had now; the message says why.
     """
 
+    is_captured = True
+
     def __init__(
         self, kv_cache: KVCache, layers: list[AttentionLayer], *, dtype: torch.dtype, max_rows: int,
         context_length: int, dependent_launch: bool = False, modules: FlashInferModules | None = None,

@@ -31,6 +31,7 @@ class HybridAttnBackend(AttentionBackend):
 
     def __init__(self, attention: AttentionBackend, pool: StatePool) -> None:
         self.attention, self._states = attention, StateBackend(pool)
+        self.is_captured = attention.is_captured
 
     def prepare(self, batch: ForwardBatch) -> None:
         self.attention.prepare(batch)

@@ -38,7 +38,7 @@ from radixrt.models.loading.weights import load_model
 from radixrt.models.model_config import load_model_spec
 from radixrt.models.precision import torch_dtype
 from radixrt.models.registry import Model
-from radixrt.runner.graphs.memory import graph_bytes
+from radixrt.runner.graphs.memory import graph_bytes, longest_captured_prompt
 from radixrt.runner.pool_sizes import bytes_in_flight, least_states, shared_costs, size_pools
 from radixrt.runner.pooling import pool
 from radixrt.runner.profile_run import largest_step, load_gemm_kernels, mixed_step
@@ -149,8 +149,7 @@ class ModelRunner:
             self._model.progress = self._progress
 
     def init_memory_pool(self) -> None:
-        """Allocate the KV pool in the memory that the largest step leaves free, and the tables indexed by
-        req_pool_idx."""
+        """Allocate the KV pool in the memory that the largest step leaves free, and the tables by req_pool_idx."""
         c = self._config
         layers = self._model.attention_layers
         sharers = c.rank_info.local_size if self.device.type == "cpu" else 1
@@ -202,7 +201,8 @@ class ModelRunner:
         self._run_once(steps[-1], narrow=self._model.narrows)
         torch.cuda.synchronize(self.device)
         peak = torch.cuda.max_memory_allocated(self.device) - before
-        graphs = graph_bytes(c, self._model, peak, self._group)
+        self._longest_prompt = longest_captured_prompt(self._model, c.max_step_tokens, self._group)
+        graphs = graph_bytes(c, self._model, self._attention, peak, self._longest_prompt)
         logger.info("the largest step needs %.2f GiB, CUDA graphs up to %.2f GiB", peak / 2**30, graphs / 2**30)
         del self._kv_cache, self._states, self.batches, self._attention
         torch.cuda.empty_cache()
@@ -234,7 +234,7 @@ class ModelRunner:
 
         self._graphs, self._prompt_graphs = create_graphs(
             self._config, self._model, self._attention, self._sampler, self.batches, vocab_size=self.vocab_size,
-            dtype=self.dtype, device=self.device, group=self._group,
+            longest_prompt=self._longest_prompt, dtype=self.dtype, device=self.device, group=self._group,
         )  # fmt: skip
 
     def _capture_next(self) -> bool:

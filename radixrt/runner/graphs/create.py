@@ -15,7 +15,6 @@ from radixrt.forward_batch.batch_builder import BatchBuilder
 from radixrt.forward_batch.padding import max_graph_rows
 from radixrt.models.registry import Model
 from radixrt.runner.graphs.cuda_graph_runner import CudaGraphRunner
-from radixrt.runner.graphs.memory import longest_captured_prompt
 from radixrt.runner.graphs.prompt_graph_runner import PromptGraphRunner
 from radixrt.runner.runner_config import RunnerConfig, free_memory
 from radixrt.runner.sampling.sampler import Sampler
@@ -25,10 +24,14 @@ logger = logging.getLogger(__name__)
 
 def create_graphs(
     config: RunnerConfig, model: Model, backend: AttentionBackend, sampler: Sampler, batches: BatchBuilder, *,
-    vocab_size: int, dtype: torch.dtype, device: torch.device, group: TPGroup,
+    vocab_size: int, longest_prompt: int, dtype: torch.dtype, device: torch.device, group: TPGroup,
 ) -> tuple[CudaGraphRunner | None, PromptGraphRunner | None]:  # fmt: skip
     """Return the graphs of decode steps and of prompts; None for both if attention is not FlashInfer's. As few
-    are captured as every step can use, or, with cuda_graph=start, all."""
+    are captured as every step can use, or, with cuda_graph=start, all.
+
+    Args:
+        longest_prompt: result of `longest_captured_prompt`.
+    """
     attention = backend.attention if isinstance(backend, HybridAttnBackend) else backend
     if not isinstance(attention, FlashInferBackend):
         return None, None
@@ -40,9 +43,8 @@ def create_graphs(
         device=device, group=group,
     )  # fmt: skip
     prompts = PromptGraphRunner(
-        model, backend, attention, batches, dtype=dtype, device=device, group=group,
-        max_tokens=longest_captured_prompt(model, config.max_step_tokens, group),
-    )  # fmt: skip
+        model, backend, attention, batches, max_tokens=longest_prompt, dtype=dtype, device=device, group=group
+    )
     decode.capture_first()
     prompts.capture_first()
     while config.cuda_graph == "start" and (decode.capture_next() or prompts.capture_next()):

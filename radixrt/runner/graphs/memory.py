@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from radixrt.attention.base import AttentionBackend
 from radixrt.distributed.parallel import TPGroup
 from radixrt.forward_batch.extend_parts import MIN_FRESH_TOKENS
 from radixrt.forward_batch.padding import graph_buckets, max_graph_rows, token_buckets
@@ -23,27 +24,30 @@ weights in its layers took an H200 18 ms."""
 ROUNDING = 256
 
 
-def graph_bytes(config: RunnerConfig, model: Model, step_bytes: int, group: TPGroup) -> int:
-    """Return the bytes that graphs take once all buckets of decode steps and prompts are captured.
+def graph_bytes(
+    config: RunnerConfig, model: Model, backend: AttentionBackend, step_bytes: int, longest_prompt: int
+) -> int:
+    """Return the bytes that graphs take once all buckets of decode steps and prompts are captured; 0 without graphs.
 
     Not counted are graphs with shared prefixes, few of which are ever captured, and the buffer of logits, which takes
     the place of the logits of an uncaptured step.
 
     Args:
         step_bytes: memory that the largest step allocates temporarily.
+        longest_prompt: result of `longest_captured_prompt`.
     """
-    if config.cuda_graph == "off" or config.attention_backend == "torch_native" or config.dtype == "float32":
+    if config.cuda_graph == "off" or not backend.is_captured:
         return 0
     layers = len(model.attention_layers) + len(model.states)
-    longest = longest_captured_prompt(model, config.max_step_tokens, group)
-    buckets = len(graph_buckets(max_graph_rows(config.max_running_requests))) + len(token_buckets(longest))
+    buckets = len(graph_buckets(max_graph_rows(config.max_running_requests))) + len(token_buckets(longest_prompt))
     # Activations of prompts: those of the graphs, and those of the steps that run on their stream before a capture.
-    activations = 2 * step_bytes * longest // config.max_step_tokens
+    activations = 2 * step_bytes * longest_prompt // config.max_step_tokens
     return buckets * layers * LAYER_BYTES + 2 * STREAM_BYTES + activations
 
 
 def longest_captured_prompt(model: Model, max_step_tokens: int, group: TPGroup) -> int:
-    """Return the largest number of prompt tokens for which steps are captured, the same on all ranks.
+    """Return the largest number of prompt tokens for which steps are captured, the same on all ranks. A collective call
+    of all ranks, those of other pipeline stages and those that capture nothing too.
 
     A longer step takes the device longer to compute than the host to launch, so that a graph saves nothing. For
     mixtures of experts, whose operations depend on the text, it is the number below which steps have no part that reads

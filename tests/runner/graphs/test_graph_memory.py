@@ -5,10 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
+from radixrt.attention.hybrid import HybridAttnBackend
+from radixrt.attention.state_pool import StatePool
 from radixrt.layers.linear import Linear
 from radixrt.layers.lm_head import LMHead
 from radixrt.models.moe import MoEFeedForward
@@ -25,20 +26,24 @@ def module(kind: type[nn.Module], *shape: int) -> nn.Module:
     return made
 
 
-def model(layers: int, *shape: int, experts: bool = False) -> Any:
-    """A model with one weight in each layer."""
+def model(layers: int, *shape: int, experts: bool = False, recurrent: int = 0) -> Any:
+    """A model with one weight in each layer, some of which are recurrent."""
     modules = [module(Linear, *shape) for _ in range(layers)] + [module(LMHead, 10**5, 10**5)]
     if experts:
         modules.append(module(MoEFeedForward))
-    return SimpleNamespace(modules=lambda: modules, attention_layers=[0] * layers, states=[])
+    return SimpleNamespace(modules=lambda: modules, attention_layers=[0] * (layers - recurrent), states=[0] * recurrent)
 
 
-def config(**changes: Any) -> Any:
-    options = {
-        "cuda_graph": "auto", "attention_backend": "flashinfer", "dtype": "bfloat16", "max_step_tokens": 8192,
-        "max_running_requests": 64,
-    }  # fmt: skip
-    return SimpleNamespace(**{**options, **changes})
+def reserved(kind: Any = None, *, is_captured: bool = True, **changes: Any) -> int:
+    """The bytes for a model's graphs, with a largest step that takes 256 MiB."""
+    kind = kind or model(28, 4000, 4000)
+    config: Any = SimpleNamespace(
+        **{"cuda_graph": "auto", "max_step_tokens": 8192, "max_running_requests": 64, **changes}
+    )
+    attention: Any = SimpleNamespace(is_captured=is_captured)
+    backend = HybridAttnBackend(attention, StatePool([], 0, torch.device("cpu")))
+    longest = longest_captured_prompt(kind, config.max_step_tokens, ALONE)
+    return graph_bytes(config, kind, backend, 2**28, longest)
 
 
 def test_small_models_have_graphs_for_longer_prompts() -> None:
@@ -46,6 +51,7 @@ def test_small_models_have_graphs_for_longer_prompts() -> None:
     half_a_billion, seven_billion = model(28, 4000, 4000), model(32, 15000, 15000)
     assert longest_captured_prompt(half_a_billion, 4096, ALONE) == 4096
     assert 5000 < longest_captured_prompt(half_a_billion, 16384, ALONE) < 8192
+    assert 5000 < longest_captured_prompt(model(28, 4000, 4000, recurrent=20), 16384, ALONE) < 8192
     assert longest_captured_prompt(seven_billion, 8192, ALONE) == 1023
     assert longest_captured_prompt(model(28, 4000, 4000, experts=True), 8192, ALONE) == 1023
     assert longest_captured_prompt(half_a_billion, 500, ALONE) == 500
@@ -57,13 +63,11 @@ def test_ranks_use_the_smallest_of_their_numbers() -> None:
 
 
 def test_graphs_of_longer_prompts_take_more_memory() -> None:
-    few, many = (graph_bytes(config(), model(28, size, size), 2**28, ALONE) for size in (15000, 4000))
+    few, many = (reserved(model(28, size, size)) for size in (15000, 4000))
     assert many > few + 2**27
-    assert graph_bytes(config(max_running_requests=256), model(28, 4000, 4000), 2**28, ALONE) > many
+    assert reserved(max_running_requests=256) > many
 
 
-@pytest.mark.parametrize(
-    "without", [{"cuda_graph": "off"}, {"attention_backend": "torch_native"}, {"dtype": "float32"}]
-)
-def test_nothing_is_set_aside_without_graphs(without: dict[str, str]) -> None:
-    assert graph_bytes(config(**without), model(28, 4000, 4000), 2**28, ALONE) == 0
+def test_nothing_is_set_aside_without_graphs() -> None:
+    """Also not where attention fell back to a backend that is not captured, whose largest step takes much memory."""
+    assert reserved(cuda_graph="off") == reserved(is_captured=False) == 0
