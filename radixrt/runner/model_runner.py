@@ -238,9 +238,9 @@ class ModelRunner:
         )  # fmt: skip
 
     def _capture_next(self) -> bool:
-        """Capture one more graph; return False if none is left."""
-        graphs = (self._graphs, self._prompt_graphs)
-        return any(each is not None and each.capture_next() for each in graphs)
+        """Capture one more graph, one that steps have requested first; return False if none is left."""
+        graphs = [each for each in (self._graphs, self._prompt_graphs) if each is not None]
+        return any(each.capture_next(requested=only) for only in (True, False) for each in graphs)
 
     def warm_up(self) -> None:
         """Allocate memory and load kernels that a later step would otherwise load; on CUDA that synchronizes with the

@@ -211,12 +211,16 @@ class CudaGraphRunner:
         for key in keys:
             self._captures.make(key, self._capture)
 
-    def capture_next(self) -> bool:
+    def capture_next(self, *, requested: bool = False) -> bool:
         """Capture one more bucket, requested ones first and then the smallest; return False if none is left.
 
         Buckets with shared prefixes are captured only when steps have requested them: most are never used.
+
+        Args:
+            requested: capture only a bucket that steps have requested.
         """
-        return self._captures.make_next([(rows, None) for rows in self._buckets], self._capture)
+        keys: list[_Key] = [] if requested else [(rows, None) for rows in self._buckets]
+        return self._captures.make_next(keys, self._capture)
 
     def stage(
         self, rows: TokenRows, temperature: npt.NDArray[np.float32], uniforms: npt.NDArray[np.float64]

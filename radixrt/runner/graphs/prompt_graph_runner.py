@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from radixrt.attention.flashinfer import FlashInferBackend
 
 CAPTURE_AT_PADDED_STEP = 24
-"""See `Captures`. Padded tokens are computed: a step of a small model takes one or two milliseconds longer."""
+"""See `Captures`. Padded tokens are computed: a step takes a millisecond or two longer, and up to eight at the longest
+that are captured."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,13 @@ class PromptGraphRunner:
         for tokens in bucket_ladder(self._buckets):
             self._captures.make(tokens, self._capture)
 
-    def capture_next(self) -> bool:
-        """Capture one more bucket, requested ones first and then the smallest; return False if none is left."""
-        return self._captures.make_next(self._buckets, self._capture)
+    def capture_next(self, *, requested: bool = False) -> bool:
+        """Capture one more bucket, requested ones first and then the smallest; return False if none is left.
+
+        Args:
+            requested: capture only a bucket that steps have requested.
+        """
+        return self._captures.make_next([] if requested else self._buckets, self._capture)
 
     def has(self, tokens: int) -> bool:
         """Return whether a step of so many tokens has graphs, which compute all layers for all tokens."""

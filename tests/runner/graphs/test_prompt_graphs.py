@@ -17,6 +17,7 @@ from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.runner.graphs import prompt_graph_runner
 from radixrt.runner.graphs.captures import CAPTURE_AT_STEP
 from radixrt.runner.graphs.prompt_graph_runner import PromptGraphRunner
+from radixrt.runner.model_runner import ModelRunner
 
 SINKS = torch.zeros(2)
 LAYERS = [AttentionLayer(i, 2, 1, 4, 0.5) for i in range(3)]
@@ -172,6 +173,24 @@ def test_the_rest_is_captured_while_idle(runner: Any) -> None:
     assert sum(iter(made.graphs.capture_next, False)) == 3  # 16, 32 and 40 tokens
     assert made.graphs.forward(prompt(made.builder, 1)).shape == (1, 8)
     assert made.graphs.forward(prompt(made.builder, 41)) is None
+
+
+def test_requested_graphs_are_captured_before_all_others(runner: Any) -> None:
+    """Also before decode graphs that no step has requested."""
+    model = Model()
+    made = runner(model)
+    order: list[bool] = []
+
+    def capture_next(*, requested: bool) -> bool:
+        order.append(requested)
+        return not requested
+
+    graphs: Any = SimpleNamespace(_graphs=SimpleNamespace(capture_next=capture_next), _prompt_graphs=made.graphs)
+    assert made.graphs.forward(prompt(made.builder, 33)) is None
+    assert ModelRunner._capture_next(graphs)
+    assert [len(batch.input_ids) for batch in model.inputs[1::2]] == [40]
+    assert ModelRunner._capture_next(graphs)
+    assert order == [True, True, False]
 
 
 def test_all_tokens_are_computed(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
