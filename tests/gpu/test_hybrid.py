@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from radixrt import Engine
+from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.runner.graphs.prompt_graph_runner import PromptGraphRunner
 from tests.gpu.test_runner import GREEDY, OPTIONS, PROMPTS, agreement, greedy
 from tests.tiny_models import HYBRID_KINDS, make_tiny_model
@@ -82,7 +83,9 @@ def test_one_row_is_the_same_however_its_steps_run(
 
 
 @pytest.mark.parametrize("kind", ["lfm2", "qwen3_5"])
-def test_captured_prompts_are_those_of_uncaptured_steps(kind: str, tmp_path: Path) -> None:
+def test_captured_prompts_are_those_of_uncaptured_steps(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every position's log-probability, of prompts alone and together, whole and behind cached prefixes and states."""
     overrides = {"hidden_size": 256} if kind == "lfm2" else {"head_dim": 64}
     folder = make_tiny_model(tmp_path / "model", kind, max_position_embeddings=4096, **overrides)
@@ -90,6 +93,14 @@ def test_captured_prompts_are_those_of_uncaptured_steps(kind: str, tmp_path: Pat
     prompts = [rng.integers(3, 400, n).tolist() for n in (5, 16, 17, 100, 700, 300, 1500)]
     turns = [prompt + rng.integers(3, 400, n).tolist() for prompt in prompts[3:] for n in (30, 1100)]
     params = {"temperature": 0.0, "max_tokens": 2, "ignore_eos": True}
+    replayed: list[int] = []
+    replay = PromptGraphRunner._replay
+
+    def counted(self: PromptGraphRunner, captured: Any, batch: ForwardBatch) -> torch.Tensor:
+        replayed.append(batch.num_tokens)
+        return replay(self, captured, batch)
+
+    monkeypatch.setattr(PromptGraphRunner, "_replay", counted)
     found = []
     for how in ("off", "start"):
         with Engine(str(folder), **{**OPTIONS, "cuda_graph": how, "max_running_requests": 8}) as engine:
@@ -100,6 +111,7 @@ def test_captured_prompts_are_those_of_uncaptured_steps(kind: str, tmp_path: Pat
         assert sum(answer.usage.cached_tokens for answer in last) > 1000
         lists = [answer.prompt_logprobs[1:] for answer in answers] + [answer.logprobs[:1] for answer in last]
         found.append(np.array([entry.logprob for entries in lists for entry in entries]))
+    assert {100, 1500} <= set(replayed)
     assert len(found[0]) > 2000
     assert np.abs(found[0] - found[1]).max() < 0.1
     assert np.abs(found[0] - found[1]).mean() < 0.01

@@ -16,6 +16,7 @@ from radixrt import Engine
 from radixrt.attention.prompt_cascade import PromptPlan
 from radixrt.errors import RadixRTError
 from radixrt.forward_batch import batch_builder
+from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.runner.graphs import cuda_graph_runner
 from radixrt.runner.graphs.prompt_graph_runner import PromptGraphRunner
 from tests.scheduler.fake_runner import FREE
@@ -96,7 +97,9 @@ def test_one_row_is_the_same_however_its_steps_run(
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3"])
-def test_captured_prompts_are_those_of_uncaptured_steps(kind: str, tmp_path: Path) -> None:
+def test_captured_prompts_are_those_of_uncaptured_steps(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every position's log-probability, of prompts alone and together, whole and behind a prefix from the cache."""
     overrides = {"sliding_window": 24} if kind == "mistral" else {}
     folder = make_tiny_model(tmp_path / "model", kind, head_dim=64, max_position_embeddings=4096, **overrides)
@@ -104,6 +107,14 @@ def test_captured_prompts_are_those_of_uncaptured_steps(kind: str, tmp_path: Pat
     prompts = [rng.integers(3, 400, n).tolist() for n in (5, 16, 17, 100, 700, 300, 1500)]
     turns = [prompt + rng.integers(3, 400, n).tolist() for prompt in prompts[3:] for n in (30, 1100)]
     params = {"temperature": 0.0, "max_tokens": 2, "ignore_eos": True}
+    replayed: list[int] = []
+    replay = PromptGraphRunner._replay
+
+    def counted(self: PromptGraphRunner, captured: Any, batch: ForwardBatch) -> torch.Tensor:
+        replayed.append(batch.num_tokens)
+        return replay(self, captured, batch)
+
+    monkeypatch.setattr(PromptGraphRunner, "_replay", counted)
     found = []
     for how in ("off", "start"):
         with Engine(str(folder), **{**OPTIONS, "cuda_graph": how, "max_running_requests": 8}) as engine:
@@ -113,6 +124,7 @@ def test_captured_prompts_are_those_of_uncaptured_steps(kind: str, tmp_path: Pat
             engine.check_invariants()
         lists = [answer.prompt_logprobs[1:] for answer in answers] + [answer.logprobs[:1] for answer in last]
         found.append(np.array([entry.logprob for entries in lists for entry in entries]))
+    assert {100, 1500} <= set(replayed)
     assert len(found[0]) > 2000
     assert np.abs(found[0] - found[1]).max() < 0.1
     assert np.abs(found[0] - found[1]).mean() < 0.01
