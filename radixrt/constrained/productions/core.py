@@ -28,13 +28,11 @@ from radixrt.constrained.productions.expressions import (
     Special,
     Term,
     alt,
-    checked,
     fold,
     postorder,
     with_children,
 )
 from radixrt.constrained.productions.layout import CALL, Layout, leaf_length, length_above
-from radixrt.constrained.regex import shortest_length
 from radixrt.errors import InvariantError, RequestError
 
 
@@ -108,15 +106,17 @@ class Productions:
             raise EmptyLanguage("no text satisfies the constraint")
         if self._is_pruned:
             return self
+        layout = self.layout
+        made: list[Expr] = []
+        for expr, below, length in zip(layout.order, layout.below, layout.lengths):
+            made.append(NOTHING if length is None else _pruned(expr, [made[one] for one in below]))
         rules: dict[str, Expr] = {}
         queue = [self.start]
         while queue:
             name = queue.pop()
-            if name in rules:
-                continue
-            body = self.rules[name]
-            rules[name] = fold([body], lambda expr, below: _pruned(expr, below, productive))[id(body)]
-            queue.extend(e.rule for e in reversed(postorder([rules[name]])) if isinstance(e, Ref))
+            if name not in rules:
+                body = rules[name] = made[layout.bodies[name]]
+                queue.extend(e.rule for e in reversed(postorder([body])) if isinstance(e, Ref))
         return Productions(rules, self.start)
 
     @cached_property
@@ -220,25 +220,14 @@ def left_recursion(productions: Productions) -> list[str]:
     return []
 
 
-def _pruned(expr: Expr, below: list[Expr], productive: Mapping[str, int]) -> Expr:
-    if isinstance(expr, Ref):
-        return expr if expr.rule in productive else NOTHING
-    if isinstance(expr, Term):
-        return expr if checked(shortest_length, expr.regex) is not None else NOTHING
-    if isinstance(expr, Seq):
-        return NOTHING if any(part is NOTHING for part in below) else with_children(expr, below)
+def _pruned(expr: Expr, below: list[Expr]) -> Expr:
+    """An expression that derives something, given what is directly under it, `NOTHING` where that derives nothing."""
     if isinstance(expr, Alt):
         kept = [option for option in below if option is not NOTHING]
-        if len(kept) == len(expr.options):
-            return with_children(expr, kept)
-        return alt(*kept)
-    if isinstance(expr, Rep):
-        if expr.high == 0:
-            return NO_TEXT
-        if below[0] is NOTHING:
-            return NO_TEXT if expr.low == 0 else NOTHING
-        return with_children(expr, below)
-    return expr
+        return with_children(expr, kept) if len(kept) == len(below) else alt(*kept)
+    if isinstance(expr, Rep) and (expr.high == 0 or below[0] is NOTHING):
+        return NO_TEXT
+    return with_children(expr, below)
 
 
 def _row(expr: Expr, below: Sequence[int]) -> tuple[Any, ...]:

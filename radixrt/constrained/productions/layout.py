@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 from radixrt.constrained.productions.expressions import (
@@ -152,21 +152,25 @@ class Layout:
             else:
                 length = length_above(expr, [values[one] for one in below])
             values.append(length)
-        stale = deque([row for row, _ in self.calls if called[row] >= 0 and values[row] != values[called[row]]])
-        if not stale:
-            return values
         # Calls of rules that come later, or of themselves: their callers are computed again until nothing changes.
-        users = self._users()
+        stale = [row for row, _ in self.calls if called[row] >= 0 and values[row] != values[called[row]]]
+        heapify(stale)
+        waiting = set(stale)
         while stale:
-            row = stale.popleft()
+            row = heappop(stale)
+            waiting.discard(row)
             length = self._length(row, self.kinds[row], values)
             before = values[row]
             if length is not None and (before is None or length < before):
                 values[row] = length
-                stale.extend(users[row])
+                for user in self.users[row]:
+                    if user not in waiting:
+                        waiting.add(user)
+                        heappush(stale, user)
         return values
 
-    def _users(self) -> list[list[int]]:
+    @cached_property
+    def users(self) -> list[list[int]]:
         """The rows directly above each row; of a rule's body its calls as well."""
         users: list[list[int]] = [[] for _ in self.order]
         for row, (below, body) in enumerate(zip(self.below, self.called)):

@@ -6,17 +6,18 @@ Then, where the lexer cannot continue, the only parse is that a terminal ended t
 of terminals, wherever they stand, so two that are never possible at the same position may be reported as a violation.
 
 Follow sets are bits of an integer; the caller chooses the meaning of a bit. They are passed up and down the rows of the
-grammar's `Layout` until nothing changes, which mostly takes one pass, because every grammar for llguidance comes here.
+grammar's `Layout` until nothing changes: once over all rows, and then only from those that changed out of order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 from radixrt.constrained.productions.core import Productions
 from radixrt.constrained.productions.expressions import Rep
-from radixrt.constrained.productions.layout import AGAIN, ALL, ANY, CALL, LEAF, Layout
+from radixrt.constrained.productions.layout import AGAIN, ALL, CALL, LEAF, Layout
 from radixrt.constrained.regex import EMPTY, CharSet, Regex, derive, literal
 from radixrt.constrained.regex.charset import partition
 from radixrt.constrained.regex.derivatives import first
@@ -39,63 +40,82 @@ def followers(productions: Productions, begins: Mapping[Terminal, int]) -> dict[
     for row, terminal in layout.terminals:
         firsts[row] = begins[terminal]
     empty = [length == 0 for length in layout.lengths]
-    _pass_up(layout, empty, firsts)
-    after = _pass_down(layout, empty, firsts)
+    inner = _inner(layout)
+    _pass_up(layout, inner, empty, firsts)
+    after = _pass_down(layout, inner, empty, firsts)
     return {terminal: after[row] for row, terminal in layout.terminals}
 
 
-def _inner(layout: Layout) -> list[tuple[int, int, tuple[int, ...]]]:
-    """Rows that are no leaves, with their kind and what is below them; below a call is the rule's body."""
+_Inner = tuple[int, tuple[int, ...]]
+"""Kind of a row that is no leaf, and what is below it; below a call is the rule's body."""
+
+
+def _inner(layout: Layout) -> list[_Inner | None]:
+    """Every row as `_Inner`; None for leaves."""
+    called = layout.called
     return [
-        (row, kind, (layout.called[row],) if kind == CALL else layout.below[row])
-        for row, kind in enumerate(layout.kinds)
-        if kind != LEAF
+        None if kind == LEAF else (kind, (called[row],) if kind == CALL else below)
+        for row, (kind, below) in enumerate(zip(layout.kinds, layout.below))
     ]
 
 
-def _pass_up(layout: Layout, empty: list[bool], firsts: list[int]) -> None:
-    """Adds the bits that each inner row may begin with."""
-    inner = _inner(layout)
-    changed = True
-    while changed:
-        changed = False
-        for row, kind, below in inner:
-            bits = 0
-            for one in below:
-                bits |= firsts[one]
-                if kind == ALL and not empty[one]:
-                    break
-            if bits != firsts[row]:
-                firsts[row] = bits
-                changed = True
-        changed = changed and any(firsts[row] != firsts[below[0]] for row, kind, below in inner if kind == CALL)
+def _pass_up(layout: Layout, inner: list[_Inner | None], empty: list[bool], firsts: list[int]) -> None:
+    """Adds the bits that each inner row may begin with: of all rows in order, then of those above a late change."""
+    for row, one in enumerate(inner):
+        if one is not None:
+            firsts[row] = _bits_of(one, empty, firsts)
+    stale = [row for row, _ in layout.calls if firsts[row] != firsts[layout.called[row]]]
+    heapify(stale)
+    while stale:
+        row = heappop(stale)
+        changed = inner[row]
+        assert changed is not None
+        bits = _bits_of(changed, empty, firsts)
+        if bits != firsts[row]:
+            firsts[row] = bits
+            for user in layout.users[row]:
+                heappush(stale, user)
 
 
-def _pass_down(layout: Layout, empty: list[bool], firsts: list[int]) -> list[int]:
-    """The bits that may follow each row."""
-    after = [0] * len(layout.order)
-    stale = bytearray(b"\1") * len(after)  # rows that got more bits since they were passed
-    inner = [
-        (row, ANY if kind == AGAIN and not _repeats(layout.order[row]) else kind, below)
-        for row, kind, below in reversed(_inner(layout))
-    ]
-    changed = True
-    while changed:
-        changed = False
-        for row, kind, below in inner:
-            if not stale[row]:
-                continue
-            stale[row] = 0
-            follow = after[row]
-            if kind == AGAIN:
-                follow |= firsts[below[0]]
-            for one in reversed(below):
-                if follow & ~after[one]:
-                    after[one] |= follow
-                    stale[one] = 1
-                    changed = changed or one >= row  # a rule's body that was passed already
-                if kind == ALL:
-                    follow = firsts[one] | follow if empty[one] else firsts[one]
+def _bits_of(inner: _Inner, empty: list[bool], firsts: list[int]) -> int:
+    kind, below = inner
+    bits = 0
+    for one in below:
+        bits |= firsts[one]
+        if kind == ALL and not empty[one]:
+            break
+    return bits
+
+
+def _pass_down(layout: Layout, inner: list[_Inner | None], empty: list[bool], firsts: list[int]) -> list[int]:
+    """The bits that may follow each row: from all rows, parents first, then from those that got more after that."""
+    after = [0] * len(inner)
+    again: list[int] = []  # rows that got more bits after they were passed, negated
+    waiting = bytearray(len(inner))  # the same as flags
+    order = layout.order
+    row = len(inner)
+    while row > 0 or again:
+        if row > 0:
+            row -= 1
+            place = row
+        else:
+            place = -heappop(again)
+            waiting[place] = 0
+        one = inner[place]
+        if one is None:
+            continue
+        kind, below = one
+        follow = after[place]
+        if kind == AGAIN and _repeats(order[place]):
+            follow |= firsts[below[0]]
+        for part in reversed(below):
+            if follow & ~after[part]:
+                after[part] |= follow
+                if part >= row and not waiting[part] and inner[part] is not None:
+                    waiting[part] = 1
+                    heappush(again, -part)
+            if kind == ALL:
+                follow = firsts[part] | follow if empty[part] else firsts[part]
     return after
 
 

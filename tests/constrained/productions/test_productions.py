@@ -27,6 +27,8 @@ from radixrt.constrained.productions import (
     postorder,
     seq,
 )
+from radixrt.constrained.productions.layout import AGAIN, ALL, CALL
+from radixrt.constrained.productions.maximal_munch import Terminal, followers, terminals_of
 from radixrt.errors import InvariantError, RequestError
 from tests.constrained.grammars import language, random_expr, random_productions
 
@@ -215,3 +217,56 @@ def test_rows_have_parts_before_their_wholes_where_rules_call_one_another() -> N
         assert rows == set(range(len(layout.order)))
         assert len(set(layout.order)) == len(layout.order)
         assert all(layout.lengths[row] == layout.lengths[body] for row, body in enumerate(layout.called) if body >= 0)
+
+
+def _followers_by_repetition(productions: Productions, begins: dict[Terminal, int]) -> dict[Terminal, int]:
+    """The bits that may follow each terminal: every rule of the definition, again and again."""
+    layout = productions.layout
+    firsts = [0] * len(layout.order)
+    for row, terminal in layout.terminals:
+        firsts[row] = begins[terminal]
+    after = [0] * len(layout.order)
+    for _ in range(2 * len(layout.order)):
+        for row, (expr, kind) in enumerate(zip(layout.order, layout.kinds)):
+            below = (layout.called[row],) if kind == CALL else layout.below[row]
+            repeats = isinstance(expr, Rep) and (expr.high is None or expr.high > 1)
+            for place, one in enumerate(below):
+                if kind != ALL or all(layout.lengths[part] == 0 for part in below[:place]):
+                    firsts[row] |= firsts[one]
+                if kind == ALL:
+                    for more, part in enumerate(below[place + 1 :], place + 1):
+                        if all(layout.lengths[between] == 0 for between in below[place + 1 : more]):
+                            after[one] |= firsts[part]
+                if kind != ALL or all(layout.lengths[part] == 0 for part in below[place + 1 :]):
+                    after[one] |= after[row] | (firsts[one] if kind == AGAIN and repeats else 0)
+    return {terminal: after[row] for row, terminal in layout.terminals}
+
+
+def test_followers_of_random_grammars() -> None:
+    rng = random.Random(11)
+    late = 0
+    for _ in range(150):
+        names = ["start", *"vwxyz"]
+        productions = Productions({name: random_expr(rng, names, "abcd", 3, letters=False) for name in names})
+        if "start" not in productions.shortest:
+            continue
+        productions = productions.prune()
+        begins = {terminal: 1 << place for place, terminal in enumerate(terminals_of(productions))}
+        assert followers(productions, begins) == _followers_by_repetition(productions, begins)
+        called = productions.layout.called
+        late += any(body > row for row, body in enumerate(called))
+    assert late > 10  # rules that call one another, whose sets change after they were passed on
+
+
+def test_lengths_and_followers_where_every_rule_depends_on_every_other() -> None:
+    """Each rule calls the next and the one before."""
+    size = 3000
+    rules: dict[str, Expr] = {
+        f"r{i}": Alt((Seq((Lit(f"<{i}"), Ref(f"r{(i + 1) % size}"), optional(Ref(f"r{i - 1}")))), Lit("x")))
+        for i in range(1, size)
+    }
+    productions = Productions({"r0": Ref("r1"), **rules}, "r0")
+    productions.prune()
+    texts = dict.fromkeys(terminals_of(productions), 1) | {"x": 2}
+    assert set(productions.shortest.values()) == {1}
+    assert followers(productions, texts)["x"] == 3
