@@ -7,8 +7,10 @@ lower bound of the missing characters, within a budget; results for a state are 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from heapq import heappop, heappush
+from operator import attrgetter
 from typing import Final
 
 from radixrt.constrained.regex.charset import CharSet
@@ -31,6 +33,7 @@ MAX_STEPS: Final = 12_000
 MAX_TEXT: Final = 1_000_000
 MAX_CHARACTERS: Final = 4_000_000
 _MAX_CANDIDATES: Final = 5_000
+_MIN_LENGTH: Final = attrgetter("min_length")
 
 
 def is_empty(node: Regex) -> bool:
@@ -68,13 +71,25 @@ def shortest_length(node: Regex) -> int | None:
         lengths = [shortest_length(part) for part in node.chain()]
         return None if None in lengths else sum(length or 0 for length in lengths)
     if isinstance(node, Alternate):
-        return min((length for option in node.options if (length := shortest_length(option)) is not None), default=None)
+        return _least_length(node.options)
     if isinstance(node, Repeat):
         length = shortest_length(node.item)
         return None if length is None else length * node.low
     if node.ending is None and not node.dead:
         _search(node, exact=True)
     return None if node.ending is None else len(node.ending)
+
+
+def _least_length(options: Sequence[Regex]) -> int | None:
+    """The least of the shortest lengths of the options; those that cannot be shorter are not searched."""
+    least: int | None = None
+    for option in sorted(options, key=_MIN_LENGTH):
+        if least is not None and option.min_length >= least:
+            break
+        length = shortest_length(option)
+        if length is not None and (least is None or length < least):
+            least = length
+    return least
 
 
 def is_disjoint(left: Regex, right: Regex) -> bool:
@@ -108,12 +123,9 @@ def _spell(node: Regex) -> str:
     if isinstance(node, Repeat):
         return _spell(node.item) * node.low
     assert isinstance(node, Alternate)
-    lengths = [(length, option) for option in node.options if (length := shortest_length(option)) is not None]
-    return _spell(min(lengths, key=_length)[1])
-
-
-def _length(pair: tuple[int, Regex]) -> int:
-    return pair[0]
+    least = _least_length(node.options)
+    assert least is not None
+    return _spell(next(one for one in node.options if one.min_length <= least and shortest_length(one) == least))
 
 
 @lru_cache(maxsize=4096)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Protocol
 
 from radixrt.constrained.schema.errors import Unsupported
 
@@ -36,6 +37,13 @@ class Limits:
     seconds: float = 5.0
 
 
+class Placed(Protocol):
+    """A thing with a place in the document, which takes time to find."""
+
+    @property
+    def pointer(self) -> str: ...
+
+
 class Budget:
     """Counts the work of one normalization against its limits.
 
@@ -60,12 +68,13 @@ class Budget:
         if not self._ticks & 4095:
             self.check_time(pointer, "enum")
 
-    def count_node(self, pointer: str, keyword: str) -> None:
+    def count_node(self, node: Placed, keyword: str) -> None:
         """Count one more node. Raises Unsupported past the limit or the deadline."""
         self.nodes += 1
         if self.nodes > self.limits.nodes:
-            raise over_limit(pointer, keyword, f"the schema unfolds into more than {self.limits.nodes} positions")
-        self.check_time(pointer, keyword)
+            raise over_limit(node.pointer, keyword, f"the schema unfolds into more than {self.limits.nodes} positions")
+        if time.monotonic() > self.deadline:
+            self.check_time(node.pointer, keyword)
 
     def check_time(self, pointer: str, keyword: str) -> None:
         """Raise Unsupported past the deadline."""

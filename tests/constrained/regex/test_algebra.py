@@ -300,6 +300,18 @@ def test_a_search_for_any_string_is_not_taken_for_a_shortest_one() -> None:
             assert shortest_length(regex) == expected
 
 
+def test_options_that_cannot_be_shorter_are_not_searched() -> None:
+    def without(word: str, text: str) -> rx.Regex:
+        return rx.intersect(rx.parse_regex(text, search=False), rx.complement(rx.parse_regex(word, search=True)))
+
+    hard = without("a.{13}b.{7}a", "([ab]{20}){20}")
+    either = rx.alternate(hard, without("xx", "[x-z]{9}[xy]+"), without("zz", "z[w-z]{8}v+"))
+    assert shortest_length(either) == 10
+    assert len(shortest_string(either) or "") == 10
+    assert matches(either, shortest_string(either) or "")
+    assert hard.ending is None
+
+
 def test_what_is_shared_many_times_is_not_written_out_without_end() -> None:
     regex = rx.literal("a")
     for number in range(60):

@@ -10,8 +10,8 @@ import pytest
 from radixrt.constrained.schema import SchemaRefused, normalize
 from radixrt.constrained.schema.limits import Budget, Limits
 from radixrt.constrained.schema.normal_form.assertions import OneOf
+from radixrt.constrained.schema.normal_form.disjointness import is_discriminated
 from radixrt.constrained.schema.normal_form.solver import normal_form
-from radixrt.constrained.schema.normal_form.static_checks import is_discriminated
 from tests.constrained.schema.text_checker import TextChecker
 
 
@@ -115,6 +115,17 @@ def test_options_with_a_member_of_their_own_do_not_multiply() -> None:
     ]
     assert size({"oneOf": options}) < 21 * size({"oneOf": options[:5]})
     check({"oneOf": options}, [{"k03": None}, {"k03": None, "k04": 1}, {"k03": None, "k04": None}, {"k03": 1}, {}])
+
+
+def test_a_tag_that_only_the_outer_schema_requires_tells_options_apart() -> None:
+    def tagged(number: int) -> dict[str, Any]:
+        kind: Any = {"enum": [f"k{number}", "both"]} if number in (3, 4) else {"const": f"k{number}"}
+        return {"properties": {"kind": kind, f"v{number}": {"type": "string"}}}
+
+    schema = {"type": "object", "required": ["kind"], "oneOf": [tagged(number) for number in range(40)]}
+    check(schema, [{"kind": "k3"}, {"kind": "k3", "v3": 1}, {"kind": "k3", "v4": 1}, {"kind": "both"}, {}])
+    check(schema, [{"kind": "both", "v3": 1}, {"kind": "both", "v3": "x"}, {"kind": "k9", "v9": "x"}])
+    normalize(schema, limits=Limits(nodes=300))  # comparing the options in pairs takes 780 nodes
 
 
 def test_choices_that_really_multiply_are_refused_with_their_place() -> None:

@@ -6,12 +6,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-from radixrt.constrained.regex import Regex, RegexTooComplex, alternate, enumerate_strings, shortest_length
+from radixrt.constrained.regex import (
+    Regex,
+    RegexTooComplex,
+    alternate,
+    enumerate_strings,
+    json_string,
+    shortest_length,
+)
 from radixrt.constrained.regex.automaton import MAX_STATES, Dfa
 from radixrt.constrained.schema.emit.json_text import check_text
 from radixrt.constrained.schema.emit.key_classes import KeyClass, in_keys, key_classes
 from radixrt.constrained.schema.errors import Unsupported
 from radixrt.constrained.schema.limits import over_limit
+from radixrt.constrained.schema.normal_form.disjointness import is_empty
 from radixrt.constrained.schema.normal_form.graph import Graph
 from radixrt.constrained.schema.normal_form.nodes import (
     NONE,
@@ -24,7 +32,6 @@ from radixrt.constrained.schema.normal_form.nodes import (
 )
 from radixrt.constrained.schema.normal_form.numbers import NumberSet
 from radixrt.constrained.schema.normal_form.residues import fewest_states
-from radixrt.constrained.schema.normal_form.static_checks import is_empty
 from radixrt.constrained.schema.normal_form.strings import Source, StringSet
 from radixrt.constrained.schema.values import key, text_of
 
@@ -230,9 +237,13 @@ def _number_keyword(expansion: Expansion) -> str:
 
 @lru_cache(maxsize=MAX_KNOWN)
 def _union(sets: tuple[StringSet, ...] | tuple[NumberSet, ...]) -> Regex | None:
-    """Return the union of the languages; None if it is empty. Raises RegexTooComplex."""
+    """Return the union of the languages; None if it is empty. Raises RegexTooComplex.
+
+    The length of strings is asked of their JSON texts, because the grammar asks for it again.
+    """
     together = alternate(*(one.language() for one in sets))
-    return None if shortest_length(together) is None else together
+    is_strings = together.has_boolean and isinstance(sets[0], StringSet)
+    return None if shortest_length(json_string(together) if is_strings else together) is None else together
 
 
 def _plan_object(graph: Graph, shape: ObjectShape, pointer: str) -> ObjectPlan | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from radixrt.constrained.schema.document.index import Located
 from radixrt.constrained.schema.normal_form.conditions import Alternative, Choice
+from radixrt.constrained.schema.normal_form.disjointness import are_disjoint
 from radixrt.constrained.schema.normal_form.graph import Graph
 from radixrt.constrained.schema.normal_form.nodes import Is
-from radixrt.constrained.schema.normal_form.static_checks import are_disjoint, evaluates_all_members
+from radixrt.constrained.schema.normal_form.static_checks import evaluates_all_members
 
 MAX_SETS = 64
 """Sets of an `anyOf`'s options that are tried when an object is closed; if there are more, each option is decided."""

@@ -6,6 +6,7 @@ dropped from the branch, and nothing more is recorded about that type.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from radixrt.constrained.schema.normal_form.nodes import (
     ObjectShape,
 )
 from radixrt.constrained.schema.normal_form.numbers import ANY_NUMBER, NumberSet
-from radixrt.constrained.schema.normal_form.static_checks import contradict, implies
+from radixrt.constrained.schema.normal_form.static_checks import contradict, implies, listed_values
 from radixrt.constrained.schema.normal_form.strings import (
     ANY_STRING,
     KeySet,
@@ -352,6 +353,16 @@ class Branch:
     def add_required_member(self, name: str, formulas: Formulas) -> bool:
         """The value is an object with this member, which satisfies the formulas."""
         return self.limit_types(OBJECT) and self.add_member(name, formulas) and self.require(name)
+
+    def required_values(self) -> dict[str, frozenset[Hashable]]:
+        """Return the listed values of the members that the value must have; {} where it may be no object."""
+        found: dict[str, frozenset[Hashable]] = {}
+        for name in self.object.required if self.types == OBJECT else ():
+            for formula in self.object.demanded(name):
+                values = listed_values(self.graph, formula)
+                if values is not None:
+                    found[name] = frozenset([key(value) for value in values])
+        return found
 
     def _check_member(self, name: str) -> bool:
         demanded = self.object.demanded(name)

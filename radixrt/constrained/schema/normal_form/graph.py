@@ -37,7 +37,7 @@ _IN_PLACE_KEYWORDS = frozenset(
 
 @dataclass(slots=True)
 class StaticFacts:
-    """Memoized answers of `static_checks`, whose functions document them."""
+    """Memoized answers of `static_checks` and `disjointness`, whose functions document them."""
 
     types: dict[Located, int] = field(default_factory=dict)
     evaluates: dict[Located, bool] = field(default_factory=dict)
@@ -50,6 +50,7 @@ class StaticFacts:
     candidates: dict[Formulas, list[Any] | None] = field(default_factory=dict)
     listed_names: dict[KeySet, tuple[list[str] | None]] = field(default_factory=dict)
     tags: dict[Located, dict[str, frozenset[Hashable]]] = field(default_factory=dict)
+    listed_members: dict[Located, dict[str, frozenset[Hashable]]] = field(default_factory=dict)
 
 
 class Graph:
@@ -67,7 +68,7 @@ class Graph:
     Attributes:
         assertions: see `KeywordReader.assertions`.
         refusals: keywords that cannot be enforced, found while productions were emitted without them.
-        facts: memoized answers of `static_checks`.
+        facts: memoized answers of `static_checks` and `disjointness`.
         closing: the assertion that closes objects; None where they are open.
 
     Raises:
@@ -93,7 +94,8 @@ class Graph:
         self._solve = solve
         self._nodes: dict[Formula | frozenset[Formula], Node] = {}
         self._expansions: dict[Node, Expansion] = {}
-        self._formulas: dict[tuple[Located, bool], Formulas] = {}
+        self._formulas: dict[Located, Formulas] = {}
+        self._negations: dict[Located, Formulas] = {}
         self._in_place: dict[Located, int] = {}
         self._other_names: dict[PropertyNames, RemainingKeys] = {}
         self._expanding: set[Node] = set()
@@ -142,7 +144,8 @@ class Graph:
 
         A schema that only refers to others, or only negates one, is replaced by those: equal positions share a node.
         """
-        found = self._formulas.get((located, positive))
+        known = self._formulas if positive else self._negations
+        found = known.get(located)
         if found is None:
             target = self._lone_target(located)
             if target is not None and self._stands_alone(target):
@@ -150,7 +153,7 @@ class Graph:
             else:
                 self._check_in_place(located, 0)
                 found = self._make_formulas(located, positive)
-            self._formulas[located, positive] = found
+            known[located] = found
         return found
 
     def _lone_target(self, located: Located) -> Located | None:
@@ -216,7 +219,7 @@ class Graph:
         found = self._nodes.get(conjunction)
         if found is None:
             found = Node(tuple(dict.fromkeys(formulas)), len(self._nodes))
-            self.budget.count_node(found.pointer, "schema")
+            self.budget.count_node(found, "schema")
             self._nodes[conjunction] = found
         return found
 

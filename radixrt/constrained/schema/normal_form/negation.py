@@ -45,9 +45,9 @@ from radixrt.constrained.schema.normal_form.conditions import (
     OfType,
     SomeMember,
 )
+from radixrt.constrained.schema.normal_form.disjointness import are_disjoint
 from radixrt.constrained.schema.normal_form.graph import Graph
 from radixrt.constrained.schema.normal_form.nodes import NONE, Is, ItemCount
-from radixrt.constrained.schema.normal_form.static_checks import are_disjoint
 from radixrt.constrained.schema.values import ALL, ARRAY, NUMBER, OBJECT, STRING
 
 Alternatives = list[Alternative]

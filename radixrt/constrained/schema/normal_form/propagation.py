@@ -50,15 +50,10 @@ from radixrt.constrained.schema.normal_form.conditions import (
     SomeMember,
     UnevaluatedFails,
 )
+from radixrt.constrained.schema.normal_form.disjointness import are_disjoint, is_discriminated, lists_other_values
 from radixrt.constrained.schema.normal_form.negation import IS_OBJECT, refute, schema_of_value
 from radixrt.constrained.schema.normal_form.nodes import NONE, Either, Formulas, Is, ItemCount, Never
-from radixrt.constrained.schema.normal_form.static_checks import (
-    are_disjoint,
-    evaluates,
-    is_discriminated,
-    listed_names,
-    possible_types,
-)
+from radixrt.constrained.schema.normal_form.static_checks import evaluates, listed_names, possible_types
 from radixrt.constrained.schema.normal_form.strings import KeySet, MatchingKeys, StringTest
 from radixrt.constrained.schema.values import ALL, ARRAY, BOOLEAN, NULL, NUMBER, OBJECT, STRING, decimal_of, type_of
 
@@ -148,8 +143,14 @@ def _only_one(branch: Branch, c: OnlyOne, frames: Frames) -> bool:
     graph = branch.graph
     if c.possible.count(c.option) > 1 or not assume(branch, c.option, frames):
         return False
-    return is_discriminated(graph, c.assertion) or all(
-        other is c.option or are_disjoint(graph, c.option, other) or deny(branch, other)
+    if is_discriminated(graph, c.assertion):
+        return True
+    values = branch.required_values()
+    return all(
+        other is c.option
+        or (values and lists_other_values(graph, other, values))
+        or are_disjoint(graph, c.option, other)
+        or deny(branch, other)
         for other in c.possible
         if possible_types(graph, other) & branch.types
     )

@@ -29,6 +29,7 @@ from radixrt.constrained.schema.normal_form.direct import (
     scalar_content,
     single_schema,
 )
+from radixrt.constrained.schema.normal_form.disjointness import all_disjoint
 from radixrt.constrained.schema.normal_form.graph import Graph, either
 from radixrt.constrained.schema.normal_form.keywords import FormatMode
 from radixrt.constrained.schema.normal_form.nodes import (
@@ -45,7 +46,7 @@ from radixrt.constrained.schema.normal_form.nodes import (
 )
 from radixrt.constrained.schema.normal_form.numbers import ANY_NUMBER, NumberSet
 from radixrt.constrained.schema.normal_form.propagation import add_rule, apply_all, some_member
-from radixrt.constrained.schema.normal_form.static_checks import all_disjoint, declares_members, evaluates_all_members
+from radixrt.constrained.schema.normal_form.static_checks import declares_members, evaluates_all_members
 from radixrt.constrained.schema.normal_form.strings import ANY_STRING, RemainingKeys, StringSet
 from radixrt.constrained.schema.normal_form.validation import Evaluated, holds, satisfies
 from radixrt.constrained.schema.values import ARRAY, BOOLEAN, NULL, NUMBER, OBJECT, STRING, key

@@ -6,12 +6,9 @@ chains of conditions from being unfolded. Answers are memoized in `Graph.facts`.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
 from typing import Any
 
-from radixrt.constrained import regex
-from radixrt.constrained.regex import RegexTooComplex, complement, enumerate_strings
-from radixrt.constrained.regex.nodes import Words
+from radixrt.constrained.regex import complement, enumerate_strings
 from radixrt.constrained.schema.document.index import Located
 from radixrt.constrained.schema.errors import Unsupported
 from radixrt.constrained.schema.normal_form.assertions import (
@@ -22,10 +19,8 @@ from radixrt.constrained.schema.normal_form.assertions import (
     MembersMatching,
     Not,
     OneOf,
-    Pattern,
     Properties,
     Reference,
-    Required,
     UnevaluatedProperties,
     accepted_types,
     in_place,
@@ -34,25 +29,16 @@ from radixrt.constrained.schema.normal_form.graph import Graph
 from radixrt.constrained.schema.normal_form.nodes import (
     NEVER,
     NONE,
-    ArrayShape,
     Formula,
     Formulas,
     Is,
-    Node,
-    ObjectShape,
 )
-from radixrt.constrained.schema.normal_form.strings import KeySet, MatchingKeys, RemainingKeys, StringSet
+from radixrt.constrained.schema.normal_form.strings import KeySet, MatchingKeys, RemainingKeys
 from radixrt.constrained.schema.normal_form.validation import holds
-from radixrt.constrained.schema.values import ALL, OBJECT, STRING, key
+from radixrt.constrained.schema.values import ALL
 
-MAX_NESTED_EXPANSIONS = 5
-"""Maximum depth of nodes expanded inside one another only to prove schemas disjoint."""
-DISJOINT_DEPTH = 3
-"""Depth of members and items that are examined to prove schemas disjoint."""
 MAX_LISTED_NAMES = 32
 """A pattern that at most this many property names match is replaced by those names."""
-MAX_EXAMINED_ITEMS = 8
-"""Items of an array that are examined."""
 _EVALUATING = frozenset(
     {
         "additionalItems",
@@ -246,137 +232,3 @@ def listed_names(graph: Graph, keys: KeySet) -> list[str] | None:
         names = enumerate_strings(language, MAX_LISTED_NAMES) if language.max_length is not None else None
         found = graph.facts.listed_names[keys] = (None if names is None else sorted(names),)
     return found[0]
-
-
-# Disjoint schemas
-
-
-def are_disjoint(graph: Graph, left: Located, right: Located) -> bool:
-    """Return True if no value satisfies both schemas."""
-    graph = graph.open
-    known = graph.facts.disjoint
-    found = known.get((left, right))
-    if found is None:
-        found = not possible_types(graph, left) & possible_types(graph, right) or _have_disjoint_tags(
-            graph, left, right
-        )
-        if not found and left is not right:
-            if graph.expanding > MAX_NESTED_EXPANSIONS:
-                return False
-            try:
-                both = graph.formulas(left) + graph.formulas(right)
-                found = is_empty(graph, graph.node(both), DISJOINT_DEPTH)
-            except (Unsupported, RegexTooComplex):
-                found = False
-        known[left, right] = known[right, left] = found
-    return found
-
-
-def all_disjoint(graph: Graph, assertion: AnyOf | OneOf) -> bool:
-    """Return True if no value satisfies two options."""
-    if is_discriminated(graph, assertion):
-        return True
-    options = assertion.options
-    return all(are_disjoint(graph, one, two) for place, one in enumerate(options) for two in options[place + 1 :])
-
-
-def is_discriminated(graph: Graph, assertion: AnyOf | OneOf) -> bool:
-    """Return True if all options are objects with one required member, whose listed values differ among the options."""
-    found = graph.facts.discriminated.get(assertion)
-    if found is None:
-        found = graph.facts.discriminated[assertion] = _find_discriminator(graph, assertion.options)
-    return found
-
-
-def _find_discriminator(graph: Graph, options: Sequence[Located]) -> bool:
-    tags = [_tags(graph, option) for option in options]
-    for name in tags[0] if tags else ():
-        lists = [found[name] for found in tags if name in found]
-        if len(lists) == len(tags) and len(frozenset().union(*lists)) == sum(map(len, lists)):
-            return True
-    return False
-
-
-def _have_disjoint_tags(graph: Graph, left: Located, right: Located) -> bool:
-    one, two = _tags(graph, left), _tags(graph, right)
-    return any(name in two and one[name].isdisjoint(two[name]) for name in one)
-
-
-def _tags(graph: Graph, located: Located) -> dict[str, frozenset[Hashable]]:
-    """Return the required members with their listed values; {} if the schema accepts more than objects."""
-    found = graph.facts.tags.get(located)
-    if found is None:
-        found = _find_tags(graph, located) if possible_types(graph, located) == OBJECT else {}
-        graph.facts.tags[located] = found
-    return found
-
-
-def _find_tags(graph: Graph, located: Located) -> dict[str, frozenset[Hashable]]:
-    required: set[str] = set()
-    members: dict[str, Located] = {}
-    pending = [located]
-    while pending:
-        for assertion in graph.assertions(pending.pop()):
-            if isinstance(assertion, Required):
-                required.update(assertion.names)
-            elif isinstance(assertion, Properties):
-                members.update(assertion.members)
-            elif isinstance(assertion, Reference):
-                pending.append(assertion.target)
-            elif isinstance(assertion, AllOf):
-                pending.extend(assertion.options)
-    tags = {}
-    for name in required & members.keys():
-        for formula in graph.formulas(members[name]):
-            values: Sequence[Any] | None = listed_values(graph, formula)
-            if values is None:
-                values = _matched_texts(graph, formula)
-            if values is not None:
-                tags[name] = frozenset(key(value) for value in values)
-    return tags
-
-
-def _matched_texts(graph: Graph, formula: Formula) -> Sequence[str] | None:
-    """Return the texts of a `pattern` that only lists some, such as `^a$`, where the formula accepts strings alone."""
-    if not isinstance(formula, Is) or not formula.positive or possible_types(graph, formula.located) != STRING:
-        return None
-    for assertion in graph.assertions(formula.located):
-        if isinstance(assertion, Pattern) and isinstance(assertion.test.regex, Words):
-            return assertion.test.regex.words
-    return None
-
-
-# Empty nodes
-
-
-def is_empty(graph: Graph, node: Node, depth: int) -> bool:
-    """Return True if no value satisfies the node, examining members and items to a depth. Raises Unsupported."""
-    if node.formulas == NONE:
-        return True
-    if depth < 0 or graph.is_expanding(node):
-        return False
-    graph.budget.check_time(node.pointer, "oneOf")
-    expansion = graph.expand(node)
-    if expansion.union is not None:
-        return all(is_empty(graph, part, depth - 1) for part in expansion.union)
-    if expansion.values or expansion.null or expansion.booleans or expansion.numbers:
-        return False
-    return (
-        all(_is_empty_string_set(strings) for strings in expansion.strings)
-        and all(_is_empty_array(graph, shape, depth - 1) for shape in expansion.arrays)
-        and all(_is_empty_object(graph, shape, depth - 1) for shape in expansion.objects)
-    )
-
-
-def _is_empty_string_set(strings: StringSet) -> bool:
-    return bool(strings.tests or strings.excluded) and regex.is_empty(strings.language())
-
-
-def _is_empty_array(graph: Graph, shape: ArrayShape, depth: int) -> bool:
-    examined = range(min(shape.low, MAX_EXAMINED_ITEMS))
-    return any(is_empty(graph, graph.node(shape.item_formulas(index)), depth) for index in examined)
-
-
-def _is_empty_object(graph: Graph, shape: ObjectShape, depth: int) -> bool:
-    required = set(shape.required)
-    return any(is_empty(graph, graph.node(formulas), depth) for name, formulas in shape.members if name in required)
