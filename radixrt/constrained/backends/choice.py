@@ -34,7 +34,8 @@ from radixrt.constrained.grammar import Bitmask, bitmask_words
 from radixrt.constrained.masks.mask_cache import MaskCache
 from radixrt.constrained.productions import Alt, NotExpressible, Productions, Rep
 from radixrt.constrained.productions.layout import ANY
-from radixrt.constrained.regex import Regex
+from radixrt.constrained.regex import Regex, RegexTooComplex
+from radixrt.constrained.regex.automaton import Dfa
 from radixrt.constrained.regex.nodes import Complement, Intersect, Remainder, Repeat, Words, subterms
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constraint import BackendChoice
@@ -49,6 +50,7 @@ MAX_PLAIN_CHARS = 200_000
 MAX_PLAIN_COUNT = 1000
 MAX_PLAIN_REPEATED = 50_000
 MAX_PLAIN_WORDS = 1000
+MAX_PLAIN_STATES = 64
 MAX_PROBED_TOKENS = 512
 MAX_PROBED_MASKS = 12
 RANDOM_WALKS = 2
@@ -150,9 +152,9 @@ class Backends:
 def is_plain(productions: Productions) -> bool:
     """Return True if llguidance can have no trouble with a grammar, however large it is.
 
-    What is repeated a counted number of times is small or single characters, and terminals are no intersections; only
-    listed words may be excluded from them. Each option of a choice, and each rule that is no choice, can be an item of
-    the same row of llguidance's parser.
+    What is repeated a counted number of times is small or single characters. Terminals are no intersections, unless
+    their automaton is small; only listed words may be excluded from them. Each option of a choice, and each rule that
+    is no choice, can be an item of the same row of llguidance's parser.
     """
     layout = productions.layout
     items = sum(layout.kinds[row] != ANY for row in layout.distinct(productions.start).values())
@@ -177,11 +179,19 @@ def _is_plain_regex(regex: Regex) -> bool:
             if len(part.words) > MAX_PLAIN_WORDS:
                 return False
         elif isinstance(part, Intersect):
-            if sum(not isinstance(item, Complement) for item in part.items) != 1:
+            several = sum(not isinstance(item, Complement) for item in part.items) != 1
+            if several and not _is_small(part):
                 return False
         elif isinstance(part, Remainder) or (isinstance(part, Complement) and part.item.max_length is None):
             return False
     return True
+
+
+def _is_small(regex: Regex) -> bool:
+    try:
+        return Dfa.of(regex, MAX_PLAIN_STATES) is not None
+    except RegexTooComplex:
+        return False
 
 
 def probe(prototype: Matcher, vocabulary: Vocabulary, shortest: Sequence[int] | None) -> float:

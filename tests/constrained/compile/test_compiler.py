@@ -163,8 +163,10 @@ def test_plain_grammars_are_not_probed() -> None:
     assert not is_plain(Productions({"start": Rep(Lit("ab"), 0, 10_000)}))
     words, excluded = parse_regex("[a-z]+", search=False), parse_regex("one|two", search=False)
     assert is_plain(Productions({"start": Term(intersect(words, complement(excluded)))}))
-    both = intersect(parse_regex(".*ab1.*", search=False), parse_regex(".*cd2.*", search=False))
-    assert not is_plain(Productions({"start": Term(both)}))
+    for pair, is_small in (((".*ab1.*", ".*cd2.*"), True), ((".*a.{7}", ".*b.{6}c"), False)):
+        both = intersect(*[parse_regex(one, search=False) for one in pair])
+        assert both.has_boolean
+        assert is_plain(Productions({"start": Term(both)})) is is_small, pair  # as their automaton is small, or large
     choices = [Ref(f"r{i}") for i in range(3)]
     rules = {f"r{i}": alt(*(Lit(f"{i} {j}") for j in range(800))) for i in range(3)}
     assert is_plain(Productions({"start": choices[0], "r0": rules["r0"]}))

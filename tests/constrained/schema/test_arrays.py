@@ -110,3 +110,14 @@ def test_a_huge_minimum_is_not_unrolled() -> None:
     assert productions.shortest["start"] == 5 * 10**9 + 1
     with pytest.raises(SchemaRefused, match="keeping count"):
         normalize({"type": "array", "contains": {"type": "null"}, "minItems": 10**9})
+
+
+def test_an_item_that_comes_first_and_again_is_written_once() -> None:
+    point = {"type": "object", "properties": {"x": {"type": "string"}, "y": {"type": "null"}}, "required": ["x", "y"]}
+    for high, rules in ((None, 2), (3, 2), (1, 1)):
+        bounds = {} if high is None else {"maxItems": high}
+        schema = {"type": "array", "items": {**point, "additionalProperties": False}, **bounds}
+        normal = normalize(schema)
+        assert len(normal.productions().rules) == rules
+        value: Any = {"x": "a", "y": None}
+        check(schema, [value, {"x": "a"}], min(high or 3, 3))

@@ -44,6 +44,9 @@ POSITIONS = {
 }
 """Keywords whose values are or hold subschemas."""
 
+COMMENTS = frozenset(("title", "description", "$comment", "default", "examples", "deprecated", "readOnly", "writeOnly"))
+"""Annotations that any schema may have and that are never checked."""
+
 
 def _string(value: Any) -> str | None:
     return None if isinstance(value, str) else f"it must be a string, not {shown(value)}"

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import unquote, urldefrag
 
 from radixrt.constrained.schema.document.dialects import (
+    COMMENTS,
     DEPENDENCIES,
     POSITIONS,
     SCHEMA,
@@ -23,7 +24,6 @@ from radixrt.constrained.schema.errors import MalformedSchema, Unsupported
 from radixrt.constrained.schema.limits import Limits
 from radixrt.errors import shown
 
-COMMENTS = frozenset(("title", "description", "$comment", "default", "examples", "deprecated", "readOnly", "writeOnly"))
 SHARED = COMMENTS | {"type", "minLength", "maxLength", "minimum", "maximum"}
 MAX_SHARED_NUMBER = 10**12
 
@@ -62,11 +62,17 @@ class Document:
 
     def child(self, parent: Located, schema: Any, *tokens: str) -> Located:
         """Return a subschema of a located schema; the tokens are its JSON pointer relative to that schema."""
-        pointer = f"{parent.pointer}/{'/'.join(map(escape, tokens))}"
-        resource = (
-            self._index.by_schema.get(id(schema), parent.resource) if isinstance(schema, dict) else parent.resource
-        )
-        return self._intern(schema, pointer, resource, self._entered(parent.scope, parent.resource, resource))
+        resource, scope = parent.resource, parent.scope
+        if isinstance(schema, dict):
+            resource = self._index.by_schema.get(id(schema), resource)
+            if resource is not parent.resource:
+                scope = self._entered(scope, parent.resource, resource)
+        identity = _identity(schema, resource, scope)
+        found = self._located.get(identity)
+        if found is None:
+            pointer = f"{parent.pointer}/{'/'.join(map(escape, tokens))}"
+            found = self._located[identity] = Located(schema, pointer, resource, scope)
+        return found
 
     def synthetic(self, schema: dict[str, Any], near: Located) -> Located:
         """Return a located schema that is not part of the document; messages name the place of another schema."""
@@ -128,10 +134,7 @@ class Document:
         return target
 
     def _intern(self, schema: Any, pointer: str, resource: Resource, scope: tuple[Resource, ...]) -> Located:
-        identity: object = schema
-        if isinstance(schema, dict):
-            content = _shared_content(schema)
-            identity = (id(schema), id(resource), scope) if content is None else (content, id(resource.dialect))
+        identity = _identity(schema, resource, scope)
         found = self._located.get(identity)
         if found is None:
             found = self._located[identity] = Located(schema, pointer, resource, scope)
@@ -188,6 +191,14 @@ class Document:
             if kind == SCHEMA and isinstance(value, dict):
                 resource = self._index.by_schema.get(id(value), resource)
         return resource, value, pointer
+
+
+def _identity(schema: Any, resource: Resource, scope: tuple[Resource, ...]) -> object:
+    """Return the key by which a document interns a subschema."""
+    if not isinstance(schema, dict):
+        return schema
+    content = _shared_content(schema)
+    return (id(schema), id(resource), scope) if content is None else (content, id(resource.dialect))
 
 
 def _shared_content(schema: dict[str, Any]) -> tuple[str, ...] | None:

@@ -8,6 +8,7 @@ from urllib.parse import urldefrag, urljoin
 
 from radixrt.constrained.schema.document.dialects import (
     ASSERTIONS,
+    COMMENTS,
     DEPENDENCIES,
     POSITIONS,
     SCHEMA,
@@ -19,6 +20,7 @@ from radixrt.constrained.schema.document.dialects import (
 )
 from radixrt.constrained.schema.errors import MalformedSchema, Unsupported
 from radixrt.constrained.schema.limits import Limits, over_limit
+from radixrt.constrained.schema.values import TYPE_BITS
 from radixrt.errors import shown
 
 
@@ -76,6 +78,14 @@ class Located:
 
 _NAMING = frozenset(("$anchor", "$dynamicAnchor", "$recursiveAnchor", "id"))
 """Keywords that give a schema a name, beside `$id`."""
+
+
+_TYPE_ALONE = COMMENTS | {"type"}
+"""Keywords of the most frequent subschemas, which need no further look."""
+
+
+def _is_type(value: Any) -> bool:
+    return type(value) is str and value in TYPE_BITS
 
 
 def escape(token: str) -> str:
@@ -148,6 +158,8 @@ class Index:
                 raise over_limit(pointer, "schema", f"the schema is nested more than {limits.depth} levels deep")
             if self._subschemas > limits.subschemas:
                 raise over_limit(pointer, "schema", f"the schema has more than {limits.subschemas} subschemas")
+            if schema.keys() <= _TYPE_ALONE and _is_type(schema.get("type", "null")):
+                continue
             dialect = resource.dialect
             if dialect.ref_alone and "$ref" in schema:
                 pending.extend((*below, resource, depth + 1) for below in _subschemas(schema, pointer, dialect))

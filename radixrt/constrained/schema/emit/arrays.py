@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from radixrt.constrained.productions import Expr, Ref, alt, optional, seq
+from radixrt.constrained.productions import Expr, Ref, Seq, alt, optional, seq
 from radixrt.constrained.regex import enumerate_strings
 from radixrt.constrained.schema.emit.json_text import END, Emitter, joined, repeated
 from radixrt.constrained.schema.emit.plan import ArrayPlan
@@ -18,9 +18,10 @@ NESTED_OPTIONALS = 8
 """Optional items that are nested within one rule."""
 MAX_LISTED_VALUES = 64
 """Maximum number of values of an item that the states distinguish."""
-State = tuple[int, tuple[int, ...], frozenset[int], bool]
-"""Number of items, matches of each counter, numbers of the values used, and whether a value was used twice."""
-Move = tuple[Expr, State]
+State = tuple[int, tuple[int, ...], int, bool]
+"""Number of items, matches of each counter, the values used as bits, and whether a value was used twice."""
+Move = tuple[Expr, Expr, State]
+"""An item as the first of the array, and as a later one, with its comma; and the state after it."""
 
 
 def array_expression(emitter: Emitter, plan: ArrayPlan) -> Expr:
@@ -49,6 +50,8 @@ def _plain_array(emitter: Emitter, plan: ArrayPlan) -> Expr:
     if plan.rest is not None:
         item = value(plan.rest)
         high = None if plan.high is None else plan.high - max(1, length)
+        if length == 0 and high != 0 and type(item) is Seq:
+            item = emitter.new_rule(item)  # it comes first and again
         rest = repeated(joined(comma, item), max(0, plan.low - max(1, length)), high)
         if length == 0:
             return style.enclosed("[", joined(item, rest), "]", may_be_empty=plan.low == 0)
@@ -80,17 +83,15 @@ class _ArrayAutomaton:
             [len(plan.prefix), plan.low if plan.high is None else plan.high, *(c.start for c in plan.counts)]
         )
         self._listed = self._list_values() if plan.unique is not None else None
-        keys = dict.fromkeys(key(value) for values in self._listed or () for value in values)
-        self._numbers = {one: number for number, one in enumerate(keys)}
         self._matching: dict[int, list[bool]] = {}  # by a value's number: whether it is what each counter counts
 
     def emit(self) -> Expr:
         """Return the whole array. Raises Unsupported."""
-        start: State = (0, (0,) * len(self._plan.counts), frozenset(), False)
+        start: State = (0, (0,) * len(self._plan.counts), 0, False)
         rules: dict[State, Ref] = {}
         order: list[State] = []
         moves: dict[State, list[Move]] = {start: self._moves(start)}
-        pending = [state for _, state in moves[start]]
+        pending = [state for _, _, state in moves[start]]
         limit = self._graph.budget.limits.array_states
         work = 0
         while pending:
@@ -105,17 +106,16 @@ class _ArrayAutomaton:
                 pointer, keyword, _ = self._plan.counts[0].source if self._plan.counts else self._plan.source
                 fix = "Lower the bounds, or leave it out."
                 raise Unsupported(pointer, keyword, f"keeping count takes more than {limit} rules", fix)
-            pending.extend(target for _, target in moves[state])
+            pending.extend([target for _, _, target in moves[state]])
         for state in order:
             self._emitter.set_rule(rules[state], self._rule(state, moves[state], rules))
-        body = alt(*(joined(item, rules[target]) for item, target in moves[start]))
+        body = alt(*(joined(item, rules[target]) for item, _, target in moves[start]))
         return self._style.enclosed("[", body, "]", may_be_empty=self._may_end(start))
 
     def _rule(self, state: State, moves: list[Move], rules: dict[State, Ref]) -> Expr:
         """Return the continuation of a state: items that keep the state, then the end or an item that changes it."""
-        comma = self._style.after(",")
-        same = [joined(comma, item) for item, target in moves if target == state]
-        out = [joined(comma, item, rules[target]) for item, target in moves if target != state]
+        same = [later for _, later, target in moves if target == state]
+        out = [joined(later, rules[target]) for _, later, target in moves if target != state]
         if self._may_end(state):
             out.append(END)
         return seq(repeated(alt(*same), 0, None), alt(*out)) if same else alt(*out)
@@ -143,7 +143,9 @@ class _ArrayAutomaton:
         for formulas, new_counts in self._kinds(index, counts, demanded):
             node = self._graph.node(formulas)
             if node.formulas != NONE:
-                found.append((self._emitter.value(node), (after, new_counts, used, repeated_)))
+                item = self._emitter.value(node)
+                later = joined(self._style.after(","), item)
+                found.append((item, later, (after, new_counts, used, repeated_)))
         return found
 
     def _kinds(self, index: int, counts: tuple[int, ...], demanded: Formulas) -> list[tuple[Formulas, tuple[int, ...]]]:
@@ -172,25 +174,36 @@ class _ArrayAutomaton:
 
     # Single values, for unique items
 
-    def _list_values(self) -> list[list[Any]]:
-        """Return the values of each first item, and of the later ones."""
-        return [listed_values(self._graph, node, MAX_LISTED_VALUES) or [] for node in self._plan.items]
+    def _list_values(self) -> list[list[tuple[int, Any, Expr, Expr]]]:
+        """Return the values of each first item, and of the later ones: number, value, and the item as in `Move`."""
+        known: dict[Any, tuple[int, Any, Expr, Expr]] = {}
+        comma = self._style.after(",")
+        listed = []
+        for node in self._plan.items:
+            row = []
+            for value in listed_values(self._graph, node, MAX_LISTED_VALUES) or []:
+                name = key(value)
+                if name not in known:
+                    text = self._style.value(value)
+                    known[name] = (len(known), value, text, joined(comma, text))
+                row.append(known[name])
+            listed.append(row)
+        return listed
 
     def _listed_moves(self, state: State, after: int) -> list[Move]:
         index, counts, used, repeated_ = state
         assert self._listed is not None
         found: list[Move] = []
-        for value in self._listed[min(index, len(self._listed) - 1)]:
-            number = self._numbers[key(value)]
-            twice = number in used
+        for number, value, text, later in self._listed[min(index, len(self._listed) - 1)]:
+            twice = bool(used >> number & 1)
             if twice and self._plan.unique:
                 continue
-            new_counts = self._counted(index, counts, number, value)
+            new_counts = self._counted(index, counts, number, value) if counts else counts
             if new_counts is not None:
-                target = (after, new_counts, used | {number}, repeated_ or twice)
+                target = (after, new_counts, used | 1 << number, repeated_ or twice)
                 if self._plan.unique is False and target[3]:
-                    target = (after, new_counts, frozenset(), True)
-                found.append((self._style.value(value), target))
+                    target = (after, new_counts, 0, True)
+                found.append((text, later, target))
         return found
 
     def _counted(self, index: int, counts: tuple[int, ...], number: int, value: Any) -> tuple[int, ...] | None:
