@@ -99,6 +99,30 @@ class Dfa:
         return out[start].get(end, EMPTY)
 
 
+def has_more_states(regex: Regex, limit: int) -> bool:
+    """Return True if `Dfa.of` finds no automaton of so few states, mostly with less work.
+
+    The derivatives are visited depth first, because new ones are found fastest along one text.
+    """
+    if regex.min_length >= limit:
+        return True
+    seen = {regex}
+    path = [(regex, iter(regex.classes()))]
+    while path:
+        state, left = path[-1]
+        for charset in left:
+            target = derive(state, chr(charset.edges[0]))
+            if target is not EMPTY and target not in seen:
+                if len(seen) >= limit:
+                    return True
+                seen.add(target)
+                path.append((target, iter(target.classes())))
+                break
+        else:
+            path.pop()
+    return False
+
+
 def _minimal(arrows: list[dict[int, CharSet]], languages: list[Regex]) -> Dfa | None:
     """Without dead states, equivalent states merged, numbered in the order in which they are reached."""
     alive = {state for state, language in enumerate(languages) if language.nullable}

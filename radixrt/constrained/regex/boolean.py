@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Final
 
 from radixrt.constrained.regex.algebra import alternate, chars, concat, literals, repeat
-from radixrt.constrained.regex.automaton import Dfa
+from radixrt.constrained.regex.automaton import Dfa, has_more_states
 from radixrt.constrained.regex.charset import CharSet
 from radixrt.constrained.regex.derivatives import both, matches, without
 from radixrt.constrained.regex.nodes import (
@@ -93,7 +93,7 @@ def _excludes_words(made: Intersect | Complement) -> bool:
 @lru_cache(maxsize=1024)
 def _plain(made: Intersect | Complement) -> Regex:
     """The same language without intersections and complements, if a small automaton has a short expression."""
-    if _excludes_words(made):
+    if _excludes_words(made) or has_more_states(made, _MAX_STATES):
         return made
     automaton = Dfa.of(made, _MAX_STATES)
     plain = None if automaton is None else automaton.eliminate(_MAX_SIZE)

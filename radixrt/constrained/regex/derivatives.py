@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import lru_cache, reduce
 from math import gcd
+from operator import attrgetter
 from typing import Any, Final
 
 from radixrt.constrained.regex.algebra import alternate, chars, concat, literals, prepend, repeat, within_repeat
@@ -43,6 +44,7 @@ from radixrt.constrained.regex.nodes import (
 MAX_OPTIONS: Final = 20_000
 MAX_KEPT: Final = 100_000
 _SHALLOW: Final = 50
+_SERIAL: Final = attrgetter("serial")
 _ANY_DIGITS: Final = repeat(chars(DIGITS))
 known_derivatives: Final[OrderedDict[tuple[Regex, str], Regex]] = OrderedDict()
 """Derivatives that were computed, oldest first, at most MAX_KEPT. They keep their nodes alive."""
@@ -54,15 +56,15 @@ def derive(node: Regex, char: str) -> Regex:
     Raises:
         RegexTooComplex: the derivative has more than MAX_OPTIONS alternatives.
     """
-    found = known_derivatives.get((node, char))
+    key = (node, char)
+    found = known_derivatives.get(key)
     if found is not None:
         return found
     if "\ud800" <= char <= "\udfff":
         return EMPTY
     if node.depth > _SHALLOW:
         _derive_parts(node, char)
-    found = _derive(node, char)
-    known_derivatives[node, char] = found
+    found = known_derivatives[key] = _DERIVE[type(node)](node, char)
     while len(known_derivatives) > MAX_KEPT:
         known_derivatives.popitem(last=False)  # soon: thousands at once would take tens of milliseconds
     return found
@@ -88,11 +90,7 @@ def _derive_parts(node: Regex, char: str) -> None:
                 parts.add(part)
                 pending.append(part)
     for part in sorted(parts, key=lambda part: part.serial):
-        known_derivatives[part, char] = _derive(part, char)
-
-
-def _derive(node: Regex, char: str) -> Regex:
-    return _DERIVE[type(node)](node, char)
+        known_derivatives[part, char] = _DERIVE[type(part)](part, char)
 
 
 def _derive_repeat(node: Repeat, char: str) -> Regex:
@@ -240,7 +238,7 @@ def _meet(items: list[Regex]) -> Regex:
     merged = _merge(items)
     if merged is not None:
         return merged
-    return intersect_node(tuple(sorted(items, key=lambda node: node.serial)))
+    return intersect_node(tuple(sorted(items, key=_SERIAL)))
 
 
 def _filter_words(finite: Regex, items: list[Regex]) -> Regex:
@@ -252,8 +250,7 @@ def _filter_words(finite: Regex, items: list[Regex]) -> Regex:
 def _merge(items: list[Regex]) -> Regex | None:
     """Joins two of the items into one, if their shapes allow it."""
     for left in items:
-        kind = type(left.item) if type(left) is Repeat else type(left)
-        if kind is not Chars:
+        if type(left.item if type(left) is Repeat else left) is not Chars:
             continue
         for right in items:
             joined = None if right is left else _pair(left, right)

@@ -232,14 +232,18 @@ class Intersect(Regex):
     __slots__ = ("items",)
 
     def __init__(self, items: tuple[Regex, ...]) -> None:
-        longest = [item.max_length for item in items if item.max_length is not None]
-        super().__init__(
-            False not in [item.nullable for item in items],
-            True,
-            max([item.min_length for item in items]),
-            min(longest) if longest else None,
-            max([item.depth for item in items]) + 1,
-        )
+        nullable, shortest, depth = True, 0, 0
+        longest: int | None = None
+        for item in items:
+            nullable = nullable and item.nullable
+            if item.min_length > shortest:
+                shortest = item.min_length
+            if item.depth > depth:
+                depth = item.depth
+            most = item.max_length
+            if most is not None and (longest is None or most < longest):
+                longest = most
+        super().__init__(nullable, True, shortest, longest, depth + 1)
         self.items = items
 
     def parts(self) -> tuple[Regex, ...]:

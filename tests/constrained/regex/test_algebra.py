@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import threading
 
@@ -24,6 +25,8 @@ from radixrt.constrained.regex import (
     shortest_length,
     shortest_string,
 )
+from radixrt.constrained.regex.automaton import Dfa, has_more_states
+from radixrt.constrained.regex.derivatives import both, without
 from tests.constrained.regex.languages import ALL, LETTERS, Language, languages, plain_languages
 
 _ALPHABET = rx.CharSet.of(LETTERS)
@@ -298,6 +301,16 @@ def test_a_search_for_any_string_is_not_taken_for_a_shortest_one() -> None:
             expected -= 1
             assert not is_empty(regex)
             assert shortest_length(regex) == expected
+
+
+def test_more_states_than_a_limit_are_found_as_the_automaton_finds_them() -> None:
+    patterns = ["a.{3}b", "^(ab|ba)*$", "^.{2,9}$", "aba|bb", "^[a-c]{4}", "x"]
+    for one, other in itertools.combinations(patterns, 2):
+        pair = rx.parse_regex(one, search=True), rx.parse_regex(other, search=True)
+        regex = both(pair[0], without(pair[1]))
+        for limit in (1, 3, 8, 16, 40):
+            fits = Dfa.of(regex, limit) is not None
+            assert fits is not (has_more_states(regex, limit) or is_empty(regex)), (one, other, limit)
 
 
 def test_options_that_cannot_be_shorter_are_not_searched() -> None:
