@@ -214,7 +214,8 @@ def rank_device(device: torch.device, info: RankInfo) -> torch.device:
     Raises:
         ConfigError: this machine has too few devices.
     """
-    if device.type != "cuda" or info.size == info.local_size == 1:
+    alone = info.size == info.local_size == 1 and not info.local_rank  # a replica that was added later has another one
+    if device.type != "cuda" or alone:
         return device
     count = torch.cuda.device_count()
     if info.local_rank >= count:
