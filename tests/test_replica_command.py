@@ -78,10 +78,17 @@ def test_errors_are_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["replicas", "drain"]) == 2
     assert main(["replicas", "add", "1"]) == 2
     assert main(["replicas", "list", "--url", "http://127.0.0.1:9"]) == 2
+    assert main(["replicas", "drain", "1", "--timeout-s", "5"]) == 2
+    for value in ("-1", "nan", "inf", "soon"):
+        with pytest.raises(SystemExit):
+            main(["replicas", "remove", "1", "--timeout-s", value])
     lines = capsys.readouterr().err.splitlines()
     assert "needs the number of a replica" in lines[0]
     assert "takes no number" in lines[1]
     assert "does not answer" in lines[2]
+    assert "--timeout-s is of no use with radixrt replicas drain" in lines[3]
+    assert len(lines) == 4 + 4
+    assert all("--timeout-s" in line for line in lines[4:])
 
 
 def test_a_server_without_a_router_says_so() -> None:

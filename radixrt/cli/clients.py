@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from radixrt.cli.command import Command, above_zero
+from radixrt.cli.command import Command, above_zero, seconds
 from radixrt.errors import ConfigError
 
 SERVER = "http://127.0.0.1:30000"
@@ -86,7 +86,7 @@ def _add_replicas(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", default=SERVER, help="the server (default: %(default)s)")
     parser.add_argument("--api-key", help="an admin's API key, if the server has keys; default: RADIXRT_API_KEY")
     parser.add_argument(
-        "--timeout-s", type=float, metavar="S",
+        "--timeout-s", type=seconds, metavar="S",
         help="remove: what is open after S seconds goes on elsewhere; default: the requests' own timeout",
     )  # fmt: skip
 
@@ -98,6 +98,8 @@ def _replicas(args: argparse.Namespace) -> int:
     if named == (args.replica is None):
         missing = f"radixrt replicas {args.action} needs the number of a replica, e.g. radixrt replicas drain 1"
         raise ConfigError(missing if named else f"radixrt replicas {args.action} takes no number of a replica")
+    if args.timeout_s is not None and args.action != "remove":
+        raise ConfigError(f"--timeout-s is of no use with radixrt replicas {args.action}; remove alone waits")
     return change_replicas(args.url, args.action, args.replica, api_key=_admin_key(args), timeout_s=args.timeout_s)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -37,3 +38,11 @@ def above_zero(kind: type[int] | type[float]) -> Callable[[str], float]:
 
     read.__name__ = kind.__name__  # the name that argparse prints
     return read
+
+
+def seconds(text: str) -> float:
+    """Read an argument that is a time in seconds, 0 or more."""
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number of at least 0, not {text}")
+    return value

@@ -6,7 +6,7 @@ import dataclasses
 import importlib.metadata
 
 from radixrt.config import ExecutorConfig
-from radixrt.errors import ConfigError
+from radixrt.errors import ConfigError, shown
 
 OLDEST, TOO_NEW = (2, 52), (3, 0)
 """Versions that work; pyproject.toml has the same range. Token authentication came with 2.52."""
@@ -24,14 +24,31 @@ def resolve_cluster(given: ExecutorConfig) -> ExecutorConfig:
             other = "ray_address" if given.executor == "ray" else f"executor={given.executor}"
             raise ConfigError(f"cluster={given.cluster} and {other} contradict each other; leave one of them out")
         options = dataclasses.replace(given, executor="ray", ray_address=given.cluster)
+        check_address("cluster", given.cluster)
     if options.executor != "ray":
         for name in ("ray_address", "ray_resource"):
             if getattr(options, name) is not None:
                 raise ConfigError(f"{name} is of no use with executor={options.executor}; use executor=ray")
         return options
+    check_address("ray_address", "auto" if options.ray_address is None else options.ray_address)
     check_ray()
     # The ranks compute on the nodes' devices, so this machine's do not matter.
     return dataclasses.replace(options, device="cuda" if options.device == "auto" else options.device)
+
+
+def check_address(name: str, address: str) -> None:
+    """Raise ConfigError if an address of a cluster has another form than the options take.
+
+    Args:
+        name: of the option.
+    """
+    host, _, port = address.rpartition(":")
+    if address in ("auto", "local") or (host and "://" not in host and port.isdecimal() and 0 < int(port) < 65536):
+        return
+    raise ConfigError(
+        f"{name}={shown(address)}: give HOST:PORT of the cluster's head (`ray start` prints it), auto for the cluster "
+        "of this machine, or local for a new one"
+    )
 
 
 def check_ray() -> None:

@@ -46,6 +46,17 @@ def test_options_that_contradict_are_named(options: dict[str, Any], error: str) 
         resolved(**options)
 
 
+@pytest.mark.parametrize("name", ["cluster", "ray_address"])
+@pytest.mark.parametrize(
+    "address",
+    ["ray://10.0.0.1:10001", "head", "head:", ":6379", "10.0.0.1:http", "head:0", "head:65536", "", "file:/x"],
+)
+def test_an_address_of_another_form_is_refused_with_its_option(name: str, address: str) -> None:
+    options = {name: address} if name == "cluster" else {"executor": "ray", name: address}
+    with pytest.raises(ConfigError, match=f"^{name}={address!r}: give HOST:PORT of the cluster's head"):
+        resolved(**options)
+
+
 def test_ray_that_is_not_installed_is_named_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)

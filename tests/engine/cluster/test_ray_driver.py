@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
+import types
 
 import pytest
 
 from radixrt.engine.cluster import ray_driver
 from radixrt.engine.cluster.ray_driver import (
+    POLL_S,
+    STOP_S,
+    Driver,
     DriverSettings,
+    Spawn,
     check_reachable,
     connect_again,
     own_cluster_environment,
@@ -30,13 +36,26 @@ def test_an_address_where_nothing_listens_is_refused_at_once() -> None:
         check_reachable(f"127.0.0.1:{port}")
 
 
-@pytest.mark.parametrize("address", ["ray://10.0.0.1:10001", "head", "head:", ":6379", "10.0.0.1:http"])
-def test_an_address_of_another_form_is_refused(address: str) -> None:
-    with pytest.raises(ConfigError, match="give HOST:PORT of the cluster's head"):
-        check_reachable(address)
+def test_nothing_waits_within_ray_for_longer_than_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is blocked in Ray's wait while Ray shuts down crashes."""
+    limits: list[float] = []
+
+    def wait(pending: list[object], *, num_returns: int, timeout: float) -> tuple[list[object], list[object]]:
+        limits.append(timeout)
+        return [], pending
+
+    fake = types.SimpleNamespace(wait=wait, shutdown=lambda: None)
+    monkeypatch.setitem(sys.modules, "ray", fake)  # type: ignore[arg-type]
+    driver = Driver(DriverSettings("auto", [1], "GPU", 60.0))
+    driver._running["a call that never returns"] = Spawn("rank", 0, "rank", {})
+    assert driver.reports() == []
+    driver.stop()
+    assert limits == [POLL_S, STOP_S]
+    assert max(limits) <= 2.0
 
 
 def test_a_cluster_of_ones_own_has_a_new_token() -> None:
+    """Whoever reaches Ray's ports runs code, and Ray does not ask for a token by itself."""
     first, second = own_cluster_environment({}), own_cluster_environment({})
     assert first["RAY_AUTH_MODE"] == "token"
     assert len(first["RAY_AUTH_TOKEN"]) == 64
