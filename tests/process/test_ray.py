@@ -107,6 +107,7 @@ def test_replicas_are_placed_in_the_cluster_and_one_takes_over_from_another(
 
 
 def test_the_process_that_speaks_with_ray_reports_and_ends_while_it_waits(nodes: RayNodes) -> None:
+    """The waiting is done in short pieces: a process that is blocked in Ray while Ray shuts down crashes."""
     driver = DriverProcess(DriverSettings(nodes.address, [1, 1], "device", 60.0), outlives_thread=True)
     host = nodes.address.partition(":")[0]
     assert next_report(driver) == {"placed": {"host": host, "agents": [host, host]}}
@@ -153,6 +154,7 @@ def test_a_killed_rank_is_started_anew_and_its_requests_go_on(
 def test_ranks_outlive_the_scheduler_the_agents_and_the_head(
     nodes: RayNodes, engine: radixrt.Engine, tiny_model: Callable[[str], Path]
 ) -> None:
+    """The head's control plane lives in its memory and dies with it; an engine that is up goes on without Ray."""
     before, driver = engine.pids, ray_driver()
     os.kill(before["scheduler"], signal.SIGKILL)
     assert wait_for(lambda: engine.pids.get("scheduler", 0) != before["scheduler"])

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import types
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,18 +99,29 @@ async def test_the_first_rank_inherits_the_socket_of_the_rendezvous(agent: NodeA
 
 
 def test_ranks_of_a_stage_see_all_its_gpus_whatever_ray_shows_to_the_agent() -> None:
+    """Ray hides GPUs from each actor; ranks that map each other's memory must see them all, and choose by number."""
     own = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PATH": "/bin"}
     assert process_environment(own, ["2", "3"]) == {"CUDA_VISIBLE_DEVICES": "2,3", "PATH": "/bin"}
     assert process_environment(own, []) == {"CUDA_VISIBLE_DEVICES": "", "PATH": "/bin"}
 
 
 def test_an_agents_address_is_rays_not_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host's name may resolve to an address that the cluster's nodes do not reach."""
     found = types.SimpleNamespace(util=types.SimpleNamespace(get_node_ip_address=lambda: "10.1.2.3"))
     monkeypatch.setitem(sys.modules, "ray", found)  # type: ignore[arg-type]
     assert node_address() == "10.1.2.3"
 
 
+def test_calls_to_an_agent_carry_numbers_and_json_alone() -> None:
+    """Ray pickles arguments and results, so they are of types for which that is harmless."""
+    methods = {name: method for name, method in vars(NodeAgent).items() if not name.startswith("_")}
+    assert methods.keys() >= {"spawn", "wait", "stop", "describe", "open_store"}
+    for name, method in methods.items():
+        assert set(typing.get_type_hints(method).values()) <= {int, str, type(None)}, name
+
+
 def test_ray_sends_the_agents_name_and_no_code() -> None:
+    """Ray pickles classes: one that is found by its name is imported on the node, and brings no code along."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'radixrt[ray]'")
     from ray import cloudpickle
 

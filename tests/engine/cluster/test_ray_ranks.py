@@ -11,7 +11,7 @@ from typing import Any
 import zmq
 
 from radixrt.config import make_config
-from radixrt.engine.cluster.ray_ranks import start_ranks
+from radixrt.engine.cluster.ray_ranks import rank_options, start_ranks
 from radixrt.engine.process_group import ProcessGroup
 from radixrt.engine.settings import resolve_settings
 from tests.server_process import wait_for
@@ -39,3 +39,13 @@ def test_ranks_that_are_gone_hold_no_descriptors(tiny_model: Callable[[str], Pat
     for rank in ranks.values():
         rank.close()
     assert descriptors() == before
+
+
+def test_what_travels_through_ray_has_nothing_of_the_http_server() -> None:
+    """Whoever reads Ray's traffic learns no API key, and no file that holds one."""
+    config = make_config(api_key="a secret", ssl_keyfile="/key.pem", tp=2, log_level="debug")
+    sent = rank_options(config)
+    assert sent["tp"] == 2
+    assert sent["log_level"] == "debug"
+    assert not {"a secret", "/key.pem"} & set(sent.values())
+    assert make_config(**sent).executor == config.executor
