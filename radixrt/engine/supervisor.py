@@ -36,7 +36,7 @@ from radixrt.engine.endpoints import Endpoints, is_runner
 from radixrt.engine.process_group import Owner, ProcessGroup
 from radixrt.engine.restarts import ExitCode, Plan, RestartPolicy
 from radixrt.engine.settings import EngineSettings
-from radixrt.engine.watchdog import SAMPLE_INTERVAL_S, STOPPED_S, Watchdog
+from radixrt.engine.watchdog import SAMPLE_INTERVAL_S, Watchdog
 from radixrt.engine.worker_process import WorkerProcess
 from radixrt.errors import EngineError
 from radixrt.heartbeat import HeartbeatFile
@@ -127,8 +127,9 @@ class Supervisor:
             window_s=config.recovery.restart_window_s,
             replica=group.replica,
         )
-        # A replica that is stopped is fenced by the router, and may go on later.
-        self._watchdog = Watchdog(STOPPED_S if group.replica is None else config.recovery.hang_timeout_s)
+        # The router fences a replica whose scheduler is stopped, and which may go on later. Nobody stands in for any
+        # other process: the scheduler of a stopped ModelRunner is heard, and its requests would wait.
+        self._watchdog = Watchdog({} if group.replica is None else {"scheduler": config.recovery.hang_timeout_s})
         self._memory = [MemoryFile(path) for path in (self._endpoints.heartbeats, self._endpoints.masks)]
         self._heartbeats = HeartbeatFile(self._endpoints.heartbeats, len(self._kinds))
         self._workers: dict[str, WorkerProcess | RemoteRank] = {}

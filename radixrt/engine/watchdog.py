@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from radixrt.heartbeat import Beats
@@ -38,11 +39,12 @@ class Watchdog:
     a runnable process only the processor time that it got, because on an overloaded machine it waits for a core.
 
     Args:
-        stopped_s: time after which a process that was stopped by a signal counts as hung.
+        stopped_s: time after which a process that was stopped by a signal counts as hung, by its name; STOPPED_S for
+            those that are missing.
     """
 
-    def __init__(self, stopped_s: float = STOPPED_S) -> None:
-        self._stopped_s = stopped_s
+    def __init__(self, stopped_s: Mapping[str, float] | None = None) -> None:
+        self._stopped_s = stopped_s or {}
         self._records: dict[str, _Record] = {}
 
     def observe(self, name: str, pid: int, beats: Beats, stat: ProcessStat, now: float) -> str | None:
@@ -62,7 +64,7 @@ class Watchdog:
         else:
             record.stopped_s = 0.0
             record.silent_s += min(elapsed, used) if stat.state == "R" else elapsed
-        if record.stopped_s >= self._stopped_s:
+        if record.stopped_s >= self._stopped_s.get(name, STOPPED_S):
             return f"was stopped by a signal for {record.stopped_s:.0f} s"
         if record.silent_s >= beats.allowance_s:
             return f"did not respond for {record.silent_s:.0f} s"

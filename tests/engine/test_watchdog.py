@@ -51,6 +51,14 @@ def test_a_stopped_process_is_noticed_within_four_seconds() -> None:
     assert "stopped by a signal" in how
 
 
+def test_a_process_that_another_one_stands_in_for_may_be_stopped_for_longer() -> None:
+    bench = Bench()
+    bench.watchdog = Watchdog({"runner": 30.0})
+    bench.run(5, beats=True)
+    assert bench.run(29, state="T") is None
+    assert bench.run(3, state="T") is not None
+
+
 def test_a_process_that_was_stopped_for_a_moment_goes_on() -> None:
     bench = Bench()
     for _ in range(20):

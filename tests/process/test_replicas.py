@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ PROMPTS = [[10 * i + j % 7 for j in range(100)] for i in range(6)]
 """Nothing in common, so that both replicas get some of them."""
 OPTIONS: dict[str, Any] = {
     "dtype": "float32", "kv_cache_tokens": 8192, "num_threads": 1, "show_progress": False, "max_restarts": 100,
-    "replica_stall_s": 1.0, "hang_timeout_s": 60.0, "check_invariants": True,
+    "replica_stall_s": 1.0, "hang_timeout_s": 600.0, "check_invariants": True,
 }  # fmt: skip
 
 
@@ -52,7 +53,9 @@ def expected(engine: radixrt.Engine) -> list[list[int]]:
 class Streams:
     """Requests that are being answered, each read by a thread of its own."""
 
-    def __init__(self, engine: radixrt.Engine, prompts: Sequence[Sequence[int]] = PROMPTS, **sampling: Any) -> None:
+    def __init__(
+        self, engine: radixrt.Engine, prompts: Sequence[Sequence[int]] = PROMPTS, *, begun: bool = True, **sampling: Any
+    ) -> None:  # fmt: skip
         self.engine = engine
         self.tokens: list[list[int]] = [[] for _ in prompts]
         self.errors: list[Exception | None] = [None for _ in prompts]
@@ -62,7 +65,12 @@ class Streams:
         ]
         for thread in self.threads:
             thread.start()
-        assert wait_for(lambda: all(len(tokens) > 10 for tokens in self.tokens))
+        assert not begun or wait_for(lambda: all(len(tokens) > 10 for tokens in self.tokens))
+
+    @property
+    def are_open(self) -> bool:
+        """None of them has ended."""
+        return all(thread.is_alive() for thread in self.threads)
 
     def _read(self, i: int, prompt: Sequence[int], sampling: dict[str, Any]) -> None:
         try:
@@ -115,12 +123,17 @@ def test_a_killed_replica_loses_nothing(engine: radixrt.Engine, expected: list[l
     assert engine.client.restarts[name] == 1
 
 
-def test_a_killed_model_runner_loses_nothing(engine: radixrt.Engine, expected: list[list[int]]) -> None:
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_killed_or_stopped_model_runner_loses_nothing(
+    engine: radixrt.Engine, expected: list[list[int]], how: signal.Signals
+) -> None:
     streams = Streams(engine)
-    send(engine, f"replica {busy(engine)} ModelRunner", signal.SIGKILL)
+    name = f"replica {busy(engine)} ModelRunner"
+    pid = send(engine, name, how)
     assert streams.end() == expected
     assert streams.errors == [None] * len(PROMPTS)
-    assert wait_for(lambda: both_serve(engine))
+    assert wait_for(lambda: engine.pids[name] != pid and both_serve(engine))
+    assert gone(pid)
 
 
 def test_a_stopped_replica_is_fenced_and_rejoins_empty(engine: radixrt.Engine, expected: list[list[int]]) -> None:
@@ -160,16 +173,45 @@ def test_a_request_that_was_open_at_two_deaths_ends(engine: radixrt.Engine) -> N
     assert wait_for(lambda: both_serve(engine))
 
 
-def test_the_router_comes_back_and_knows_what_replicas_cache(
+def test_a_router_that_is_stopped_for_a_moment_delays_everything_and_loses_nothing(
     engine: radixrt.Engine, expected: list[list[int]]
-) -> None:  # fmt: skip
+) -> None:
+    """Streams pause, a new request waits, and nobody takes the router's own silence for that of the replicas."""
+    fences = [found.fences for found in (view(engine, 0), view(engine, 1)) if found is not None]
+    streams = Streams(engine)
+    pid = send(engine, "router", signal.SIGSTOP)
+    try:
+        late = Streams(engine, PROMPTS[:1], begun=False)
+        time.sleep(1.3 * OPTIONS["replica_stall_s"])
+        assert streams.are_open
+        assert late.are_open
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert streams.end() == expected
+    assert late.end() == expected[:1]
+    assert streams.errors + late.errors == [None] * (len(PROMPTS) + 1)
+    assert both_serve(engine)
+    assert [found.fences for found in (view(engine, 0), view(engine, 1)) if found is not None] == fences
+    assert engine.pids["router"] == pid, "the same process"
+
+
+@pytest.mark.parametrize(
+    ("how", "seen"),
+    [(signal.SIGKILL, "was killed by signal 9"), (signal.SIGSTOP, "was stopped by a signal for")],
+    ids=["killed", "stopped"],
+)
+def test_the_router_comes_back_and_knows_what_replicas_cache(
+    engine: radixrt.Engine, expected: list[list[int]], how: signal.Signals, seen: str
+) -> None:
     engine.generate(PROMPTS[1], {**LONG, "max_tokens": 2})
     streams = Streams(engine, max_tokens=1200)
-    pid = send(engine, "router", signal.SIGKILL)
+    pid = send(engine, "router", how)
+    late = Streams(engine, [PROMPTS[0]] if how == signal.SIGSTOP else [], begun=False)
     streams.end()
-    for error in streams.errors:
+    late.end()
+    for error in streams.errors + late.errors:
         assert isinstance(error, EngineError)
-        assert f"the router process (pid {pid}) was killed by signal 9" in str(error)
+        assert f"the router process (pid {pid}) {seen}" in str(error)
     again = engine.generate(PROMPTS[1], LONG)  # waits for the new router
     assert again.token_ids == expected[1]  # type: ignore[union-attr]
     assert again.usage.cached_tokens >= 64  # type: ignore[union-attr]
