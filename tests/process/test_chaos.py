@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.chaos.campaign import Campaign, Result, judge, start_server, watched_folders
-from tests.process.chaos.faults import RUNNER, SCHEDULER, Fault
+from tests.process.chaos.faults import ROUTER, RUNNER, SCHEDULER, STOPS, STOPS_BEHIND_ROUTER, Fault
 from tests.process.chaos.load import Record
 from tests.process.chaos.report import report
 
@@ -42,8 +42,30 @@ def test_no_request_is_lost_to_random_faults(long_model: Path) -> None:
     ],
 )
 def test_only_a_fault_of_its_own_time_excuses_an_error(process: str, record: Record, verdict: str) -> None:
-    fault = Fault(process, signal.SIGKILL, pid=7, at=2.0, open_requests=frozenset(), recovered=5.0)
-    result = Result(faults=[fault])
-    judge(result, [record], {"plain": "right"})
-    found = {"answered": result.answered, "changed": result.changed, "lost": result.lost, "ended": result.ended}
-    assert [name for name, value in found.items() if value] == [verdict]
+    assert verdicts([process], record, STOPS) == [verdict]
+
+
+LOST = "500: the request was open on 2 replicas that died, and is not sent to another one"
+
+
+@pytest.mark.parametrize(
+    ("processes", "error", "verdict"),
+    [
+        ([ROUTER], "503: the router process (pid 7) was killed", "ended"),
+        ([SCHEDULER], "503: the scheduler process (pid 7) was killed", "lost"),
+        ([SCHEDULER], LOST, "lost"),
+        ([SCHEDULER, SCHEDULER], LOST, "suspects"),
+    ],
+)
+def test_behind_a_router_a_single_replica_is_no_excuse(processes: list[str], error: str, verdict: str) -> None:
+    assert verdicts(processes, Record("plain", 1.0, 6.0, error=error), STOPS_BEHIND_ROUTER) == [verdict]
+
+
+def verdicts(processes: list[str], record: Record, stops: set[str]) -> list[str]:
+    """Return the lists of a result that a request is in, after these processes were killed while it ran."""
+    result = Result(
+        faults=[Fault(each, signal.SIGKILL, 7, at=2.0, open_requests=frozenset(), recovered=5.0) for each in processes]
+    )
+    judge(result, [record], {"plain": "right"}, stops)
+    names = ("answered", "changed", "lost", "ended", "suspects")
+    return [name for name in names if getattr(result, name)]

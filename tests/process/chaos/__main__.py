@@ -22,6 +22,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--clients", type=int, default=6, help="requests that are sent at a time")
     parser.add_argument("--tp", type=int, default=1, help="ranks of the ModelRunner")
+    parser.add_argument("--replicas", type=int, default=0, help="engines behind a router; 0: one without a router")
     arguments = parser.parse_args()
     started = time.monotonic()
 
@@ -37,9 +38,12 @@ def main() -> int:
         os.environ["TMPDIR"] = tempfile.tempdir = folder  # apart from other engines' files
         model = make_tiny_model(Path(folder) / "model", max_position_embeddings=2048)
         with watched_folders(folders):
-            server = start_server(model, "--tp", str(arguments.tp))
+            behind_router = ("--replicas", str(arguments.replicas)) if arguments.replicas else ()
+            server = start_server(model, "--tp", str(arguments.tp), *behind_router)
             try:
-                campaign = Campaign(server, seed=arguments.seed, clients=arguments.clients)
+                campaign = Campaign(
+                    server, seed=arguments.seed, clients=arguments.clients, replicas=arguments.replicas > 0
+                )  # fmt: skip
                 result = campaign.run(arguments.kills, limit_s=60 * arguments.minutes, on_fault=progress)
             finally:
                 if server.process.poll() is None:

@@ -7,7 +7,7 @@ import random
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import psutil
 
-from tests.process.chaos.faults import RUNNER, STOPS, Fault, choose, processes
+from tests.process.chaos.faults import RUNNER, SCHEDULER, STOPS, STOPS_BEHIND_ROUTER, Fault, choose, processes
 from tests.process.chaos.load import Load, Record, reference
 from tests.process.chaos.requests import KINDS, MODEL
 from tests.server_process import LIMIT_S, ServerProcess, metrics, wait_for, wait_idle
@@ -26,7 +26,9 @@ POLL_S = 0.02
 PROBE = {"prompt": "still there?", "max_tokens": 1, "temperature": 0}
 SECOND_FAULT = 0.15
 """Probability that a second process is hit while the server recovers from a fault."""
-NAMES_PROCESS = re.compile(r"the (tokenizer|scheduler|ModelRunner( \d+)?) process")
+NAMES_PROCESS = re.compile(r"the (tokenizer|router|scheduler|ModelRunner( \d+)?) process")
+DEATHS = {RUNNER: "ModelRunner", SCHEDULER: "was open on 2 replicas that died"}
+"""Errors of requests that may be the cause of two deaths, by the process that died."""
 
 
 def start_server(folder: Path, *arguments: str) -> ServerProcess:
@@ -45,8 +47,8 @@ class Result:
     Attributes:
         lost: requests that no fault of theirs excuses; with the reason.
         changed: requests whose answer was another than without faults.
-        ended: requests that ended with an error because the tokenizer or the scheduler was hit.
-        suspects: requests that ended with an error because two ModelRunners died while they ran.
+        ended: requests that ended with an error because the tokenizer, the scheduler or the router was hit.
+        suspects: requests that ended with an error because two ModelRunners, or two replicas, died while they ran.
         leftovers: what remains after the server's end.
     """
 
@@ -69,10 +71,14 @@ class Campaign:
 
     Args:
         clients: requests that are sent at a time.
+        replicas: the server has several, behind a router.
     """
 
-    def __init__(self, server: ServerProcess, *, seed: int, clients: int = 6, second_faults: bool = True) -> None:
+    def __init__(
+        self, server: ServerProcess, *, seed: int, clients: int = 6, second_faults: bool = True, replicas: bool = False
+    ) -> None:  # fmt: skip
         self._server = server
+        self._stops = STOPS_BEHIND_ROUTER if replicas else STOPS
         self._rng = random.Random(seed)
         self._seed = seed
         self._clients = clients
@@ -105,7 +111,7 @@ class Campaign:
                     result.faults.append(fault)
                     on_fault(len(result.faults), fault)
             self._remember()
-        judge(result, load.records, expected)
+        judge(result, load.records, expected, self._stops)
         self._check_idle(result)
         self._stop(result)
         return result
@@ -178,11 +184,11 @@ class Campaign:
             result.leftovers += [f"process {process}" for process in self._seen.values() if _lives(process)]
 
 
-def judge(result: Result, records: list[Record], expected: dict[str, Any]) -> None:
+def judge(result: Result, records: list[Record], expected: dict[str, Any], stops: Set[str] = STOPS) -> None:
     """Add the requests of a load to the result.
 
-    A request whose time overlaps a fault of the tokenizer or the scheduler may end with an error that names a process.
-    One that was running at two deaths of ModelRunners may end with an error that says so.
+    A request whose time overlaps a fault of a process in `stops` may end with an error that names a process. One that
+    was running at two deaths of ModelRunners, or on two replicas that died, may end with an error that says so.
     """
     fixed = {kind.name for kind in KINDS if kind.fixed}
     for record in records:
@@ -195,9 +201,12 @@ def judge(result: Result, records: list[Record], expected: dict[str, Any]) -> No
             result.changed.append(f"{record.kind}: {record.answer!r} instead of {wanted!r}; faults: {overlapping}")
         elif record.error is None:
             result.answered += 1
-        elif any(fault.process in STOPS for fault in overlapping) and NAMES_PROCESS.search(record.error):
+        elif any(fault.process in stops for fault in overlapping) and NAMES_PROCESS.search(record.error):
             result.ended.append(record)
-        elif sum(fault.process == RUNNER for fault in overlapping) > 1 and "ModelRunner" in record.error:
+        elif any(
+            sum(fault.process == kind for fault in overlapping) > 1 and said in record.error
+            for kind, said in DEATHS.items()
+        ):
             result.suspects.append(record)
         else:
             result.lost.append(f"{record.kind}: {record.error}; faults: {overlapping}")

@@ -11,10 +11,12 @@ import psutil
 ENGINE_MODULE = "radixrt.engine.process"
 COMPILER_MODULE = "radixrt.constrained.compile.worker"
 RUNNER, SCHEDULER, TOKENIZER, COMPILER = "ModelRunner", "scheduler", "tokenizer", "grammar compiler"
-WEIGHTS = {RUNNER: 8, SCHEDULER: 5, TOKENIZER: 5, COMPILER: 2}
+ROUTER = "router"
+WEIGHTS = {RUNNER: 8, SCHEDULER: 5, TOKENIZER: 5, COMPILER: 2, ROUTER: 3}
 SIGNALS = {signal.SIGKILL: 3, signal.SIGSTOP: 1}
 STOPS = {SCHEDULER, TOKENIZER}
-"""Processes whose end ends the open requests with an error."""
+STOPS_BEHIND_ROUTER = {ROUTER, TOKENIZER}
+"""Processes whose end ends the open requests with an error, on a server without replicas and on one with them."""
 
 
 @dataclass

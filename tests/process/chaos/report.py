@@ -33,8 +33,9 @@ def report(result: Result) -> str:
         )
     lines.append(
         f"\n{len(result.faults)} faults, {result.requests} requests: {result.answered} answered, {len(result.ended)} "
-        f"ended with an error that names the tokenizer's or the scheduler's failure, {len(result.suspects)} ended "
-        f"because two ModelRunners died while they ran, {len(result.lost)} lost, {len(result.changed)} changed."
+        f"ended with an error that names the failed tokenizer, scheduler or router, {len(result.suspects)} ended "
+        f"because two ModelRunners or replicas died while they ran, {len(result.lost)} lost, {len(result.changed)} "
+        "changed."
     )
     lines += [f"{count} x {problem[:1500]}" for problem, count in Counter(result.problems).most_common(20)]
     return "\n".join(lines)
