@@ -1,7 +1,8 @@
 """Replicas with real schedulers and fake runners behind a real router, with links that delay messages.
 
 Each link keeps its order, as a socket does; tokens and cache events of a replica travel on links of their own, so that
-events come late. A replica may die, stop for a while, or lose a batch of events.
+events come late. A replica may die, stop for a while, or lose a batch of events. The router may die: main ends its open
+requests, and the next router learns from snapshots what the replicas cache.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 from radixrt.mem_cache.granules import HASH_BYTES, prompt_hashes
 from radixrt.messages.cache_events import CacheAck, CacheEvents, WatchCacheReq
-from radixrt.messages.parts import Finish
+from radixrt.messages.parts import FINISH_ERROR, Finish, FinishError
 from radixrt.messages.scheduler import AbortReq, ReleaseReq, Reset, TokenBatch, TokenizedReq, TokenizedScoreReq
 from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.messages.wire import pack_i32, unpack_f32, unpack_i32
@@ -50,7 +51,11 @@ class FakeReplica(Harness):
             self.tokens.append((self.epoch, batch))
 
     def handle(self, message: Any) -> None:
-        if isinstance(message, TokenizedReq):
+        if isinstance(message, Reset):
+            assert message.keeps_cache
+            self.scheduler.recovery.forget(self.now, keeps_cache=True)
+            self.stream.handle(WatchCacheReq(watch=False))
+        elif isinstance(message, TokenizedReq):
             self.scheduler.intake.add(message, self.now)
         elif isinstance(message, TokenizedScoreReq):
             self.scheduler.intake.add_group(message, self.now)
@@ -89,6 +94,7 @@ class FakeFleet:
 
     Attributes:
         outputs, finishes, values: of each request, as the tokenizer would have got them.
+        cut_off: requests that were open when a router died.
         messages: every request, by id.
     """
 
@@ -96,7 +102,9 @@ class FakeFleet:
         self, replicas: int, *, num_slots: int = 1500, seed: int = 0, num_states: int = 0, **options: Any
     ) -> None:
         self.rng = random.Random(seed)
+        self.options = options
         self.router = Router(context_length=MAX_CONTEXT, **options)
+        self.routers = 1
         self.num_slots, self.num_states = num_slots, num_states
         self.now = 0.0
         self.replicas: dict[int, FakeReplica] = {}
@@ -105,14 +113,29 @@ class FakeFleet:
         self.outputs: dict[str, list[int]] = {}
         self.finishes: dict[str, Finish] = {}
         self.values: dict[str, list[float]] = {}
+        self.cut_off: set[str] = set()
         self.sent: dict[str, list[int]] = {}
         for replica in range(replicas):
             self.add_replica(replica)
 
     def add_replica(self, replica: int) -> None:
         self.replicas[replica] = FakeReplica(self.num_slots, self.num_states)
+        self.replicas[replica].epoch = self._join(replica)
+        self.route()
+
+    def _join(self, replica: int) -> int:
         info = ReplicaInfo(self.num_slots, 4, 1024, has_states=self.num_states > 0)
-        self.router.add_replica(replica, info, self.now)
+        return self.router.add_replica(replica, info, self.now)
+
+    def restart_router(self) -> None:
+        """Let the router die; its messages arrive, and what replicas have sent it comes to the next one."""
+        for rid in self.router.open:
+            self.cut_off.add(rid)
+            self.finishes[rid] = Finish(FINISH_ERROR, error=FinishError("the router died", code="engine_dead"))
+        self.router = Router(context_length=MAX_CONTEXT, first_epoch=(self.routers << 32) + 1, **self.options)
+        self.routers += 1
+        for replica, engine in self.replicas.items():
+            engine.inbox.append((self._join(replica), Reset(keeps_cache=True)))
         self.route()
 
     def kill(self, replica: int) -> None:
@@ -187,7 +210,9 @@ class FakeFleet:
 
     def _arrive(self, replica: int, engine: FakeReplica) -> None:
         epoch, message = engine.inbox.popleft()
-        if isinstance(message, Reset):
+        if epoch != engine.epoch and not isinstance(message, Reset):
+            return
+        if isinstance(message, Reset) and not message.keeps_cache:
             fresh = self.replicas[replica] = FakeReplica(self.num_slots, self.num_states)
             fresh.epoch, fresh.now = epoch, self.now
             fresh.inbox, fresh.tokens, fresh.events = engine.inbox, engine.tokens, engine.events

@@ -1,4 +1,4 @@
-"""Random requests, evictions, late and lost events, deaths and stalls.
+"""Random requests, evictions, late and lost events, stalls, and deaths of replicas and of the router.
 
 Each request has exactly one finish, each answer is that of a single replica, and the index equals the trees once events
 are drained.
@@ -71,8 +71,11 @@ class Chaos:
             fleet.stopped.add(rng.choice(list(fleet.replicas)))
         elif kind < 0.96:
             fleet.stopped.clear()
-        elif engine := [each for each in fleet.replicas.values() if each.events]:
-            rng.choice(engine).events.popleft()  # a batch of events is lost
+        elif kind < 0.98:
+            if engine := [each for each in fleet.replicas.values() if each.events]:
+                rng.choice(engine).events.popleft()  # a batch of events is lost
+        else:
+            fleet.restart_router()
 
     def run(self, events: int) -> None:
         for _ in range(events):
@@ -86,6 +89,8 @@ class Chaos:
         assert set(fleet.finishes) == set(fleet.messages)
         for rid, finish in fleet.finishes.items():
             if rid in self.aborted and finish.reason == "abort":
+                continue
+            if rid in fleet.cut_off:
                 continue
             if finish.error is not None:
                 assert finish.error.code == "replica_lost"
