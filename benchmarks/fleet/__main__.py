@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from benchmarks.fleet.device import H200_8B, Device, fit_steps, read_step_trace
+from benchmarks.fleet.device import H200_8B, KV_BYTES, Device, fit_steps, read_step_trace
 from benchmarks.fleet.fleet import Fleet
 from benchmarks.fleet.policies import POLICIES, make_router
 from benchmarks.fleet.programs import WORKLOAD_A, WORKLOAD_B, Program, fork_programs, shared_prefix
@@ -50,6 +50,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--slots", type=int, help="tokens in the KV pool of each replica")
     parser.add_argument("--lag", type=float, default=0.001, help="seconds that a message takes; default: 0.001")
     parser.add_argument("--event-lag", type=float, default=0.01, help="and seconds more for events; default: 0.01")
+    parser.add_argument("--link", type=float, default=25.0, help="GB/s between replicas, for `moves`; default: 25")
     parser.add_argument("--noise", type=float, default=0.0, help="deviation of the logarithm of step times")
     parser.add_argument("--step-trace", type=Path, metavar="FILE", help="fit the device to this trace of steps")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="write SVG plots there")
@@ -57,8 +58,10 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     for name, low in (("replicas", 1), ("count", 1), ("seeds", 1), ("slots", 1024)):
         if getattr(options, name) is not None and getattr(options, name) < low:
             parser.error(f"--{name} must be at least {low}")
-    if min([options.speed, *(options.rate or [])]) <= 0 or min(options.lag, options.event_lag, options.noise) < 0:
-        parser.error("--rate and --speed must be above 0, and --lag, --event-lag and --noise not negative")
+    if min([options.speed, options.link, *(options.rate or [])]) <= 0:
+        parser.error("--rate, --speed and --link must be above 0")
+    if min(options.lag, options.event_lag, options.noise) < 0:
+        parser.error("--lag, --event-lag and --noise must not be negative")
     return options
 
 
@@ -105,7 +108,8 @@ def simulate(options: argparse.Namespace) -> list[Run]:
     """
     times = fitted(options.step_trace) if options.step_trace else H200_8B
     load = Load(options)
-    device = Device(times, num_slots=load.slots, noise=options.noise)
+    move_s = KV_BYTES / (options.link * 1e9)
+    device = Device(times, num_slots=load.slots, noise=options.noise, move_s=move_s)
     runs = []
     for rate in load.rates:
         for policy in options.policy:

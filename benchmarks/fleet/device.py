@@ -17,7 +17,9 @@ from benchmarks.common.tables import percentile
 from radixrt.messages.scheduler_stats import StepTimes
 from radixrt.messages.step_shape import StepShape
 
-H200_8B = StepTimes(step=5e-3, row=22e-6, context=131_072 / 3.4e12, extend=0.0, token=1 / 40_000, pair=0.0)
+KV_BYTES = 131_072
+"""Keys and values of a token of an 8B model."""
+H200_8B = StepTimes(step=5e-3, row=22e-6, context=KV_BYTES / 3.4e12, extend=0.0, token=1 / 40_000, pair=0.0)
 """An 8B model on one H200: a decode step reads 131 kB for each token of context at 3.4 TB/s."""
 MIN_STEPS = 16
 """Steps of a trace that a fit needs."""
@@ -35,6 +37,7 @@ class Device:
         context_length: longest sequence, in tokens.
         max_running_requests, chunked_prefill_size: options of the scheduler.
         noise: standard deviation of the logarithm of a step's time.
+        move_s: seconds that the keys and values of a token take from one replica to another, for the policy `moves`.
     """
 
     times: StepTimes = H200_8B
@@ -43,6 +46,7 @@ class Device:
     max_running_requests: int = 256
     chunked_prefill_size: int = 8192
     noise: float = 0.0
+    move_s: float = KV_BYTES / 25e9
 
 
 class TracedStep(NamedTuple):

@@ -15,6 +15,7 @@ from benchmarks.fleet.baselines import FleetRouter
 from benchmarks.fleet.device import Device
 from benchmarks.fleet.programs import Call, Program
 from benchmarks.fleet.replica import END_TOKEN, SimulatedReplica
+from benchmarks.fleet.variants import NOTHING, MovingRouter
 from radixrt.messages.scheduler import TokenBatch, TokenizedReq
 from radixrt.messages.wire import pack_i32
 from radixrt.router.router import TOKENIZER
@@ -177,8 +178,14 @@ class Fleet:
             if target == TOKENIZER:
                 if isinstance(message, TokenBatch):
                     self._deliver(message)
-            else:
-                self._at(self._now + self._lag_s, self._arrive, target, epoch, message)
+                continue
+            at = self._now + self._lag_s
+            if isinstance(self.router, MovingRouter) and isinstance(message, TokenizedReq):
+                fetch = self.router.fetches.pop(message.rid, NOTHING)
+                if fetch.length:
+                    self.replicas[target].fetched[message.rid] = fetch.length
+                at += fetch.delay_s
+            self._at(at, self._arrive, target, epoch, message)
 
     def _arrive(self, target: int, epoch: int, message: Any) -> None:
         self._epochs[target] = epoch

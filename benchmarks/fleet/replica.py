@@ -17,7 +17,7 @@ from radixrt.messages.cache_events import CacheAck, FromWatched, WatchCacheReq
 from radixrt.messages.runner import StepOutput
 from radixrt.messages.scheduler import AbortReq, ReleaseReq, TokenBatch, TokenizedReq
 from radixrt.messages.scheduler_stats import LoadStats, SchedulerStats
-from radixrt.messages.wire import pack_i32
+from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.scheduler.cache_stream import CacheStream
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.schedule_batch import ScheduleBatch
@@ -45,6 +45,10 @@ class SimulatedReplica:
     Args:
         outputs: tokens that each open request samples, by id.
         seed: of the noise of step times.
+
+    Attributes:
+        fetched: tokens at the begin of a request's prompt that come from another replica, by id: those that are not
+            cached when it begins take slots, and no time of the device.
     """
 
     def __init__(self, device: Device, outputs: Mapping[str, list[int]], seed: int) -> None:
@@ -60,6 +64,7 @@ class SimulatedReplica:
             eos_ids=[END_TOKEN], vocab_size=32,
         )  # fmt: skip
         self.stream = CacheStream(self.scheduler)
+        self.fetched: dict[str, int] = {}
         self.steps = 0
         self.busy_s = 0.0
         self._device = device
@@ -105,6 +110,8 @@ class SimulatedReplica:
             batch = self.scheduler.next_batch(now)
             if batch is None:
                 break
+            if self.fetched:
+                self._discount(batch)
             seconds = self._device.times.seconds(*batch.shape)
             if self._device.noise:
                 seconds *= self._rng.lognormvariate(0, self._device.noise)
@@ -114,6 +121,18 @@ class SimulatedReplica:
             self.steps += 1
             submitted = True
         return submitted
+
+    def _discount(self, batch: ScheduleBatch) -> None:
+        """Take what was fetched out of the work of a step, to which the scheduler fits its model as well."""
+        fetched = 0
+        news = unpack_i32(batch.step.extend_lens).tolist()
+        for req, length, new in zip(batch.requests, unpack_i32(batch.step.seq_lens).tolist(), news):
+            until = self.fetched.get(req.rid, 0)
+            fetched += max(min(until, length) - (length - new), 0)
+            if until <= length:
+                self.fetched.pop(req.rid, None)
+        if fetched:
+            vars(batch)["shape"] = batch.shape._replace(tokens=max(batch.shape.tokens - fetched, 0))
 
     def answer(self, now: float) -> Answer:
         """Commit the oldest step in flight."""

@@ -82,11 +82,15 @@ class Placement:
                     hit = hits.get(replica, 0)
                     if load.queue.size:
                         hit += load.queue.shared(request.prefix, hit)
-                    price = price_s(load, Work(length - hit, length, output))
+                    price = self.price_s(request, load, Work(length - hit, length, output))
                     if price < lowest:
                         best, lowest = replica, price
         request.work = Work(length - hits.get(best, 0), length, output)
         return best
+
+    def price_s(self, request: RoutedRequest, load: ReplicaLoad, work: Work, *, is_first: bool = False) -> float:
+        """Return the price of a replica for a request; see `prices.py`. The simulator has others to compare with."""
+        return price_s(load, work, is_first=is_first)
 
     def hits(self, request: RoutedRequest, loads: Iterable[int]) -> dict[int, int]:
         """Tokens of a request's input that each replica need not compute; replicas with none may be missing."""
@@ -125,10 +129,10 @@ class Placement:
                     break
                 if not self.loads[idle].takes(request, now):
                     continue
-                here = price_s(load, request.work, is_first=i == 0)
+                here = self.price_s(request, load, request.work, is_first=i == 0)
                 if here <= best_gain:
                     continue
-                gain = here - price_s(self.loads[idle], self.work(request, idle))
+                gain = here - self.price_s(request, self.loads[idle], self.work(request, idle))
                 if gain > best_gain:
                     best, best_gain = request, gain
         return best

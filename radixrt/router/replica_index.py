@@ -154,6 +154,14 @@ class ReplicaIndex:
                     return max(fitting)
         return 0
 
+    def held_len(self, prefix: Prefix) -> int:
+        """Return the number of leading tokens that any replica's events have reported, in whole granules."""
+        low, high = 0, len(prefix.hashes)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if prefix.hashes[middle - 1] in self._holders else (low, middle - 1)
+        return low * GRANULE_TOKENS
+
     # --- bookings ---
 
     def book(self, replica: int, prefix: Prefix, matched: int) -> Sequence[int]:

@@ -61,6 +61,7 @@ class Router:
         stall_s: see the module's docstring.
         seed: seed of the seeds given to requests that bring none, so that they go on elsewhere with the same draws.
         first_epoch: epoch of the first replica; above every epoch of an earlier router.
+        placement: without replicas; default: a new `Placement`.
 
     Attributes:
         unbound: open requests that wait because no replica takes new ones.
@@ -69,8 +70,9 @@ class Router:
     def __init__(
         self, *, context_length: int, request_timeout_s: float = 600.0, max_queue_wait_s: float | None = None,
         max_queued_requests: int = 1_000_000, stall_s: float = 4.0, seed: int = 0, first_epoch: int = 1,
+        placement: Placement | None = None,
     ) -> None:  # fmt: skip
-        self.placement = Placement()
+        self.placement = placement or Placement()
         self.open: dict[str, RoutedRequest] = {}
         self._context_length = context_length
         self._timeout_s = request_timeout_s

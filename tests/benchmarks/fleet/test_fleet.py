@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +14,17 @@ from benchmarks.fleet.baselines import ABS_THRESHOLD, Blocks, CacheAware, EagerR
 from benchmarks.fleet.device import Device
 from benchmarks.fleet.fleet import Fleet, Outcome
 from benchmarks.fleet.policies import POLICIES, make_router
-from benchmarks.fleet.programs import WORKLOAD_A, Call, Program, fork_programs, shared_prefix
+from benchmarks.fleet.programs import WORKLOAD_A, WORKLOAD_B, Call, Program, fork_programs, shared_prefix
 from radixrt.messages.parts import Finish, ProgramHint, Timings, Usage
 from radixrt.messages.scheduler import TokenBatch, TokenDelta, TokenizedReq
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 
 
-def played(policy: str, programs: Iterator[Program], replicas: int = 2, lag_s: float = 0.001) -> Outcome:
-    device = Device(num_slots=60_000)
+def played(
+    policy: str, programs: Iterator[Program], replicas: int = 2, lag_s: float = 0.001, **sizes: float
+) -> Outcome:  # fmt: skip
+    device = Device(**{"num_slots": 60_000, **sizes})  # type: ignore[arg-type]
     fleet = Fleet(device, make_router(policy, replicas, device), replicas, lag_s=lag_s, event_lag_s=0.01)
     return fleet.run(programs)
 
@@ -65,6 +68,24 @@ def test_programs_find_their_prefixes_where_they_stay_and_by_price() -> None:
     hits = {p: played(p, fork_programs(WORKLOAD_A, 5.0, 12, seed=0), 4) for p in ("round_robin", "sticky", "priced")}
     shares = {policy: o.cached_tokens / o.prompt_tokens for policy, o in hits.items()}
     assert min(shares["sticky"], shares["priced"]) > shares["round_robin"] + 0.1
+
+
+def test_prefixes_move_where_that_is_faster_than_their_computation() -> None:
+    """A fork of 32 branches behind a long prompt, on idle replicas."""
+    shape = replace(WORKLOAD_B, branches=(32,), branch_out=64, first=8, join=8)
+
+    def run(policy: str, move_s: float = 1.0) -> Outcome:
+        return played(policy, fork_programs(shape, 0.1, 3, seed=0), 4, num_slots=200_000, move_s=move_s)
+
+    computed, moved = run("priced"), run("moves", 1e-6)
+    assert run("moves", 1.0) == computed, "transfers take longer"
+    assert sum(moved.program_s) < sum(computed.program_s)
+    assert sum(moved.ttft) < 0.9 * sum(computed.ttft)
+
+
+def test_without_the_cost_to_others_a_price_is_another_one() -> None:
+    outcomes = [played(policy, fork_programs(WORKLOAD_A, 10.0, 20, seed=0)) for policy in ("wait", "priced")]
+    assert outcomes[0] != outcomes[1]
 
 
 def request(rid: str, ids: list[int], program: str = "") -> TokenizedReq:
