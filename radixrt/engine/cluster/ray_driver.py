@@ -53,6 +53,7 @@ class DriverSettings(msgspec.Struct, frozen=True):
         resource: Ray's name of the devices.
         timeout_s: time for which the agents may wait for a place.
         waits_for_cluster: wait as long for the cluster itself, which has been there before.
+        option: option that gave the address, for errors.
     """
 
     address: str
@@ -60,6 +61,7 @@ class DriverSettings(msgspec.Struct, frozen=True):
     resource: str
     timeout_s: float
     waits_for_cluster: bool = False
+    option: str = "ray_address"
     log_level: str = "info"
     log_format: str = "text"
 
@@ -81,8 +83,11 @@ class Spawn(msgspec.Struct, frozen=True):
     rendezvous: bool = False
 
 
-def connect(address: str) -> str:
+def connect(address: str, option: str) -> str:
     """Join a cluster, or start one of this machine alone; return this machine's address in it.
+
+    Args:
+        option: see `DriverSettings`.
 
     Raises:
         ConfigError: the cluster cannot be reached.
@@ -94,7 +99,7 @@ def connect(address: str) -> str:
         address = joined["address"]
         os.environ.update(joined["environment"])
     elif address != "auto":
-        check_reachable(address)
+        check_reachable(address, option)
     import ray
 
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": "radixrt"}
@@ -103,8 +108,8 @@ def connect(address: str) -> str:
     try:
         ray.init(address=address, **options)
     except Exception as error:  # of many kinds, some of them private to Ray
-        hint = "start one with `ray start --head`, or use --ray-address local" if address == "auto" else "is it up?"
-        raise ConfigError(f"Ray cannot be joined (ray_address={address}): {error}; {hint}") from error
+        hint = f"start one with `ray start --head`, or use {option}=local" if address == "auto" else "is it up?"
+        raise ConfigError(f"Ray cannot be joined ({option}={address}): {error}; {hint}") from error
     warn_without_token(os.environ)
     return str(ray.util.get_node_ip_address())
 
@@ -114,7 +119,7 @@ def connect_again(settings: DriverSettings) -> str:
     deadline = time.monotonic() + settings.timeout_s
     while True:
         try:
-            return connect(settings.address)
+            return connect(settings.address, settings.option)
         except ConfigError as error:
             if time.monotonic() > deadline:
                 raise
@@ -141,14 +146,14 @@ def warn_without_token(environment: Mapping[str, str]) -> None:
         )
 
 
-def check_reachable(address: str) -> None:
+def check_reachable(address: str, option: str) -> None:
     """Raise ConfigError if nothing listens there: Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
     except OSError as error:
         raise ConfigError(
-            f"ray_address={address}: nothing listens there: {error}; give what `ray start --head` printed"
+            f"{option}={address}: nothing listens there: {error}; give what `ray start --head` printed"
         ) from error
 
 
@@ -255,7 +260,7 @@ def serve(settings: DriverSettings, out: Any) -> None:
         out.write(json.dumps(line) + "\n")
         out.flush()
 
-    host = connect_again(settings) if settings.waits_for_cluster else connect(settings.address)
+    host = connect_again(settings) if settings.waits_for_cluster else connect(settings.address, settings.option)
     driver = Driver(settings)
     if settings.agents:
         driver.place(host)

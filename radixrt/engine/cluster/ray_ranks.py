@@ -318,6 +318,7 @@ def _driver_settings(config: Config, settings: EngineSettings, *, restarts: bool
         resource=executor.ray_resource or ("GPU" if executor.device == "cuda" else "CPU"),
         timeout_s=executor.start_timeout_s,
         waits_for_cluster=restarts,
+        option="ray_address" if executor.cluster is None else "cluster",
         log_level=config.server.log_level,
         log_format=config.server.log_format,
     )

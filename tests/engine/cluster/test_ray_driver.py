@@ -26,14 +26,14 @@ from radixrt.errors import ConfigError
 
 def test_an_address_where_something_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        check_reachable(f"127.0.0.1:{server.getsockname()[1]}")
+        check_reachable(f"127.0.0.1:{server.getsockname()[1]}", "cluster")
 
 
 def test_an_address_where_nothing_listens_is_refused_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    with pytest.raises(ConfigError, match=rf"ray_address=127\.0\.0\.1:{port}: nothing listens there"):
-        check_reachable(f"127.0.0.1:{port}")
+    with pytest.raises(ConfigError, match=rf"^cluster=127\.0\.0\.1:{port}: nothing listens there"):
+        check_reachable(f"127.0.0.1:{port}", "cluster")
 
 
 def test_nothing_waits_within_ray_for_longer_than_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def test_a_cluster_that_was_there_before_is_waited_for(monkeypatch: pytest.Monke
     settings = DriverSettings("10.0.0.1:6379", [1], "GPU", 60.0, waits_for_cluster=True)
     answers = iter([ConfigError("nothing listens there"), ConfigError("nothing listens there"), None])
 
-    def connect(address: str) -> str:
+    def connect(address: str, option: str) -> str:
         if (error := next(answers)) is not None:
             raise error
         return address
