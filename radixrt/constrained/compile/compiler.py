@@ -20,6 +20,7 @@ from radixrt.constrained.lark_input.syntax import NotTranslated
 from radixrt.constrained.masks.closing import Completions
 from radixrt.constrained.masks.grammar_template import GrammarTemplate
 from radixrt.constrained.masks.opaque_grammar import OpaqueTemplate, no_completions
+from radixrt.constrained.masks.text_grammar import TextTemplate
 from radixrt.constrained.productions import EmptyLanguage, Productions, Term
 from radixrt.constrained.recognizer import Recognizer
 from radixrt.constrained.regex import RegexTooComplex, literals
@@ -141,7 +142,7 @@ def load(compiled: CompiledConstraint, backends: Backends) -> GrammarTemplate:
             specials=compiled.specials,
             make_completions=no_completions,
         )
-    return GrammarTemplate(
+    return TextTemplate(
         lambda: backend.load(compiled.source, compiled.serialized),
         vocabulary,
         shortest=compiled.shortest,

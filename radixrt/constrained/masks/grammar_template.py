@@ -1,29 +1,28 @@
-"""`GrammarTemplate`: a compiled constraint, from which the grammars of requests are made."""
+"""`GrammarTemplate`: a compiled constraint, from which the grammars of requests are made.
+
+Its subclasses stand beside the grammars that they make: `TextTemplate` and `OpaqueTemplate`.
+"""
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from radixrt.constrained.backends.matcher import GrammarError, Matcher
-from radixrt.constrained.grammar import Bitmask
+from radixrt.constrained.grammar import Bitmask, Grammar
 from radixrt.constrained.masks.closing import Completions, ParserState
 from radixrt.constrained.masks.mask_cache import CachedState, MaskCache
 from radixrt.constrained.masks.own_ends import OwnEnds
-from radixrt.constrained.masks.text_grammar import TextGrammar
 from radixrt.constrained.vocabulary import Vocabulary
-
-SETTLE_AFTER = 8
-"""The matcher catches up, off the critical path, when it is SETTLE_AFTER to 2 * SETTLE_AFTER tokens behind: a different
-number for each request, so that those of a batch do not all do so after the same step."""
 
 SLOW_FILL_S = 0.0005
 """A mask that takes longer built parts of the library's automaton, which stay in memory with the template."""
 
 
-class GrammarTemplate:
+class GrammarTemplate(ABC):
     """A compiled constraint, ready for any number of requests.
 
     What a library builds lazily is shared by all matchers that come from one loaded grammar, up to a limit that then
@@ -64,7 +63,6 @@ class GrammarTemplate:
         self.start = CachedState(None)
         self.own_ends = OwnEnds(vocabulary, self.specials)
         self.looks_ahead = True
-        self._num_made = 0
         self._load = load
         self._prototype = load()
         row, self.start.may_end = self.mask_of(self._prototype)
@@ -72,8 +70,9 @@ class GrammarTemplate:
         self._make_completions = make_completions
         self._completions: Completions | None = None
 
-    def new(self, stop_token_ids: Iterable[int] = ()) -> TextGrammar:
-        """The grammar of one more request.
+    @abstractmethod
+    def new(self, stop_token_ids: Iterable[int] = ()) -> Grammar:
+        """Return the grammar of one more request.
 
         Args:
             stop_token_ids: control tokens that end its output, as the model's own end tokens do.
@@ -81,10 +80,6 @@ class GrammarTemplate:
         Raises:
             RequestError: one of them is text, or has a meaning of its own in the constraint.
         """
-        own_ends = self.own_ends.of(stop_token_ids)
-        self._num_made += 1
-        settle_at = SETTLE_AFTER + self._num_made % SETTLE_AFTER
-        return TextGrammar(self, own_ends, settle_at)
 
     def matcher(self) -> Matcher:
         """A matcher at the beginning of a text."""

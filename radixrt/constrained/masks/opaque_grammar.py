@@ -27,7 +27,7 @@ def no_completions() -> Completions:
 
 
 class OpaqueTemplate(GrammarTemplate):
-    """As `GrammarTemplate`, for requests whose grammar is opaque."""
+    """Template of grammars without productions."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -46,8 +46,7 @@ class OpaqueTemplate(GrammarTemplate):
         self._kept[content] = row
         return row
 
-    def new(self, stop_token_ids: Iterable[int] = ()) -> OpaqueGrammar:  # type: ignore[override]
-        """The grammar of one more request; see `GrammarTemplate.new`."""
+    def new(self, stop_token_ids: Iterable[int] = ()) -> OpaqueGrammar:
         return OpaqueGrammar(self, self.own_ends.of(stop_token_ids))
 
 

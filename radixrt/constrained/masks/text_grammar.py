@@ -11,20 +11,21 @@ The matcher catches up in `settle`, or at a state that is new.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from radixrt.constrained.backends.matcher import GrammarError, Matcher
 from radixrt.constrained.grammar import Bitmask, Grammar
+from radixrt.constrained.masks.grammar_template import GrammarTemplate
 from radixrt.constrained.masks.healing import healed_tokens
 from radixrt.constrained.masks.mask_cache import UNKNOWN, CachedState
 from radixrt.errors import InvariantError
 
-if TYPE_CHECKING:
-    from radixrt.constrained.masks.grammar_template import GrammarTemplate
-
 T = TypeVar("T")
 
+SETTLE_AFTER = 8
+"""The matcher catches up, off the critical path, when it is SETTLE_AFTER to 2 * SETTLE_AFTER tokens behind: a different
+number for each request, so that those of a batch do not all do so after the same step."""
 
 MIN_EDGES = 4
 """A state from which this many tokens were followed, or twice as many and so on, may be one at which only the number of
@@ -34,8 +35,21 @@ MAX_HEALED = 64
 """Tokens before a forced text for which a state remembers how both are tokenized."""
 
 
+class TextTemplate(GrammarTemplate):
+    """Template of grammars that have productions, and so a recognizer."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._num_made = 0
+
+    def new(self, stop_token_ids: Iterable[int] = ()) -> TextGrammar:
+        own_ends = self.own_ends.of(stop_token_ids)
+        self._num_made += 1
+        return TextGrammar(self, own_ends, SETTLE_AFTER + self._num_made % SETTLE_AFTER)
+
+
 class TextGrammar(Grammar):
-    """See the module's docstring. Made by `GrammarTemplate.new`.
+    """See the module's docstring. Made by `TextTemplate.new`.
 
     Args:
         own_ends: mask of tokens that end this request's text, where it may end, beside the model's end tokens.

@@ -13,9 +13,8 @@ from radixrt.constrained.backends.choice import BackendName, Backends
 from radixrt.constrained.backends.matcher import GrammarError, Matcher
 from radixrt.constrained.compile.compiler import make_completions
 from radixrt.constrained.grammar import Bitmask
-from radixrt.constrained.masks.grammar_template import SETTLE_AFTER, GrammarTemplate
 from radixrt.constrained.masks.mask_cache import STATE_BYTES, MaskCache
-from radixrt.constrained.masks.text_grammar import TextGrammar
+from radixrt.constrained.masks.text_grammar import SETTLE_AFTER, TextGrammar, TextTemplate
 from radixrt.constrained.productions import Lit, Productions, Ref, Rep, Seq, Special, Term, alt, optional, postorder
 from radixrt.constrained.regex import ANY, integer_range, json_string, parse_regex
 from radixrt.constrained.vocabulary import Vocabulary, split_utf8
@@ -52,14 +51,14 @@ GRAMMARS: dict[str, Productions] = {
     "ending anywhere": Productions({"start": Term(parse_regex("[a-f]+( [a-f]+)*", search=False))}),
 }  # fmt: skip
 
-Loader = Callable[..., GrammarTemplate]
+Loader = Callable[..., TextTemplate]
 
 
 @pytest.fixture(scope="module")
 def load(backends: Backends) -> Loader:
-    made: dict[tuple[str, str], GrammarTemplate] = {}
+    made: dict[tuple[str, str], TextTemplate] = {}
 
-    def get(name: str, backend: BackendName) -> GrammarTemplate:
+    def get(name: str, backend: BackendName) -> TextTemplate:
         if (name, backend) not in made:
             made[name, backend] = template(GRAMMARS[name], backends, backend)
         return made[name, backend]
@@ -67,13 +66,13 @@ def load(backends: Backends) -> Loader:
     return get
 
 
-def template(productions: Productions, backends: Backends, backend: BackendName = "llguidance") -> GrammarTemplate:
+def template(productions: Productions, backends: Backends, backend: BackendName = "llguidance") -> TextTemplate:
     vocabulary = backends.vocabulary
     pruned = productions.prune()
     exit = make_completions(pruned, vocabulary)
     library = backends.get(backend)
     specials = [one.text for one in postorder(pruned.rules.values()) if isinstance(one, Special)]
-    return GrammarTemplate(
+    return TextTemplate(
         lambda: library.load(library.write(pruned)),
         vocabulary,
         shortest=exit.closing(exit.start),
@@ -114,7 +113,7 @@ def mask_of_parts(vocabulary: Vocabulary) -> Bitmask:
     return vocabulary.mask_of(token for token, data in enumerate(vocabulary.table) if split_utf8(data)[1])
 
 
-def is_sentence(grammar: GrammarTemplate, text: str) -> bool:
+def is_sentence(grammar: TextTemplate, text: str) -> bool:
     recognizer = grammar.completions._recognizer
     state = recognizer.advance(recognizer.start(), text)
     return state is not None and recognizer.is_complete(state)
@@ -447,7 +446,7 @@ class Failing(Matcher):
     fill = rollback = may_end = must_end = forced = None  # type: ignore[assignment]
 
 
-def behind(common: GrammarTemplate, vocabulary: Vocabulary) -> TextGrammar:
+def behind(common: TextTemplate, vocabulary: Vocabulary) -> TextGrammar:
     """A grammar whose matcher has not been told of its tokens, of which `settle` would tell it."""
     tokens = [vocabulary.encode("a")[0]] * (2 * SETTLE_AFTER)
     before = common.new()
