@@ -17,7 +17,7 @@ from radixrt.constrained.masks.text_grammar import TextGrammar
 from radixrt.constrained.productions import Lit, Productions, Seq, Term
 from radixrt.constrained.regex import parse_regex
 from radixrt.constrained.vocabulary import Vocabulary
-from tests.constrained.masks.test_text_grammar import GRAMMARS, template, walk
+from tests.constrained.masks.templates import GRAMMARS, template, walk
 
 CHOICE = Term(parse_regex("[xyz]", search=False))
 DIGITS = Term(parse_regex("[0-9]{1,3}", search=False))
