@@ -1,0 +1,67 @@
+"""Requests for a `GrammarManager`, and a clock and loops that drive it as the scheduler does."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from radixrt.constrained.compile.grammar_manager import GrammarManager, ReadyGrammar
+from radixrt.messages.scheduler import TokenizedReq
+from radixrt.messages.wire import pack_i32
+from radixrt.sampling_params import SamplingParams
+
+MakeManager = Callable[..., GrammarManager]
+
+LIMIT_S = 600.0
+"""Ends a test in which an event does not come; no verdict about how fast anything is."""
+COMPILE_S = 500.0
+"""Compile timeout in seconds of the test's clock, below the default timeout of a request; no real job takes as long."""
+
+
+def request(rid: str, *, timeout_s: float | None = None, **sampling: Any) -> TokenizedReq:
+    return TokenizedReq(rid, pack_i32([1, 2, 3]), SamplingParams(**sampling), timeout_s=timeout_s)
+
+
+@dataclass
+class Clock:
+    """A monotonic clock that only the test moves."""
+
+    now: float = field(default_factory=lambda: float(int(time.monotonic())))
+
+
+def num_compiled(manager: GrammarManager) -> int:
+    times = manager.stats().compile_times
+    assert times is not None
+    return sum(times.counts)
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
+
+
+def drain(manager: GrammarManager, clock: Clock, count: int = 1) -> dict[str, ReadyGrammar]:
+    """Poll until so many requests are ready, as the scheduler does; by request id."""
+    ready: dict[str, ReadyGrammar] = {}
+    deadline = time.monotonic() + LIMIT_S
+    while len(ready) < count:
+        ready |= {each.message.rid: each for each in manager.poll(clock.now)}
+        if len(ready) < count:
+            assert time.monotonic() < deadline, f"only {sorted(ready)} are ready"
+            select.select(manager.sockets(), [], [], 0.05)
+    return ready
+
+
+def until_workers_are_ready(manager: GrammarManager, clock: Clock) -> None:
+    def are_ready() -> bool:
+        assert manager.poll(clock.now) == []
+        assert manager._client is not None
+        workers = manager._client._workers
+        return len(workers) == 2 and all(worker.ready for worker in workers)
+
+    wait_until(are_ready, "the workers did not start")

@@ -1,0 +1,240 @@
+"""Worker processes that compile constraints: their start, their number, their end, and jobs shared and repeated."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from radixrt.constrained.compile import client as compile_client
+from radixrt.constrained.compile.grammar_manager import GrammarManager
+from radixrt.constrained.compile.protocol import WorkerSettings
+from radixrt.constrained.vocabulary import Vocabulary
+from radixrt.constraint import StructuredOptions
+from tests.constrained.compile.managers import COMPILE_S, LIMIT_S, Clock, MakeManager, drain, request, wait_until
+from tests.constrained.conftest import EOS_IDS, VOCAB_SIZE
+
+pytestmark = pytest.mark.usefixtures("two_cores")
+
+
+def test_workers_compile_and_requests_with_one_constraint_wait_together(with_worker: MakeManager, clock: Clock) -> None:
+    manager = with_worker()
+    for i in range(3):
+        manager.submit(request(f"same{i}", regex="[a-z]{3}"), clock.now)
+    manager.submit(request("bad", regex="[z-a]"), clock.now)
+    manager.submit(request("gone", regex="[a-z]{4}"), clock.now)
+    assert manager.num_pending == 5
+    assert manager.abort("gone")
+    assert not manager.abort("gone")
+    assert not manager.abort("unknown")
+    ready = drain(manager, clock, 4)
+    assert all(ready[f"same{i}"].grammar is not None for i in range(3))
+    assert ready["bad"].error is not None
+    stats = manager.stats()
+    assert stats.hits == 2
+    assert manager.num_pending == 0
+    manager.submit(request("again", regex="[a-z]{3}"), clock.now)
+    info = drain(manager, clock)["again"].info
+    assert info is not None
+    assert info.cached
+
+
+def test_the_vocabulary_is_never_walked_by_the_garbage_collector(
+    vocabulary: Vocabulary, with_worker: MakeManager, clock: Clock
+) -> None:
+    gc.unfreeze()
+    assert any(one is vocabulary for one in gc.get_objects())
+    manager = with_worker()
+    wait_until(lambda: manager.poll(clock.now) == [] and manager._backends is not None, "nothing was loaded")
+    assert not any(one is vocabulary for one in gc.get_objects())
+    gc.unfreeze()
+
+
+READY_WORKER = """
+import json, os, sys
+from radixrt.constrained.compile.protocol import CompileJob, WorkerSettings
+from radixrt.constrained.compile.worker import CompileWorker
+from radixrt.constraint import Constraint
+worker = CompileWorker(WorkerSettings(sys.argv[1], 49152, [0, 2]), os.dup(1))
+loaded = set(sys.modules)
+for kind, source in json.loads(sys.argv[2]):
+    result = worker._compile(CompileJob(1, Constraint(kind=kind, source=source), 60.0))
+    assert result.error is None, result.error
+print(json.dumps(sorted(set(sys.modules) - loaded)))
+"""
+
+
+def test_a_worker_that_is_ready_has_loaded_what_compiling_needs(model_folder: Path) -> None:
+    ordinary = [
+        ("json_schema", '{"type": "object", "properties": {"size": {"type": "integer", "maximum": 7}}}'),
+        ("regex", "(yes|no)[0-9]+"),
+        ("ebnf", 'root ::= "a" root | "b"'),
+        ("choices", '["red", "green"]'),
+    ]
+    said = subprocess.run(
+        [sys.executable, "-c", READY_WORKER, str(model_folder), json.dumps(ordinary)],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert json.loads(said) == []
+
+
+@pytest.mark.parametrize("starting", [True, False])
+def test_stopped_worker_is_continued(starting: bool, hostile: MakeManager, clock: Clock) -> None:
+    manager = hostile()
+    manager.submit(request("first", choices=["warm", "up"]), clock.now)
+    assert manager._client is not None
+    if not starting:
+        drain(manager, clock)
+    for pid in manager._client.pids:
+        os.kill(pid, signal.SIGSTOP)
+    manager.submit(request("own", regex="[ab]+"), clock.now)
+    ready = drain(manager, clock, 1 + starting)
+    assert ready["own"].grammar is not None
+
+
+def test_job_of_a_killed_worker_is_tried_once_more(hostile: MakeManager, clock: Clock) -> None:
+    manager = hostile()
+    manager.submit(request("first", choices=["warm", "up"]), clock.now)
+    drain(manager, clock)
+    assert manager._client is not None
+    victim = manager._client.pids[0]
+    os.kill(victim, signal.SIGSTOP)
+    manager.submit(request("own", regex="[ab]+"), clock.now)
+    manager.submit(request("next", choices=["a", "b"]), clock.now)
+    os.kill(victim, signal.SIGKILL)
+    ready = drain(manager, clock, 2)
+    assert ready["next"].grammar is not None
+    assert ready["own"].grammar is not None
+    assert victim not in manager._client.pids
+
+
+def test_a_second_worker_is_started_while_nobody_needs_the_cores(hostile: MakeManager, clock: Clock) -> None:
+    """Its start takes a second of a core, which requests beside the first slow constraint would pay for."""
+    manager = hostile()
+
+    def is_ready() -> bool:
+        assert manager.poll(clock.now, crowded=True) == []
+        assert manager._client is not None
+        return any(worker.ready for worker in manager._client._workers)
+
+    wait_until(is_ready, "the first worker did not start")
+    manager.poll(clock.now, crowded=True)
+    assert manager._client is not None
+    assert len(manager._client.pids) == 1
+    manager.poll(clock.now)
+    assert len(manager._client.pids) == 2
+
+
+@pytest.mark.parametrize(("cores", "ahead", "most"), [(4, 1, 2), (8, 2, 2), (16, 4, 4), (128, 4, 4)])
+def test_workers_by_cores(cores: int, ahead: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first requests may bring many constraints, and a second worker that starts only then comes too late."""
+    monkeypatch.setattr(compile_client, "available_cores", lambda: cores)
+    monkeypatch.setattr(compile_client, "child_command", lambda module: ["cat"])
+    client = compile_client.CompileClient(WorkerSettings("none", VOCAB_SIZE, list(EOS_IDS)))
+    try:
+        client.start(0.0)
+        assert len(client.pids) == ahead
+        client.start(0.0)
+        for _ in range(6):
+            for worker in client._workers:
+                worker.ready = True
+            client._keep_a_spare(0.0, crowded=False)
+        assert len(client.pids) == most
+    finally:
+        client.close()
+
+
+def test_workers_that_do_not_start_are_no_reason_to_wait(
+    monkeypatch: pytest.MonkeyPatch, with_worker: MakeManager, clock: Clock
+) -> None:
+    monkeypatch.setattr(compile_client, "WORKER_MODULE", "tests.constrained.compile.no_such_module")
+    manager = with_worker()
+    manager.submit(request("r", choices=["a", "b"]), clock.now)
+    error = drain(manager, clock)["r"].error
+    assert error is not None
+    assert error.status == 503
+
+
+@pytest.mark.parametrize(
+    ("folder", "reason", "status", "attempts"),
+    [
+        ("aborts", "it ended at once", 503, 3),
+        ("raises", "KeyError: 'a defect'", 503, 3),
+        ("ends", "it ended at once", 503, 3),
+        ("no-tokenizer", "no-tokenizer is not a folder", 501, 1),
+    ],
+)
+def test_workers_that_cannot_start_are_not_started_for_ever(
+    folder: str, reason: str, status: int, attempts: int, vocabulary: Vocabulary, model_folder: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, clock: Clock,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(compile_client, "WORKER_MODULE", "tests.constrained.compile.hostile_worker")
+    started: list[object] = []
+    popen = subprocess.Popen
+    monkeypatch.setattr(compile_client.subprocess, "Popen", lambda *a, **o: started.append(a) or popen(*a, **o))
+    source = tmp_path / folder
+    if folder == "ends":
+        source.symlink_to(model_folder)
+    settings = WorkerSettings(str(source), VOCAB_SIZE, list(EOS_IDS))
+    manager = GrammarManager(lambda: vocabulary, worker=settings, inline=False, compile_timeout_s=COMPILE_S)
+    try:
+
+        def is_over() -> bool:
+            assert manager.poll(clock.now) == []
+            assert manager._client is not None
+            return "does not start" in caplog.text and not manager._client.pids
+
+        wait_until(is_over, "starts go on")
+        for i in range(3):
+            manager.submit(request(f"r{i}", choices=["a", str(i)]), clock.now)
+        for ready in drain(manager, clock, 3).values():
+            assert ready.error is not None
+            assert reason in ready.error.message
+            assert (ready.error.param, ready.error.status) == ("choices", status)
+        assert attempts <= len(started) <= attempts + 1  # the second worker may be on its way
+        assert len([line for line in caplog.messages if "does not start" in line]) == 1
+    finally:
+        manager.close()
+
+
+def test_what_was_expensive_comes_from_disk_the_next_time(
+    with_worker: MakeManager, clock: Clock, tmp_path: Path
+) -> None:
+    words = [f"{i:05}" * 3 for i in range(3000)]
+    for attempt in range(2):
+        manager = with_worker()
+        manager.submit(request("r", choices=words), clock.now)
+        assert drain(manager, clock)["r"].grammar is not None
+        assert manager.stats().disk_hits == attempt
+        written = lambda: any(len(path.name) == 64 for path in tmp_path.glob("cache/*"))  # noqa: E731
+        wait_until(written, "nothing was written")  # it is written after the answer
+        manager.close()
+
+
+def test_workers_end_with_their_engine(with_worker: MakeManager, clock: Clock) -> None:
+    manager = with_worker()
+    manager.submit(request("r", choices=["a", "b"]), clock.now)
+    drain(manager, clock)
+    assert manager._client is not None
+    processes = [worker.process for worker in manager._client._workers]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(LIMIT_S) == 0
+
+
+def test_what_loads_slowly_is_loaded_beside_the_scheduler(with_worker: MakeManager, clock: Clock) -> None:
+    manager = with_worker()
+    options = StructuredOptions(backend="xgrammar")
+    manager.submit(request("ours", regex="[a-z]{3}", structured=options), clock.now)
+    manager.submit(request("large", choices=[f"{i:05}" * 4 for i in range(4000)]), clock.now)
+    ready = drain(manager, clock, 2)
+    assert all(each.error is None for each in ready.values())
+    assert ready["ours"].info is not None
+    assert ready["ours"].info.backend == "xgrammar"
