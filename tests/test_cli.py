@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -178,6 +179,7 @@ def test_a_port_in_use_is_found_before_the_model(capfd: pytest.CaptureFixture[st
         refused = one_line(run_here(["launch", "--port", str(port), "--model", "/nowhere/at/all"], capfd))
     assert f"cannot listen on 127.0.0.1 port {port}: the port is in use" in refused
     assert "choose another --port" in refused
+    assert gc.isenabled(), "a refused launch leaves garbage collection as it was"
 
 
 def test_a_wrong_value_in_a_process_of_its_own() -> None:

@@ -7,8 +7,9 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 from radixrt.config import Config
 from radixrt.engine.external import is_other_rank, serve_rank
@@ -20,6 +21,22 @@ from radixrt.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 
+@contextmanager
+def _collection_paused() -> Iterator[None]:
+    """Collect no garbage until `serve` begins: objects made while loading live as long as the server. The caller's
+    setting comes back at the end, however the launch ends."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+        else:
+            gc.disable()
+
+
+@_collection_paused()
 def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -> int:
     """Serve until SIGTERM or Ctrl-C, or until the engine fails; return the exit code: 0 after a drain, else an
     `ExitCode`.
@@ -30,7 +47,6 @@ def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -
     Raises:
         RadixRTError: the engine or the server cannot start; says why.
     """
-    gc.disable()  # until `serve` begins: what loading makes stays
     started = time.monotonic()
     if config.executor.executor == "uni":
         raise ConfigError("the server runs its parts as processes; executor=uni is for radixrt.Engine")
