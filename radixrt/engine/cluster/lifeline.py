@@ -16,12 +16,14 @@ from typing import Any, NoReturn
 
 import zmq
 
-from radixrt.channel import Curve, ZmqInbox, ZmqOutbox
+from radixrt.channel import HEARTBEAT_TIMEOUT_S, Curve, ZmqInbox, ZmqOutbox
 from radixrt.executor.external_executor import ConnectionWatch
 from radixrt.messages.ranks import RankAddresses
 
 ORPHAN_S = 60.0
 """Time for which a rank whose scheduler is gone waits for the next one."""
+CONNECT_S = HEARTBEAT_TIMEOUT_S
+"""Time for which a rank whose starter is gone waits for its connection."""
 
 
 class RankLines:
@@ -83,8 +85,8 @@ class RankLines:
 
 
 class Lifeline:
-    """A rank's end. It ends the process when the connection ends, and before that when the standard input does, by
-    which whoever started the rank shows that it lives.
+    """A rank's end. It ends the process when the connection ends. Whoever started the rank shows by the standard input
+    that it lives; once that has ended, the process ends too unless it is connected or soon is.
 
     Args:
         endpoint, key: from `RankLines.of_rank`.
@@ -97,6 +99,7 @@ class Lifeline:
         self._watch = ConnectionWatch(self._inbox.socket, accepts=False)
         self._latest: RankAddresses | None = None
         self._news = threading.Condition()
+        self._connected = threading.Event()  # set by the thread that alone reads the watch
         threading.Thread(target=self._serve, name="radixrt-lifeline", daemon=True).start()
         threading.Thread(target=self._watch_stdin, name="radixrt-stdin", daemon=True).start()
 
@@ -138,7 +141,7 @@ class Lifeline:
     def _watch_stdin(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             sys.stdin.read()
-        if not self._watch.is_connected:
+        if not self._connected.wait(CONNECT_S):
             exit_with_error("whoever started this rank is gone, and the main process cannot be reached")
 
     def _serve(self) -> NoReturn:
@@ -153,6 +156,8 @@ class Lifeline:
                     self._news.notify_all()
             if self._watch.lost():
                 os._exit(0)
+            if self._watch.is_connected:
+                self._connected.set()
 
 
 def exit_with_error(why: str) -> NoReturn:

@@ -119,6 +119,17 @@ def test_ranks_learn_of_each_scheduler_and_outlive_who_started_them(bench: Bench
     assert [rank.wait(LIMIT_S) for rank in bench.ranks] == [0, 0]
 
 
+def test_a_rank_whose_starter_is_gone_before_it_has_connected_goes_on(bench: Bench) -> None:
+    bench.lines.announce(0, ADDRESSES)
+    for number, rank in enumerate(bench.ranks):
+        assert rank.stdin is not None
+        rank.stdin.write(json.dumps(bench.lines.of_rank(number)) + "\n")
+        rank.stdin.close()  # the rank finds its input ended when it begins to connect
+    assert wait_for(lambda: not bench.lines.lost() and all(bench.lines.is_connected(rank) for rank in range(2)))
+    assert [bench.said(0), bench.said(1)] == ["0 tcp://a:1\n", "0 tcp://a:2\n"]
+    assert [rank.poll() for rank in bench.ranks] == [None, None]
+
+
 def test_a_rank_that_cannot_reach_the_main_process_ends_with_its_input(bench: Bench) -> None:
     """Also if nobody reads its output any more, as where the agent is gone that had both."""
     nowhere = bench.lines.of_rank(0)
