@@ -193,7 +193,8 @@ class SchedulerLoop:
     def _take_grammars(self) -> bool:
         """Queue the requests whose grammar is compiled, and end those whose grammar failed to compile."""
         now = time.monotonic()
-        ready = self._grammars.poll(now, crowded=self._shared_cores and bool(self._inflight))
+        runs = bool(self._inflight)
+        ready = self._grammars.poll(now, steps_in_flight=runs, crowded=self._shared_cores and runs)
         for each in ready:
             if each.grammar is None:
                 assert each.error is not None

@@ -4,8 +4,9 @@ A request whose constraint is known gets its grammar at the next `poll`; any oth
 compiled, and becomes a request of the scheduler only then. Requests with the same constraint wait for the same
 compilation. A refusal is cached for a while.
 
-Compiling happens in worker processes (`CompileClient`). Their results are loaded here: an ordinary
-grammar at once, in under a millisecond, a large one in a thread, where the library releases the GIL.
+Compiling happens in worker processes (`CompileClient`). Their results are loaded here. A large grammar is loaded in a
+thread, in which the library releases the GIL. So is an ordinary one, which takes a millisecond, while steps are in
+flight: their rows would wait for it. Where nothing runs, it is loaded at once.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ FAILURE_S = 10.0
 """Seconds for which a refusal is remembered."""
 MAX_FAILURES = 256
 SMALL_SOURCE = 1500
-"""Characters of a grammar that loads within about a millisecond; larger ones are loaded in a thread."""
+"""Characters of a grammar that loads within about a millisecond; larger ones are always loaded in the thread."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,8 @@ class GrammarManager:
         self._load_error: FinishError | None = None
         self._client: CompileClient | None = None
         self._loader: TaskThread[str, Backends | GrammarTemplate] | None = None
+        self._loading_large: set[str] = set()  # keys of the grammars that small ones must not wait for
+        self._steps_in_flight = False
         self._inline = inline
         self._worker = worker
         if not inline and worker is not None:
@@ -176,12 +179,14 @@ class GrammarManager:
         for compilation in self._compilations.values():
             compilation.waiting.clear()
 
-    def poll(self, now: float, *, crowded: bool = False) -> list[ReadyGrammar]:
+    def poll(self, now: float, *, steps_in_flight: bool = False, crowded: bool = False) -> list[ReadyGrammar]:
         """Requests whose wait is over, among them those whose deadline passed; never blocks.
 
         Args:
-            crowded: requests are running, on the cores that compile workers would need as well.
+            steps_in_flight: rows wait for what the calling thread does.
+            crowded: they run on the cores that compile workers would need as well.
         """
+        self._steps_in_flight = steps_in_flight
         if self._loader is not None:
             for key, result in self._loader.take():
                 self._loaded(key, result, now)
@@ -290,7 +295,7 @@ class GrammarManager:
             self._failed(compilation, self._load_error, compilation.constraint.kind, now)
         elif backends is None:
             return  # `_loaded` calls this again
-        elif compiled.backend == "llguidance" and len(compiled.source) < SMALL_SOURCE:
+        elif self._loads_here(compiled):
             try:
                 template = load(compiled, backends)
             except Exception as error:
@@ -298,10 +303,18 @@ class GrammarManager:
             else:
                 self._usable(compilation, template, now)
         else:
+            if not _is_small(compiled):
+                self._loading_large.add(compilation.key)
             self._loader.submit(compilation.key, lambda: load(compiled, backends))
+
+    def _loads_here(self, compiled: CompiledConstraint) -> bool:
+        """Return whether the calling thread loads a grammar: the rows in flight wait for it at most as long as its
+        requests would wait for a large grammar that the loader has before it."""
+        return _is_small(compiled) and (not self._steps_in_flight or bool(self._loading_large))
 
     def _loaded(self, key: str, result: Backends | GrammarTemplate | Exception, now: float) -> None:
         if key:
+            self._loading_large.discard(key)
             compilation = self._compilations[key]
             if isinstance(result, GrammarTemplate):
                 self._usable(compilation, result, now)
@@ -363,6 +376,10 @@ class GrammarManager:
         vocabulary = backends.vocabulary
         _ = vocabulary.tokens_of(UNESCAPED), vocabulary.num_chars  # else computed for the first string
         return backends
+
+
+def _is_small(compiled: CompiledConstraint) -> bool:
+    return compiled.backend == "llguidance" and len(compiled.source) < SMALL_SOURCE
 
 
 @dataclass

@@ -45,12 +45,14 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.005)
 
 
-def drain(manager: GrammarManager, clock: Clock, count: int = 1) -> dict[str, ReadyGrammar]:
+def drain(
+    manager: GrammarManager, clock: Clock, count: int = 1, *, steps_in_flight: bool = False
+) -> dict[str, ReadyGrammar]:
     """Poll until so many requests are ready, as the scheduler does; by request id."""
     ready: dict[str, ReadyGrammar] = {}
     deadline = time.monotonic() + LIMIT_S
     while len(ready) < count:
-        ready |= {each.message.rid: each for each in manager.poll(clock.now)}
+        ready |= {each.message.rid: each for each in manager.poll(clock.now, steps_in_flight=steps_in_flight)}
         if len(ready) < count:
             assert time.monotonic() < deadline, f"only {sorted(ready)} are ready"
             select.select(manager.sockets(), [], [], 0.05)

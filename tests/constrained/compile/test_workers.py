@@ -8,16 +8,30 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.compile import client as compile_client
+from radixrt.constrained.compile import compiler, grammar_manager
+from radixrt.constrained.compile.compiler import CompiledConstraint
 from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.constrained.compile.protocol import WorkerSettings
+from radixrt.constrained.masks.grammar_template import GrammarTemplate
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constraint import StructuredOptions
-from tests.constrained.compile.managers import COMPILE_S, LIMIT_S, Clock, MakeManager, drain, request, wait_until
+from tests.constrained.compile.managers import (
+    COMPILE_S,
+    LIMIT_S,
+    Clock,
+    MakeManager,
+    drain,
+    request,
+    until_workers_are_ready,
+    wait_until,
+)
 from tests.constrained.conftest import EOS_IDS, VOCAB_SIZE
 
 pytestmark = pytest.mark.usefixtures("two_cores")
@@ -238,3 +252,44 @@ def test_what_loads_slowly_is_loaded_beside_the_scheduler(with_worker: MakeManag
     assert all(each.error is None for each in ready.values())
     assert ready["ours"].info is not None
     assert ready["ours"].info.backend == "xgrammar"
+
+
+@pytest.mark.parametrize("steps_in_flight", [False, True])
+def test_small_grammars_are_loaded_beside_steps_and_at_once_without(
+    with_worker: MakeManager, clock: Clock, monkeypatch: pytest.MonkeyPatch, steps_in_flight: bool
+) -> None:
+    loaded_in: list[threading.Thread] = []
+
+    def load(compiled: CompiledConstraint, backends: Backends) -> GrammarTemplate:
+        loaded_in.append(threading.current_thread())
+        return compiler.load(compiled, backends)
+
+    monkeypatch.setattr(grammar_manager, "load", load)
+    manager = with_worker()
+    until_workers_are_ready(manager, clock)
+    manager.submit(request("small", regex="[a-z]{3}"), clock.now)
+    (ready,) = drain(manager, clock, steps_in_flight=steps_in_flight).values()
+    assert ready.error is None
+    assert [thread is threading.current_thread() for thread in loaded_in] == [not steps_in_flight]
+
+
+def test_a_small_grammar_does_not_wait_for_a_large_one_that_is_loading(
+    with_worker: MakeManager, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+
+    def load(compiled: CompiledConstraint, backends: Backends) -> GrammarTemplate:
+        if len(compiled.source) > grammar_manager.SMALL_SOURCE:
+            assert released.wait(LIMIT_S)
+        return compiler.load(compiled, backends)
+
+    monkeypatch.setattr(grammar_manager, "load", load)
+    manager = with_worker()
+    until_workers_are_ready(manager, clock)
+    manager.submit(request("large", choices=[f"{i:05}" * 4 for i in range(4000)]), clock.now)
+    wait_until(lambda: manager.poll(clock.now, steps_in_flight=True) == [] and bool(manager._loading_large), "no load")
+    manager.submit(request("small", regex="[a-z]{3}"), clock.now)
+    assert list(drain(manager, clock, steps_in_flight=True)) == ["small"]
+    released.set()
+    assert list(drain(manager, clock, steps_in_flight=True)) == ["large"]
+    assert manager._loading_large == set()
