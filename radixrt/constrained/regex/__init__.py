@@ -11,6 +11,7 @@ from radixrt.constrained.regex.json_text import json_string
 from radixrt.constrained.regex.nodes import EMPTY, EPSILON, Regex, RegexTooComplex
 from radixrt.constrained.regex.numbers import integer_range, multiple_of, number_range
 from radixrt.constrained.regex.parse import parse_regex
+from radixrt.constrained.regex.product import divide
 from radixrt.constrained.regex.search import (
     enumerate_strings,
     is_disjoint,
@@ -37,6 +38,7 @@ __all__ = [
     "concat",
     "decode",
     "derive",
+    "divide",
     "encode",
     "enumerate_strings",
     "integer_range",

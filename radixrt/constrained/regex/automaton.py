@@ -6,6 +6,7 @@ automaton a language can be written as right-linear rules, or, by `eliminate`, a
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -19,6 +20,10 @@ MAX_STATES: Final = 400
 """States of the largest automaton that is written as rules of a grammar."""
 
 
+_Arrows = tuple[tuple[tuple[CharSet, int], ...], ...]
+"""For each state, the character sets that lead on and where to."""
+
+
 @dataclass(frozen=True, slots=True)
 class Dfa:
     """A minimal automaton; state 0 is the start, and an accepting state can be reached from every state.
@@ -29,7 +34,7 @@ class Dfa:
         languages: for each state, what may follow there; states of two automata with the same one are interchangeable.
     """
 
-    arrows: tuple[tuple[tuple[CharSet, int], ...], ...]
+    arrows: _Arrows
     accepting: tuple[bool, ...]
     languages: tuple[Regex, ...]
 
@@ -56,47 +61,75 @@ class Dfa:
                 number = numbers[target]
                 leading[number] = leading[number] | charset if number in leading else charset
             arrows.append(leading)
-        return _minimal(arrows, order)
+        found = _minimal(arrows, [state.nullable for state in order])
+        if found is None:
+            return None
+        leads, kept = found
+        return Dfa(leads, tuple([order[state].nullable for state in kept]), tuple([order[state] for state in kept]))
 
     def eliminate(self, max_size: int) -> Regex | None:
-        """The language as an expression without intersections and complements; None if it gets over max_size parts.
+        """The language as an expression without intersections and complements; None if it gets over max_size parts."""
+        return _eliminate(self.arrows, self.accepting, max_size)
 
-        States are removed one after the other, those with the fewest ways through them first; each way through a
-        removed state becomes an arrow of its own.
-        """
-        end = len(self.arrows)
-        start = end + 1
-        out: dict[int, dict[int, Regex]] = {
-            state: {target: chars(charset) for charset, target in leading} for state, leading in enumerate(self.arrows)
-        }
-        out[start] = {0: EPSILON}
-        out[end] = {}
-        for state, accepts in enumerate(self.accepting):
-            if accepts:
-                out[state][end] = EPSILON
-        into: dict[int, set[int]] = {state: set() for state in out}
-        for state, targets in out.items():
-            for target in targets:
-                into[target].add(state)
-        sizes: dict[Regex, int] = {}
-        left = set(range(end))
-        while left:
-            state = min(left, key=lambda one: (len(into[one] - {one}) * len(out[one].keys() - {one}), one))
-            left.discard(state)
-            loop = out[state].pop(state, None)
-            into[state].discard(state)
-            again = EPSILON if loop is None else repeat(loop)
-            for source in into[state]:
-                first = concat(out[source].pop(state), again)
-                for target, last in out[state].items():
-                    way = alternate(out[source].get(target, EMPTY), concat(first, last))
-                    if _size(way, sizes) > max_size:
-                        return None
-                    out[source][target] = way
-                    into[target].add(source)
-            for target in out.pop(state):
-                into[target].discard(state)
-        return out[start].get(end, EMPTY)
+
+def small_expression(
+    arrows: Sequence[Mapping[int, CharSet]], accepting: Sequence[bool], max_states: int, max_size: int
+) -> Regex | None:
+    """The language of an automaton as an expression without intersections and complements.
+
+    Args:
+        arrows: for each state, where character sets lead; sets are disjoint, and state 0 is the start.
+        accepting: for each state, whether a text may end there.
+
+    Returns:
+        None if the minimal automaton has more than max_states states, or the expression more than max_size parts.
+    """
+    found = _minimal(arrows, accepting)
+    if found is None:
+        return EMPTY
+    leads, kept = found
+    return None if len(leads) > max_states else _eliminate(leads, [accepting[state] for state in kept], max_size)
+
+
+def _eliminate(arrows: _Arrows, accepting: Sequence[bool], max_size: int) -> Regex | None:
+    """See `Dfa.eliminate`.
+
+    States are removed one after the other, those with the fewest ways through them first; each way through a removed
+    state becomes an arrow of its own.
+    """
+    end = len(arrows)
+    start = end + 1
+    out: dict[int, dict[int, Regex]] = {
+        state: {target: chars(charset) for charset, target in leading} for state, leading in enumerate(arrows)
+    }
+    out[start] = {0: EPSILON}
+    out[end] = {}
+    for state, accepts in enumerate(accepting):
+        if accepts:
+            out[state][end] = EPSILON
+    into: dict[int, set[int]] = {state: set() for state in out}
+    for state, targets in out.items():
+        for target in targets:
+            into[target].add(state)
+    sizes: dict[Regex, int] = {}
+    left = set(range(end))
+    while left:
+        state = min(left, key=lambda one: (len(into[one] - {one}) * len(out[one].keys() - {one}), one))
+        left.discard(state)
+        loop = out[state].pop(state, None)
+        into[state].discard(state)
+        again = EPSILON if loop is None else repeat(loop)
+        for source in into[state]:
+            first = concat(out[source].pop(state), again)
+            for target, last in out[state].items():
+                way = alternate(out[source].get(target, EMPTY), concat(first, last))
+                if _size(way, sizes) > max_size:
+                    return None
+                out[source][target] = way
+                into[target].add(source)
+        for target in out.pop(state):
+            into[target].discard(state)
+    return out[start].get(end, EMPTY)
 
 
 def has_more_states(regex: Regex, limit: int) -> bool:
@@ -123,9 +156,15 @@ def has_more_states(regex: Regex, limit: int) -> bool:
     return False
 
 
-def _minimal(arrows: list[dict[int, CharSet]], languages: list[Regex]) -> Dfa | None:
-    """Without dead states, equivalent states merged, numbered in the order in which they are reached."""
-    alive = {state for state, language in enumerate(languages) if language.nullable}
+def _minimal(
+    arrows: Sequence[Mapping[int, CharSet]], accepting: Sequence[bool]
+) -> tuple[_Arrows, list[int]] | None:  # fmt: skip
+    """The automaton without dead states, equivalent states merged, numbered in the order in which they are reached.
+
+    Returns:
+        Its arrows, and for each of its states one of those that it stands for; None if the language is empty.
+    """
+    alive = {state for state, accepts in enumerate(accepting) if accepts}
     into: list[list[int]] = [[] for _ in arrows]
     for state, leading in enumerate(arrows):
         for target in leading:
@@ -138,7 +177,7 @@ def _minimal(arrows: list[dict[int, CharSet]], languages: list[Regex]) -> Dfa | 
                 queue.append(source)
     if 0 not in alive:
         return None
-    block = {state: int(languages[state].nullable) for state in sorted(alive)}
+    block = {state: int(accepting[state]) for state in sorted(alive)}
     count = len(set(block.values()))
     while True:
         numbers: dict[tuple[int, frozenset[tuple[int, CharSet]]], int] = {}
@@ -161,11 +200,10 @@ def _minimal(arrows: list[dict[int, CharSet]], languages: list[Regex]) -> Dfa | 
                 places[target] = len(order)
                 order.append(target)
         made.append(tuple((charset, places[target]) for target, charset in leading.items()))
-    found = tuple(languages[members[number]] for number in order)
-    return Dfa(tuple(made), tuple(language.nullable for language in found), found)
+    return tuple(made), [members[number] for number in order]
 
 
-def _by_block(leading: dict[int, CharSet], block: dict[int, int]) -> dict[int, CharSet]:
+def _by_block(leading: Mapping[int, CharSet], block: dict[int, int]) -> dict[int, CharSet]:
     """The arrows to live states, united by the block that they lead to."""
     found: dict[int, CharSet] = {}
     for target, charset in leading.items():

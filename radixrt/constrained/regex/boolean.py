@@ -7,11 +7,12 @@ not every backend has them. `derivatives.both` and `without` are limited to the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
 from radixrt.constrained.regex.algebra import alternate, chars, concat, literals, repeat
-from radixrt.constrained.regex.automaton import Dfa, has_more_states
+from radixrt.constrained.regex.automaton import Dfa, has_more_states, small_expression
 from radixrt.constrained.regex.charset import CharSet
 from radixrt.constrained.regex.derivatives import both, matches, without
 from radixrt.constrained.regex.nodes import (
@@ -41,12 +42,16 @@ _MAX_CLIPS: Final = 200
 @lru_cache(maxsize=1024)
 def intersect(*items: Regex) -> Regex:
     """The strings that are in all of the items."""
+    made = unexpanded_intersection(*items)
+    return _plain(made) if isinstance(made, Intersect) else made
+
+
+def unexpanded_intersection(*items: Regex) -> Regex:
+    """Same as `intersect`, without trying a small automaton: for callers that know that there is none."""
     made = both(*items)
     if isinstance(made, Intersect):
         made = both(*_narrowed(list(made.items)))
-    if isinstance(made, Intersect):
-        made = _listed(made)
-    return _plain(made) if isinstance(made, Intersect) else made
+    return _listed(made) if isinstance(made, Intersect) else made
 
 
 @lru_cache(maxsize=1024)
@@ -98,6 +103,11 @@ def _plain(made: Intersect | Complement) -> Regex:
     automaton = Dfa.of(made, _MAX_STATES)
     plain = None if automaton is None else automaton.eliminate(_MAX_SIZE)
     return made if plain is None else plain
+
+
+def plain_expression(arrows: Sequence[Mapping[int, CharSet]], accepting: Sequence[bool]) -> Regex | None:
+    """The language of an automaton (see `small_expression`), if the minimal one is small and has a short expression."""
+    return small_expression(arrows, accepting, _MAX_STATES, _MAX_SIZE)
 
 
 # --- narrowing by a repeated character class ---

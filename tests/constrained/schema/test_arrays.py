@@ -104,6 +104,17 @@ def test_unique_items_that_cannot_be_listed_are_refused_all_at_once() -> None:
     assert left_out.accepts({"a": ["x", "x"]})
 
 
+def test_sets_of_unique_items_are_counted_before_they_are_built() -> None:
+    items = {"enum": list(range(30))}
+    with pytest.raises(
+        SchemaRefused, match=r"'uniqueItems' at '/properties/a'.*keeping count takes more than \d+ rules"
+    ):
+        normalize({"properties": {"a": {"type": "array", "items": items, "uniqueItems": True}}})
+    normal = normalize({"type": "array", "items": items, "uniqueItems": True, "maxItems": 2})
+    assert normal.accepts([3, 4])
+    assert not normal.accepts([3, 3])
+
+
 def test_a_huge_minimum_is_not_unrolled() -> None:
     productions = normalize({"type": "array", "items": {"type": "null"}, "minItems": 10**9}).productions()
     assert productions.size < 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import comb
 from typing import Any
 
 from radixrt.constrained.productions import Expr, Ref, Seq, alt, optional, seq
@@ -93,6 +94,8 @@ class _ArrayAutomaton:
         moves: dict[State, list[Move]] = {start: self._moves(start)}
         pending = [state for _, _, state in moves[start]]
         limit = self._graph.budget.limits.array_states
+        if self._num_sets() > limit:
+            raise self._too_many_states(limit)
         work = 0
         while pending:
             state = pending.pop()
@@ -103,14 +106,24 @@ class _ArrayAutomaton:
             moves[state] = self._moves(state)
             work += len(moves[state])
             if work > 4 * limit or len(order) > limit:
-                pointer, keyword, _ = self._plan.counts[0].source if self._plan.counts else self._plan.source
-                fix = "Lower the bounds, or leave it out."
-                raise Unsupported(pointer, keyword, f"keeping count takes more than {limit} rules", fix)
+                raise self._too_many_states(limit)
             pending.extend([target for _, _, target in moves[state]])
         for state in order:
             self._emitter.set_rule(rules[state], self._rule(state, moves[state], rules))
         body = alt(*(joined(item, rules[target]) for item, _, target in moves[start]))
         return self._style.enclosed("[", body, "]", may_be_empty=self._may_end(start))
+
+    def _num_sets(self) -> int:
+        """Return the number of sets of items, each of which is a state; 0 where they are not simply counted."""
+        if self._listed is None or not self._plan.unique or self._plan.counts or len(self._listed) > 1:
+            return 0
+        size = len(self._listed[0])
+        return sum(comb(size, taken) for taken in range(1, min(size, self._plan.high or size) + 1))
+
+    def _too_many_states(self, limit: int) -> Unsupported:
+        pointer, keyword, _ = self._plan.counts[0].source if self._plan.counts else self._plan.source
+        fix = "Lower the bounds, or leave it out."
+        return Unsupported(pointer, keyword, f"keeping count takes more than {limit} rules", fix)
 
     def _rule(self, state: State, moves: list[Move], rules: dict[State, Ref]) -> Expr:
         """Return the continuation of a state: items that keep the state, then the end or an item that changes it."""

@@ -6,15 +6,13 @@ Each pattern of the object either matches all names of a class or none, and the 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from radixrt.constrained.regex import (
     ANY,
     Regex,
-    alternate,
     complement,
+    divide,
     intersect,
-    is_disjoint,
     is_empty,
     json_string,
     literals,
@@ -22,7 +20,7 @@ from radixrt.constrained.regex import (
 )
 from radixrt.constrained.schema.limits import over_limit
 from radixrt.constrained.schema.normal_form.graph import Graph
-from radixrt.constrained.schema.normal_form.nodes import NONE, Formula, Formulas, ObjectShape
+from radixrt.constrained.schema.normal_form.nodes import NONE, Formulas, ObjectShape
 from radixrt.constrained.schema.normal_form.strings import KeySet, MatchingKeys, StringTest
 from radixrt.constrained.schema.values import text_of
 
@@ -84,26 +82,27 @@ def key_classes(graph: Graph, shape: ObjectShape, pointer: str) -> list[KeyClass
         return [] if formulas is NONE else [KeyClass(frozenset(), ANY, formulas, declared)]
     limit = graph.budget.limits.key_classes
     graph.budget.check_time(pointer, "patternProperties")
-    divided = _divided(tuple([test.language() for test in tests]), limit) if tests else ()
-    found = [(frozenset([tests[place] for place in passed]), language) for passed, language in divided]
-    if len(found) > limit:
+    division = divide(tuple([test.language() for test in tests]), limit)
+    if len(division.kinds) > limit:
         reason = f"the patterns divide the names of one object into more than {limit} kinds"
         raise over_limit(pointer, "patternProperties", reason)
     rest = _demanded(shape, frozenset())
+    groups: dict[object, list[frozenset[int]]] = {}  # of kinds whose values share a node; each alone if some are wanted
+    for kind in division.kinds:
+        formulas = _demanded(shape, frozenset([tests[place] for place in kind]))
+        if shape.witnesses:
+            groups[kind] = [kind]
+        elif rest is NONE or frozenset(formulas) != frozenset(rest):
+            groups.setdefault(frozenset(formulas), []).append(kind)
     classes: list[KeyClass] = []
-    apart: list[Regex] = []  # languages outside the class of the names that pass no test
-    for passed, language in found:
-        formulas = _demanded(shape, passed)
-        if rest is not NONE and not shape.witnesses and frozenset(formulas) == frozenset(rest):
-            continue
-        apart.append(language)
-        if formulas is not NONE:
-            classes.append(KeyClass(passed, language, formulas))
-    if not shape.witnesses:
-        classes = _merged(classes)
     if rest is not NONE:
-        language = intersect(*(complement(other) for other in apart)) if apart else ANY
-        classes.insert(0, KeyClass(frozenset(), language, rest))
+        apart = [kind for kinds in groups.values() for kind in kinds]
+        classes.append(KeyClass(frozenset(), division.all_but(*apart) if apart else ANY, rest))
+    for kinds in groups.values():
+        formulas = _demanded(shape, frozenset([tests[place] for place in kinds[0]]))
+        if formulas is not NONE:
+            passed = frozenset([tests[place] for place in frozenset.intersection(*kinds)])
+            classes.append(KeyClass(passed, division.strings_of(*kinds), formulas))
     classes = [_with_declared(one, shape) for one in classes]
     return [one for one in classes if not one.is_empty()]
 
@@ -111,42 +110,6 @@ def key_classes(graph: Graph, shape: ObjectShape, pointer: str) -> list[KeyClass
 def _with_declared(one: KeyClass, shape: ObjectShape) -> KeyClass:
     declared = tuple(name for name, _ in shape.members if one.language is ANY or matches(one.language, name))
     return replace(one, declared=declared) if declared else one
-
-
-_Divided = tuple[tuple[frozenset[int], Regex], ...]
-"""Classes of names: the places of the tests that all names of a class pass, and the names."""
-
-
-@lru_cache(maxsize=256)
-def _divided(tests: tuple[Regex, ...], limit: int) -> _Divided:
-    """Return the classes that tests divide names into; some of them, if there are more than the limit.
-
-    Names that pass no test belong to no class. The classes are disjoint.
-    """
-    found: _Divided = ()
-    for place, language in enumerate(tests):
-        found = _split(found, place, language)
-        if len(found) > limit:
-            break
-    return found
-
-
-def _split(found: _Divided, place: int, test: Regex) -> _Divided:
-    """Divide the classes by one more test."""
-    divided: list[tuple[frozenset[int], Regex]] = []
-    alone = test
-    for passed, language in found:
-        if is_disjoint(language, test):
-            divided.append((passed, language))
-            continue
-        divided.append((passed | {place}, intersect(language, test)))
-        outside = intersect(language, complement(test))
-        if not is_empty(outside):
-            divided.append((passed, outside))
-        alone = intersect(alone, complement(language))
-    if not is_empty(alone):
-        divided.append((frozenset({place}), alone))
-    return tuple(divided)
 
 
 def _demanded(shape: ObjectShape, passed: frozenset[StringTest]) -> Formulas:
@@ -158,15 +121,3 @@ def _demanded(shape: ObjectShape, passed: frozenset[StringTest]) -> Formulas:
                 return NONE
             demanded += formulas
     return demanded
-
-
-def _merged(classes: list[KeyClass]) -> list[KeyClass]:
-    """Merge classes with the same formulas."""
-    merged: dict[frozenset[Formula], KeyClass] = {}
-    for one in classes:
-        formulas = frozenset(one.formulas)
-        same = merged.get(formulas)
-        if same is not None:
-            one = replace(same, language=alternate(same.language, one.language), tests=same.tests & one.tests)
-        merged[formulas] = one
-    return list(merged.values())
