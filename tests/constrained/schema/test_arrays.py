@@ -113,6 +113,8 @@ def test_sets_of_unique_items_are_counted_before_they_are_built() -> None:
     normal = normalize({"type": "array", "items": items, "uniqueItems": True, "maxItems": 2})
     assert normal.accepts([3, 4])
     assert not normal.accepts([3, 3])
+    no_item = {"type": "object", "properties": {"a": False}, "required": ["a"]}
+    check({"items": no_item, "uniqueItems": True}, [None, {}, {"a": 1}], 2)
 
 
 def test_a_huge_minimum_is_not_unrolled() -> None:

@@ -114,8 +114,8 @@ class _ArrayAutomaton:
         return self._style.enclosed("[", body, "]", may_be_empty=self._may_end(start))
 
     def _num_sets(self) -> int:
-        """Return the number of sets of items, each of which is a state; 0 where they are not simply counted."""
-        if self._listed is None or not self._plan.unique or self._plan.counts or len(self._listed) > 1:
+        """Return the number of sets of items, each of which is a state; 0 where items are not all of the same values."""
+        if self._listed is None or not self._plan.unique or self._plan.counts or len(self._listed) != 1:
             return 0
         size = len(self._listed[0])
         return sum(comb(size, taken) for taken in range(1, min(size, self._plan.high or size) + 1))
