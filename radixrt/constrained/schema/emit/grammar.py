@@ -9,9 +9,10 @@ from __future__ import annotations
 from radixrt.constrained.productions import NOTHING, Alt, EmptyLanguage, Expr, Lit, Productions, Ref, Term, alt
 from radixrt.constrained.regex import json_string, literals
 from radixrt.constrained.schema.emit.arrays import array_expression
+from radixrt.constrained.schema.emit.inhabited import empty_cause, inhabited, is_exact, without_empty
 from radixrt.constrained.schema.emit.json_text import SHORT, TextStyle
 from radixrt.constrained.schema.emit.objects import object_expression
-from radixrt.constrained.schema.emit.plan import Plan, empty_cause, inhabited, is_exact, plan_node, without_empty
+from radixrt.constrained.schema.emit.plan import Plan, plan_node
 from radixrt.constrained.schema.errors import EmptySchema
 from radixrt.constrained.schema.normal_form.graph import Graph
 from radixrt.constrained.schema.normal_form.nodes import Node
