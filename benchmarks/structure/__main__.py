@@ -100,7 +100,8 @@ VERDICT_COLUMNS = (
     "invalid accepted",
 )
 TIME_COLUMNS = (
-    "engine", "to first mask ms p50", "p90", "p95", "p99", "max", "mask us p50", "p99", "p99.9", "max", "masks",
+    "engine", "to first mask ms p50", "p90", "p95", "p99", "max", "of it load p50", "p99",
+    "mask us p50", "p99", "p99.9", "max", "masks",
 )  # fmt: skip
 
 
@@ -140,6 +141,7 @@ def times(name: str, answers: Sequence[Answer]) -> list[str]:
     return [
         name,
         *(f"{percentile(compile_ms, q):.1f}" for q in (50, 90, 95, 99, 100)),
+        *(f"{percentile([a.load_s * 1e3 for a in answers], q):.1f}" for q in (50, 99)),
         *(f"{percentile(masks, q):.0f}" for q in (50, 99, 99.9, 100)),
         str(len(masks)),
     ]

@@ -39,6 +39,7 @@ class Answer:
     Attributes:
         error: why there is no grammar, or what broke while it was used.
         compile_s: to the first mask.
+        load_s: of this, what llguidance takes to load the grammar that is written for it; 0 for the libraries alone.
         masks_us: of each later mask, microseconds.
         valid_refused, invalid_accepted, tests: instances, as written.
         refused_in_order: of `valid_refused`, those that are refused in the order of the schema too.
@@ -48,6 +49,7 @@ class Answer:
     id: str
     error: str | None = None
     compile_s: float = 0.0
+    load_s: float = 0.0
     masks_us: list[float] = field(default_factory=list)
     valid_refused: int = 0
     refused_in_order: int = 0
@@ -67,6 +69,9 @@ class Walk(Protocol):
 
 
 class EngineUnderTest(Protocol):
+    load_s: float
+    """See `Answer`; of the last grammar."""
+
     def compile(self, schema: str) -> Any:
         """A grammar from which `start` makes walks. Raises any exception for a schema that it refuses."""
 
@@ -97,13 +102,18 @@ class Ours:
 
         self._backends = Backends(vocabulary)
         self._backends.get("llguidance")
+        self.load_s = 0.0
 
     def compile(self, schema: str) -> Any:
         from radixrt.constrained.compile.compiler import compile_constraint, load
         from radixrt.constraint import Constraint
 
+        self.load_s = 0.0
         compiled = compile_constraint(Constraint(kind="json_schema", source=schema), self._backends)
-        return load(compiled, self._backends)
+        started = time.process_time()
+        template = load(compiled, self._backends)
+        self.load_s = time.process_time() - started
+        return template
 
     def start(self, grammar: Any) -> Walk:
         return OursWalk(grammar.new(), self._backends.vocabulary.eos_mask)
@@ -124,6 +134,8 @@ class XgrammarWalk:
 
 class Xgrammar:
     """Its own JSON-schema front end, with the standard's meaning of objects (strict_mode=False)."""
+
+    load_s = 0.0
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         import xgrammar
@@ -163,6 +175,8 @@ class LlguidanceWalk:
 class Llguidance:
     """Its own JSON-schema front end."""
 
+    load_s = 0.0
+
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._tokenizer = vocabulary.ll_tokenizer
 
@@ -194,6 +208,7 @@ def judge(engine: EngineUnderTest, vocabulary: Vocabulary, entry: dict[str, Any]
         grammar = engine.compile(json.dumps(entry["schema"], ensure_ascii=False))
         engine.start(grammar).fill(row)
         answer.compile_s = time.process_time() - started
+        answer.load_s = engine.load_s
         digest.update(row)
         for test in entry.get("tests", ()):
             tokens = vocabulary.encode(written(test["data"]))

@@ -25,7 +25,9 @@ ENTRIES: list[dict[str, Any]] = [
 def test_answers_of_an_engine(engine: str, tiny_model: Callable[[str], Path]) -> None:
     good, wrong, refused = run(engine, tiny_model("llama"), ENTRIES, 60.0)
     assert (good.id, good.error, good.tests, good.valid_refused, good.invalid_accepted) == ("good", None, 2, 0, 0)
-    assert good.compile_s > 0
+    assert good.compile_s > good.load_s >= 0
+    assert bool(good.load_s) is (engine == "radixrt")
+    assert refused.load_s == 0
     assert len(good.masks_us) >= 2
     assert (wrong.tests, wrong.invalid_accepted) == (1, 1)
     assert refused.error is not None
