@@ -114,7 +114,7 @@ class _ArrayAutomaton:
         return self._style.enclosed("[", body, "]", may_be_empty=self._may_end(start))
 
     def _num_sets(self) -> int:
-        """Return the number of sets of items, each of which is a state; 0 where items are not all of the same values."""
+        """Return the number of sets of items, each of which is a state; 0 where not all items have the same values."""
         if self._listed is None or not self._plan.unique or self._plan.counts or len(self._listed) != 1:
             return 0
         size = len(self._listed[0])
