@@ -12,7 +12,9 @@ import os
 import runpy
 import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +75,30 @@ def _is_alive(group: int) -> bool:
     with os.scandir("/proc") as entries:
         stats = [read_stat(int(entry.name)) for entry in entries if entry.name.isdecimal()]
     return any(stat is not None and stat.group == group and stat.state != "Z" for stat in stats)
+
+
+@contextlib.contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Hold SIGINT and SIGTERM back while something is made that nobody could close before it is complete.
+
+    What would raise `KeyboardInterrupt` in the middle of the block does so at its end. Signals without a handler of
+    Python's end the process as ever. In other threads than the main one, which runs no handlers, this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    held = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in held:
+        signal.signal(number, lambda signum, frame: received.append(signum))
+    try:
+        yield
+    finally:
+        for number, handler in held.items():
+            signal.signal(number, handler)
+        if received:
+            signal.raise_signal(received[0])
 
 
 def die_with_parent() -> None:

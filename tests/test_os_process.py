@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 
 import pytest
 
-from radixrt.os_process import end_group, is_alive, read_stat
+from radixrt.os_process import end_group, interrupts_deferred, is_alive, read_stat
 from tests.server_process import wait_for
 
 CHILD = "import time, radixrt.os_process as p; p.die_with_parent(); print('up', flush=True); time.sleep(600)"
@@ -77,3 +79,37 @@ def test_a_group_ends_with_what_it_ends_itself(stopped: bool) -> None:
         os.kill(compiler, signal.SIGKILL)
     assert wait_for(lambda: not is_alive(compiler, started.start_time))
     end_group(tool.pid, 60)  # there is none any more
+
+
+def test_interrupts_wait_for_the_end_of_a_block() -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    done: list[str] = []
+
+    @interrupts_deferred()
+    def interrupted(then: Callable[[], object]) -> None:
+        signal.raise_signal(signal.SIGINT)
+        then()
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(lambda: done.append("all"))
+    assert done == ["all"]
+    assert signal.getsignal(signal.SIGINT) is handler
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(lambda: os.stat("/nowhere"))
+    with interrupts_deferred():
+        done.append("without a signal")
+    assert done == ["all", "without a signal"]
+
+
+def test_interrupts_are_deferred_in_the_main_thread_alone() -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    seen: list[object] = []
+
+    def other() -> None:
+        with interrupts_deferred():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert seen == [handler]

@@ -27,6 +27,7 @@ from radixrt.engine.settings import EngineSettings
 from radixrt.engine.supervisor import Supervisor
 from radixrt.errors import EngineError
 from radixrt.messages.client import ToTokenizer
+from radixrt.os_process import interrupts_deferred
 
 
 class Launcher:
@@ -44,6 +45,8 @@ class Launcher:
         self._start_timeout_s = config.executor.start_timeout_s
         self._num_replicas = config.executor.replicas
         self._exit_code: ExitCode | None = None
+        self._close_lock = threading.Lock()
+        self._closed = False
         self.replicas: ReplicaSet | None = None
         try:
             remove_stale_folders()
@@ -54,13 +57,13 @@ class Launcher:
             self._cluster: LocalCluster | None = None
             if config.executor.executor == "ray" and config.executor.ray_address == "local":
                 self._cluster, config = start_local_cluster(config, self.folder)
-            self._supervisor = self._supervise(config, settings)
+            with interrupts_deferred():
+                self._supervisor = self._supervise(config, settings)
+                atexit.register(self.close)  # from here on there are threads and sockets
         except OSError as error:
             raise EngineError(
                 f"cannot use the temporary folder {tempfile.gettempdir()}: {error}; make room, or set TMPDIR"
             ) from error
-        self._close_lock = threading.Lock()
-        self._closed = False
 
     def _supervise(self, config: Config, settings: EngineSettings) -> Supervisor:
         context, client = self._context, self.client
@@ -101,12 +104,13 @@ class Launcher:
         Raises:
             EngineError: a worker failed or the engine was not ready in time; everything is cleaned up.
         """
-        atexit.register(self.close)
         try:
-            self._supervisor.start()
+            with interrupts_deferred():
+                self._supervisor.start()
             if self.replicas is not None:
                 for _ in range(self._num_replicas or 0):
-                    self.replicas.add()
+                    with interrupts_deferred():
+                        self.replicas.add()
             self._wait_ready()
         except BaseException:
             self.close()
