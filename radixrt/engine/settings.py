@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from radixrt.config import Config
+from radixrt.config import Config, ExecutorConfig
 from radixrt.distributed.rank_info import rank_from_environment
 from radixrt.engine.cluster.options import resolve_cluster
 from radixrt.engine.device_defaults import with_device_defaults
-from radixrt.errors import ConfigError, ModelLoadError
+from radixrt.errors import ConfigError, ModelLoadError, shown
 from radixrt.models.loading.partition import check_partition
 from radixrt.models.loading.source import cache_folder, prepare_model
 from radixrt.models.model_config import load_model_spec
@@ -80,6 +80,7 @@ def resolve_settings(config: Config, *, show_progress: bool) -> tuple[Config, En
         ModelLoadError, ConfigError: the model or an option is missing or does not fit; names it.
     """
     config = dataclasses.replace(config, executor=resolve_cluster(config.executor))
+    _check_step_trace(config.executor)
     wanted = config.executor.device
     device = ("cuda" if _has_cuda() else "cpu") if wanted == "auto" else wanted
     config = with_device_defaults(config, device)
@@ -116,6 +117,15 @@ def resolve_settings(config: Config, *, show_progress: bool) -> tuple[Config, En
         stage_layers=stage_layers,
     )
     return config, settings
+
+
+def _check_step_trace(options: ExecutorConfig) -> None:
+    """Raise ConfigError if ranks on this machine could not write the trace."""
+    if options.step_trace is None or options.executor == "ray":
+        return
+    path = Path(options.step_trace)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"step_trace={shown(options.step_trace)} cannot be written; name a file in a folder that can")
 
 
 def _ranks(config: Config) -> int:

@@ -178,6 +178,8 @@ def test_a_wrong_parameter_in_a_list_sends_nothing(engine: Engine) -> None:
         ({"modle": "x"}, ConfigError, "modle"),
         ({"page_size": 0}, ConfigError, "page_size"),
         ({"context_length": CONTEXT + 1}, ConfigError, "context_length"),
+        ({"step_trace": "/nowhere/steps.json"}, ConfigError, "step_trace='/nowhere/steps.json' cannot be written"),
+        ({"step_trace": "/"}, ConfigError, "step_trace='/' cannot be written"),
     ],
 )
 def test_an_engine_with_wrong_options_does_not_start(
