@@ -93,3 +93,8 @@ def test_errors_are_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_server_without_a_router_says_so() -> None:
     assert "start it with --replicas 1 or more" in table([])
+
+
+def test_what_is_no_url_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replicas", "list", "--url", "foo"]) == 2
+    assert "--url must be like http://127.0.0.1:30000, not 'foo'" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from typing import Any, Literal, TextIO
 
 import httpx
 
-from radixrt.errors import ConfigError
+from radixrt.errors import ConfigError, shown
 
 TIMEOUT_S = 30.0
 COLUMNS = ("replica", "state", "open", "queued", "running", "wait s", "hit rate", "slots used", "reason")
@@ -42,7 +42,9 @@ def change_replicas(
                 path = "drain" if action == "resume" else action
                 _checked(url, client.post(f"/replicas/{path}", json=body))
             found = _checked(url, client.get("/replicas")).json()["replicas"]
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol):
+        raise ConfigError(f"--url must be like http://127.0.0.1:30000, not {shown(url)}") from None
+    except httpx.HTTPError as error:
         raise ConfigError(f"{url} does not answer: {error}; start a server with radixrt launch --replicas 1") from None
     out.write(table(found))
     return 0

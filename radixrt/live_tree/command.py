@@ -10,7 +10,7 @@ from typing import TextIO
 
 import httpx
 
-from radixrt.errors import ConfigError
+from radixrt.errors import ConfigError, shown
 from radixrt.live_tree.feed import FeedTree
 from radixrt.live_tree.picture import picture
 
@@ -49,7 +49,9 @@ def show_tree(
             if live:
                 out.write("\x1b[?1049h\x1b[?25l")  # the other screen, without a cursor
             _follow(response, tree, out, live=live)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol):
+        raise ConfigError(f"--base-url must be like http://127.0.0.1:30000, not {shown(url)}") from None
+    except httpx.HTTPError as error:
         raise ConfigError(f"{url} does not answer: {error}; start a server with radixrt launch") from None
     except KeyboardInterrupt:
         return 0
