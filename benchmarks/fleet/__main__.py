@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -58,6 +59,11 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     for name, low in (("replicas", 1), ("count", 1), ("seeds", 1), ("slots", 1024)):
         if getattr(options, name) is not None and getattr(options, name) < low:
             parser.error(f"--{name} must be at least {low}")
+    rates = {"rate": options.rate or [], "speed": [options.speed], "link": [options.link]}
+    others = {"lag": [options.lag], "event-lag": [options.event_lag], "noise": [options.noise]}
+    for name, values in (rates | others).items():
+        if not all(map(math.isfinite, values)):
+            parser.error(f"--{name} must be a finite number")
     if min([options.speed, options.link, *(options.rate or [])]) <= 0:
         parser.error("--rate, --speed and --link must be above 0")
     if min(options.lag, options.event_lag, options.noise) < 0:

@@ -11,7 +11,7 @@ follow each other; requests behind a prefix that is on its way wait for it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.fleet.device import Device
 from radixrt.mem_cache.granules import GRANULE_TOKENS
@@ -138,12 +138,13 @@ def own_router(device: Device, replicas: int, make: Callable[[Device], Router]) 
 
 NO_LIMIT_S = 1e9
 VARIANTS: dict[str, Callable[[Device], Router]] = {
-    "wait": lambda device: Router(
-        context_length=device.context_length, request_timeout_s=NO_LIMIT_S, placement=OwnWait()
-    ),
-    "moves": lambda device: MovingRouter(
-        Moving(device.move_s), context_length=device.context_length, request_timeout_s=NO_LIMIT_S
-    ),
-    "priced": lambda device: Router(context_length=device.context_length, request_timeout_s=NO_LIMIT_S),
+    "wait": lambda device: Router(**_limits(device), placement=OwnWait()),
+    "moves": lambda device: MovingRouter(Moving(device.move_s), **_limits(device)),
+    "priced": lambda device: Router(**_limits(device)),
 }
 """Policies that are the engine's own router, or this router with other prices."""
+
+
+def _limits(device: Device) -> dict[str, Any]:
+    """Return the limits of a router whose replicas neither die nor stall: a long step is no silence."""
+    return {"context_length": device.context_length, "request_timeout_s": NO_LIMIT_S, "stall_s": NO_LIMIT_S}

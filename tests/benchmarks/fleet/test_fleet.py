@@ -8,21 +8,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from benchmarks.fleet.__main__ import main
 from benchmarks.fleet.baselines import ABS_THRESHOLD, Blocks, CacheAware, EagerRouter, LMetric, Sticky
-from benchmarks.fleet.device import Device
+from benchmarks.fleet.device import H200_8B, Device
 from benchmarks.fleet.fleet import Fleet, Outcome
 from benchmarks.fleet.policies import POLICIES, make_router
 from benchmarks.fleet.programs import WORKLOAD_A, WORKLOAD_B, Call, Program, fork_programs, shared_prefix
 from radixrt.messages.parts import Finish, ProgramHint, Timings, Usage
 from radixrt.messages.scheduler import TokenBatch, TokenDelta, TokenizedReq
+from radixrt.messages.scheduler_stats import StepTimes
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 
 
 def played(
-    policy: str, programs: Iterator[Program], replicas: int = 2, lag_s: float = 0.001, **sizes: float
+    policy: str, programs: Iterator[Program], replicas: int = 2, lag_s: float = 0.001, **sizes: float | StepTimes
 ) -> Outcome:  # fmt: skip
     device = Device(**{"num_slots": 60_000, **sizes})  # type: ignore[arg-type]
     fleet = Fleet(device, make_router(policy, replicas, device), replicas, lag_s=lag_s, event_lag_s=0.01)
@@ -39,6 +41,13 @@ def test_every_call_of_every_program_is_served_once(policy: str) -> None:
     assert outcome.output_tokens == 96 * calls
     assert outcome.refused == 0
     assert outcome == again
+
+
+@pytest.mark.parametrize("policy", ["priced", "wait", "moves"])
+def test_no_replica_counts_as_silent_during_a_long_step(policy: str) -> None:
+    outcome = played(policy, fork_programs(WORKLOAD_A, 0.1, 2, seed=1), times=structs.replace(H200_8B, step=9.0))
+    assert len(outcome.program_s) == 2
+    assert outcome.refused == 0
 
 
 def test_a_first_token_takes_the_prompt_two_messages_and_a_step() -> None:
@@ -174,3 +183,7 @@ def test_the_command_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureF
     with pytest.raises(SystemExit):
         main(["--replicas", "0"])
     assert "--replicas must be at least 1" in capsys.readouterr().err
+    for option, value in (("rate", "nan"), ("rate", "inf"), ("lag", "nan"), ("noise", "inf"), ("link", "nan")):
+        with pytest.raises(SystemExit):
+            main(["--workload", "A", f"--{option}", value])
+        assert f"--{option} must be a finite number" in capsys.readouterr().err
