@@ -254,7 +254,11 @@ class RouterLoop:
 
     def _lose(self, replica: int, now: float) -> None:
         load = self._router.placement.loads[replica]
-        logger.warning("replica %d is gone; %d requests go on elsewhere", replica, len(load.open) + len(load.queue))
+        requests = len(load.open) + len(load.queue)
+        if load.is_draining and not requests:
+            logger.info("replica %d has left", replica)
+        else:
+            logger.warning("replica %d is gone; %d requests go on elsewhere", replica, requests)
         self._router.died(replica, now)
         self._replicas.pop(replica).outbox.close()
         self._unknown.discard(replica)

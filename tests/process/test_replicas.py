@@ -236,6 +236,9 @@ def test_replicas_come_and_go_while_requests_run(
     assert replicas is not None
     app = create_app(engine.client, ServerConfig(), "tiny", replica_set=replicas)
     http = TestClient(app, base_url="http://127.0.0.1")
+    for body, code in ((b"{bad", "invalid_json"), (b"[1]", "invalid_type")):
+        refusal = http.post("/replicas/add", content=body, headers={"content-type": "application/json"})
+        assert (refusal.status_code, refusal.json()["error"]["code"]) == (400, code)
     added = http.post("/replicas/add").json()["replica"]
     assert added == 2
     assert wait_for(lambda: [info.state for info in replicas.describe()] == ["serving"] * 3)

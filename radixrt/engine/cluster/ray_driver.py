@@ -108,8 +108,12 @@ def connect(address: str, option: str) -> str:
     try:
         ray.init(address=address, **options)
     except Exception as error:  # of many kinds, some of them private to Ray
-        hint = f"start one with `ray start --head`, or use {option}=local" if address == "auto" else "is it up?"
-        raise ConfigError(f"Ray cannot be joined ({option}={address}): {error}; {hint}") from error
+        if address == "auto" and isinstance(error, ConnectionError):  # Ray's own text names options of its own
+            raise ConfigError(
+                f"no Ray cluster runs on this machine ({option}=auto); start one with `ray start --head`, name another "
+                f"with {option}=HOST:PORT, or use {option}=local"
+            ) from error
+        raise ConfigError(f"Ray cannot be joined ({option}={address}): {error}; is it up?") from error
     warn_without_token(os.environ)
     return str(ray.util.get_node_ip_address())
 

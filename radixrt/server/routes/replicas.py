@@ -16,6 +16,10 @@ from radixrt.server.http.receive import receive_json
 from radixrt.server.service import Service
 
 
+class AddRequest(msgspec.Struct, kw_only=True):
+    """Body of /replicas/add, which needs none."""
+
+
 class DrainRequest(msgspec.Struct, kw_only=True):
     """Body of /replicas/drain; with `on` false the replica gets new requests again."""
 
@@ -30,6 +34,7 @@ class RemoveRequest(msgspec.Struct, kw_only=True):
     timeout_s: float | None = None
 
 
+add_decoder = msgspec.json.Decoder(AddRequest)
 drain_decoder = msgspec.json.Decoder(DrainRequest)
 remove_decoder = msgspec.json.Decoder(RemoveRequest)
 
@@ -61,6 +66,8 @@ async def list_replicas(service: Service, request: Request) -> Response:
 
 async def add_replica(service: Service, request: Request) -> Response:
     """Start a replica, and answer at once: it takes requests when its state is "serving"."""
+    if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
+        await receive_json(service, request, add_decoder)
     number = await asyncio.to_thread(_replicas(service).add)
     return json_response({"status": "ok", "replica": number})
 
