@@ -11,9 +11,9 @@ in the queue's tokens, and the others move up when it is sent (`waiting_for`, `c
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice, takewhile
 
 from radixrt.mem_cache.granules import GRANULE_TOKENS
 from radixrt.router.replica_index import Prefix
@@ -21,6 +21,8 @@ from radixrt.router.routed_request import RoutedRequest, Work
 from radixrt.scheduler.queue_order import MATCH_UNIT, PATIENCE_S
 
 _Key = tuple[int, bool, int, int, int]
+_Entry = tuple[_Key, int, RoutedRequest]
+"""A request with its place in the order, and the number of the entry, which decides between equal keys."""
 MAX_VISITS = 1024
 """Entries that `RequestQueue.ahead` looks at, about 1 ms."""
 
@@ -42,7 +44,9 @@ class RequestQueue:
         self.tokens = 0
         self.outputs = 0.0
         self.size = 0
-        self._heap: list[tuple[_Key, int, RoutedRequest]] = []
+        self._heap: list[_Entry] = []  # void entries too
+        self._entries: dict[str, _Entry] = {}  # the one of each request that is not void
+        self._numbers = itertools.count()
         self._arrivals: deque[tuple[int, RoutedRequest]] = deque()
         self._has_states = has_states
         self._missed: dict[int, int] = {}  # hash of a granule -> number of requests that miss it
@@ -52,7 +56,7 @@ class RequestQueue:
         return self.size
 
     def __iter__(self) -> Iterator[RoutedRequest]:
-        return (entry[2] for entry in self._heap if _is_valid(entry))
+        return (entry[2] for entry in self._heap if self._is_valid(entry))
 
     @property
     def slots(self) -> float:
@@ -67,7 +71,7 @@ class RequestQueue:
     def first(self, now: float) -> RoutedRequest | None:
         """The request to send next; None if the queue is empty."""
         heap, arrivals = self._heap, self._arrivals
-        while heap and not _is_valid(heap[0]):
+        while heap and not self._is_valid(heap[0]):
             heapq.heappop(heap)
         while arrivals and arrivals[0][1].version != arrivals[0][0]:
             arrivals.popleft()
@@ -81,8 +85,8 @@ class RequestQueue:
         """Return the first requests, about in the order in which they will be sent; at most MAX_VISITS entries of a
         queue are looked at, however long it is."""
         found = self._smallest(count)
-        overdue = takewhile(lambda entry: now - entry[1].arrived_at > PATIENCE_S, self._arrivals)
-        late = [each for version, each in islice(overdue, MAX_VISITS) if each.version == version][:count]
+        overdue = itertools.takewhile(lambda entry: now - entry[1].arrived_at > PATIENCE_S, self._arrivals)
+        late = [each for version, each in itertools.islice(overdue, MAX_VISITS) if each.version == version][:count]
         places = {each.rid: (-each.arrival.priority, 0, i) for i, each in enumerate(late)}
         for i, each in enumerate(found):
             places.setdefault(each.rid, (-each.arrival.priority, 1, i))
@@ -98,7 +102,7 @@ class RequestQueue:
             if not border or len(found) == count:
                 break
             entry, at = heapq.heappop(border)
-            if _is_valid(entry):
+            if self._is_valid(entry):
                 found.append(entry[2])
             for below in (2 * at + 1, 2 * at + 2):
                 if below < len(heap):
@@ -108,6 +112,7 @@ class RequestQueue:
     def remove(self, request: RoutedRequest) -> None:
         """Remove a request, whose entries become void."""
         self._leave(request)
+        del self._entries[request.rid]
         request.version += 1
         self._drop_void()
 
@@ -143,7 +148,8 @@ class RequestQueue:
 
     def _enter(self, request: RoutedRequest) -> None:
         key = (-request.arrival.priority, request.begins_program, -_hit(request), request.program_seq, request.seq)
-        heapq.heappush(self._heap, (key, request.version, request))
+        entry = self._entries[request.rid] = (key, next(self._numbers), request)
+        heapq.heappush(self._heap, entry)
         missed = self._granules(request)
         self._count(request, missed, 1)
         if missed:
@@ -180,19 +186,17 @@ class RequestQueue:
         self.outputs += change * request.work.output
         self.size += change
 
+    def _is_valid(self, entry: _Entry) -> bool:
+        """Return True if the request is in the queue, and the entry is that of its present work."""
+        return self._entries.get(entry[2].rid) is entry
+
     def _drop_void(self) -> None:
         """Forget void entries once most are, those out of the reach of `first` too."""
         if self.num_entries > 2 * self.size + 64:
-            self._heap = [entry for entry in self._heap if _is_valid(entry)]
+            self._heap = [entry for entry in self._heap if self._is_valid(entry)]
             heapq.heapify(self._heap)
             self._arrivals = deque(entry for entry in self._arrivals if entry[1].version == entry[0])
 
 
 def _hit(request: RoutedRequest) -> int:
     return (request.work.length - request.work.miss) // MATCH_UNIT
-
-
-def _is_valid(entry: tuple[_Key, int, RoutedRequest]) -> bool:
-    """Return True if the request is in the queue, with the hit that its key says."""
-    key, version, request = entry
-    return request.version == version and key[2] == -_hit(request)

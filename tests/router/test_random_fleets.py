@@ -81,6 +81,8 @@ class Chaos:
         for _ in range(events):
             self.event()
             self.fleet.play(self.rng.randint(0, 25))
+            for load in self.fleet.router.placement.loads.values():
+                assert len(list(load.queue)) == load.queue.size
         self.fleet.drain()
 
     def check(self) -> None:

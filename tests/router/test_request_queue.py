@@ -52,6 +52,23 @@ def test_the_first_requests_are_listed_in_the_order_in_which_they_are_sent() -> 
     assert queue.ahead(5, now) == []
 
 
+def test_a_hit_that_comes_back_leaves_one_entry() -> None:
+    """As where a replica's cache is emptied behind the prefix that another request has booked."""
+    queue, one, other = RequestQueue(), request(1, hit=0), request(2, hit=0)
+    for each in (one, other):
+        queue.add(each)
+    first = one.work
+    for _ in range(3):
+        queue.changed(one, Work(first.miss - MATCH_UNIT, first.length, first.output))
+        assert [each.seq for each in queue.ahead(5, 0.0)] == [1, 2]
+        queue.changed(one, first)
+    assert sorted(each.seq for each in queue) == [1, 2]
+    assert [each.seq for each in queue.ahead(5, 0.0)] == [1, 2]
+    for each in list(queue):
+        queue.remove(each)
+    assert (list(queue), queue.size, queue.first(0.0)) == ([], 0, None)
+
+
 def test_requests_that_end_below_the_first_are_not_kept() -> None:
     """Requests of low priority that time out, behind one of high priority that stays."""
     queue, stays = RequestQueue(), request(0, priority=9)
