@@ -97,6 +97,16 @@ def test_options_told_apart_by_a_tag_keep_their_own_rules() -> None:
     check(tagged, [{"tag": 3, "v": "x"}, {"tag": 3, "v": 1}, {"tag": 41}, {}])
 
 
+def test_tags_of_schemas_that_refer_to_one_another_are_looked_for_once() -> None:
+    """The references double at each of 26 levels."""
+    twice = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(26)}
+    last = {"type": "object", "properties": {"t": {"const": "b"}}, "required": ["t"]}
+    outer = {"type": "object", "properties": {"t": {"enum": ["a", "b"]}}, "required": ["t"]}
+    schema = {**outer, "oneOf": [{"properties": {"t": {"const": "a"}}}, {"$ref": "#/$defs/a0"}]}
+    normal = normalize({**schema, "$defs": {**twice, "a26": last}})
+    assert [normal.accepts({"t": tag}) for tag in "abc"] == [True, True, False]
+
+
 def test_a_pattern_with_one_text_is_a_tag() -> None:
     """Comparing forty options in pairs takes tens of milliseconds."""
     patterns = [{"type": "string", "pattern": f"^k{number}$"} for number in range(5)]

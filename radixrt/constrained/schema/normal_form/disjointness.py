@@ -118,8 +118,13 @@ def _named_members(graph: Graph, located: Located) -> tuple[set[str], dict[str, 
     required: set[str] = set()
     members: dict[str, Located] = {}
     pending = [located]
+    seen: set[Located] = set()
     while pending:
-        for assertion in graph.assertions(pending.pop()):
+        one = pending.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        for assertion in graph.assertions(one):
             if isinstance(assertion, Required):
                 required.update(assertion.names)
             elif isinstance(assertion, Properties):
