@@ -113,7 +113,7 @@ class GrammarManager:
         self._load_error: FinishError | None = None
         self._client: CompileClient | None = None
         self._loader: TaskThread[str, Backends | GrammarTemplate] | None = None
-        self._loading_large: set[str] = set()  # keys of the grammars that small ones must not wait for
+        self._loading: dict[str, bool] = {}  # grammars in the loader's thread, and whether each is small
         self._steps_in_flight = False
         self._inline = inline
         self._worker = worker
@@ -293,8 +293,8 @@ class GrammarManager:
         assert self._loader is not None
         if self._load_error is not None:
             self._failed(compilation, self._load_error, compilation.constraint.kind, now)
-        elif backends is None:
-            return  # `_loaded` calls this again
+        elif backends is None or compilation.key in self._loading:
+            return  # `_loaded` calls this again, for every grammar
         elif self._loads_here(compiled):
             try:
                 template = load(compiled, backends)
@@ -303,18 +303,17 @@ class GrammarManager:
             else:
                 self._usable(compilation, template, now)
         else:
-            if not _is_small(compiled):
-                self._loading_large.add(compilation.key)
+            self._loading[compilation.key] = _is_small(compiled)
             self._loader.submit(compilation.key, lambda: load(compiled, backends))
 
     def _loads_here(self, compiled: CompiledConstraint) -> bool:
         """Return whether the calling thread loads a grammar: the rows in flight wait for it at most as long as its
         requests would wait for a large grammar that the loader has before it."""
-        return _is_small(compiled) and (not self._steps_in_flight or bool(self._loading_large))
+        return _is_small(compiled) and (not self._steps_in_flight or not all(self._loading.values()))
 
     def _loaded(self, key: str, result: Backends | GrammarTemplate | Exception, now: float) -> None:
         if key:
-            self._loading_large.discard(key)
+            del self._loading[key]
             compilation = self._compilations[key]
             if isinstance(result, GrammarTemplate):
                 self._usable(compilation, result, now)
@@ -325,7 +324,7 @@ class GrammarManager:
             self._backends = self._backends or result
             if not self._inline:
                 gc.freeze()  # the vocabulary stays: to walk it took a collection 10 to 26 ms, which every row waits for
-        else:
+        elif self._backends is None:  # else the calling thread could make them
             self._load_error = FinishError(f"constraints cannot be served: {result}", status=501)
         for compilation in [each for each in self._compilations.values() if each.compiled is not None]:
             self._load(compilation, now)

@@ -287,9 +287,45 @@ def test_a_small_grammar_does_not_wait_for_a_large_one_that_is_loading(
     manager = with_worker()
     until_workers_are_ready(manager, clock)
     manager.submit(request("large", choices=[f"{i:05}" * 4 for i in range(4000)]), clock.now)
-    wait_until(lambda: manager.poll(clock.now, steps_in_flight=True) == [] and bool(manager._loading_large), "no load")
+    wait_until(lambda: manager.poll(clock.now, steps_in_flight=True) == [] and bool(manager._loading), "no load")
     manager.submit(request("small", regex="[a-z]{3}"), clock.now)
     assert list(drain(manager, clock, steps_in_flight=True)) == ["small"]
     released.set()
     assert list(drain(manager, clock, steps_in_flight=True)) == ["large"]
-    assert manager._loading_large == set()
+    assert manager._loading == {}
+
+
+@pytest.mark.parametrize("is_compiled_first", [True, False])
+def test_a_vocabulary_of_two_threads_loads_each_grammar_once(
+    vocabulary: Vocabulary, model_folder: Path, clock: Clock, is_compiled_first: bool
+) -> None:
+    """Inline, a Lark grammar has a worker and the loader's thread; others are compiled in the calling thread."""
+    released = threading.Event()
+
+    def make_vocabulary() -> Vocabulary:
+        assert threading.current_thread() is threading.main_thread() or released.wait(LIMIT_S)
+        return vocabulary
+
+    settings = WorkerSettings(str(model_folder), VOCAB_SIZE, list(EOS_IDS))
+    manager = GrammarManager(make_vocabulary, inline=True, worker=settings, compile_timeout_s=COMPILE_S)
+    try:
+        manager.submit(request("lark", ebnf='start: "a" | "b"'), clock.now)
+        (lark,) = manager._compilations.values()
+        ready: list[str] = []
+
+        def poll() -> None:
+            ready.extend(each.message.rid for each in manager.poll(clock.now, steps_in_flight=True))
+
+        for name in ("compiled", "inline") if is_compiled_first else ("inline", "compiled"):
+            if name == "inline":
+                manager.submit(request("inline", regex="[a-z]"), clock.now)
+            else:
+                wait_until(lambda: (poll(), lark.compiled is not None)[1], "it was not compiled")
+        released.set()
+        wait_until(lambda: (poll(), len(ready) == 2)[1], "the grammars were not loaded")
+        assert sorted(ready) == ["inline", "lark"]
+        assert manager.num_pending == 0
+        assert manager._loading == {}
+    finally:
+        released.set()
+        manager.close()
