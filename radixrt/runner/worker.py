@@ -304,6 +304,7 @@ def serve_steps(
             return
         if isinstance(message, ForwardStep):
             _handle_step(worker, message, heartbeat, allowance)
+            idle_work = True  # the step may have asked for a graph
         elif message is not None:
             worker.handle(message)
         elif worker.is_waiting:

@@ -137,3 +137,20 @@ def test_a_device_that_does_not_complete_a_step_ends_the_worker(
     monkeypatch.setattr(worker, "_step_timeout_s", 0.0)
     with pytest.raises(EngineError, match="has not completed step 0"):
         worker.answer_ready()
+
+
+def test_after_a_step_there_may_be_idle_work_again(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step may have asked for a graph that nothing else would capture."""
+    worker = make_worker(tiny_model("llama"), LocalChannel())
+    asked: list[bool] = []
+    monkeypatch.setattr(worker, "idle_work", lambda: bool(asked.append(worker.is_waiting)))
+    arrivals: list[ToRunner | None] = [None, None, STEP, *[None] * 1000]
+
+    class Arrivals:
+        def recv(self, timeout_s: float) -> ToRunner | None:
+            return arrivals.pop(0)
+
+    serve_steps(worker, Arrivals(), until=lambda: len(arrivals) < 3)  # type: ignore[arg-type]
+    assert asked == [False, False]
