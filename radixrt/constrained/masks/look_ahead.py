@@ -128,4 +128,5 @@ def _take(grammar: TextGrammar, token: int, remaining: int) -> int:
         if grammar.is_terminated():
             return 0
     grammar.mask()
+    grammar.find_others()
     return taken

@@ -147,6 +147,7 @@ class MaskCache:
         if self._num_edges >= self._max_edges:
             for each in self._with_edges:
                 each.after.clear()
+                each.is_claimed = False
                 self._drop_runs(each)
             self._with_edges.clear()
             self._num_edges = 0

@@ -214,10 +214,12 @@ def test_token_sets_of_runs_are_counted_once(backends: Backends) -> None:
     cache.at((start, b"more"))
     assert states[0].runs is None
     assert cache.num_bytes == 3 * STATE_BYTES + size
+    states[1].is_claimed = True
     cache.connect(states[1], 1, states[2])
     cache.connect(states[2], 1, states[1])
     cache.connect(states[1], 2, states[2])  # one more than are remembered
     assert states[1].runs is states[2].runs is None
+    assert not states[1].is_claimed, "what was found ahead is forgotten as well"
     assert cache.num_bytes == 3 * STATE_BYTES
 
 
