@@ -136,6 +136,7 @@ class ReplicaSet:
         self._give_up = give_up
         self._lock = threading.RLock()
         self._replicas: dict[int, _Replica] = {}
+        self._ending: set[int] = set()  # numbers of removed replicas whose processes may still use their devices
         self._lives = itertools.count(1)
         self._closing = False
 
@@ -151,7 +152,8 @@ class ReplicaSet:
         with self._lock:
             if self._closing:
                 raise EngineError("the engine is being shut down")
-            number = next(each for each in itertools.count() if each not in self._replicas)
+            taken = self._replicas.keys() | self._ending
+            number = next(each for each in itertools.count() if each not in taken)
             replica = _Replica(self, number, next(self._lives))
             group = ProcessGroup(
                 replica_kinds(self._config, self._settings), f"{self._folder}/r{number}.{replica.life}",
@@ -216,10 +218,14 @@ class ReplicaSet:
                 return  # another call was faster, or the engine is closed
             logger.info("replica %d is removed; its open requests: %d", replica.number, replica.open_requests)
             del self._replicas[replica.number]
+            self._ending.add(replica.number)
             replica.is_up = False
             self._notify(replica)
             self.client.forget_replica(replica.number, replica.life)
-        self._stop([replica])
+        try:
+            self._stop([replica])
+        finally:
+            self._ending.discard(replica.number)
 
     def describe(self) -> list[ReplicaStatus]:
         """Return all replicas, by number."""
