@@ -128,5 +128,4 @@ def _take(grammar: TextGrammar, token: int, remaining: int) -> int:
         if grammar.is_terminated():
             return 0
     grammar.mask()
-    grammar.find_others()
     return taken

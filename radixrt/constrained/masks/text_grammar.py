@@ -207,14 +207,10 @@ class TextGrammar(Grammar):
         """Entry of the present parser state."""
         return self._path[-1]
 
-    def find_others(self) -> None:
-        """Remember what else leads where accepted tokens have led, which `settle` would do later."""
+    def settle(self) -> None:
         for here, token, after in self._to_settle:
             self._find_others(here, token, after)
         self._to_settle.clear()
-
-    def settle(self) -> None:
-        self.find_others()
         if self._behind >= self._settle_at:
             self._asking(lambda matcher: None)
 

@@ -149,10 +149,3 @@ def test_behind_a_marker_the_constraint_is_looked_at(backends: Backends) -> None
     ahead.add(ReasoningGrammar(Marker(backends.vocabulary, "</t>"), made.new(), None), 100)
     assert ahead.turn()
     assert made.start.is_claimed
-
-
-def test_tokens_that_lead_to_one_state_are_found_ahead(backends: Backends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look_ahead, "SLOW_S", 1000.0)
-    made = template(Productions({"start": Term(parse_regex("[a-z]{60,}", search=False))}), backends)
-    look(made.new())
-    assert sum(state.runs is not None for state in made.masks._known.values()) > 3
