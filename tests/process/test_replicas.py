@@ -229,8 +229,9 @@ def test_commands_are_for_all_replicas(engine: radixrt.Engine) -> None:
 
 
 def test_replicas_come_and_go_while_requests_run(
-    engine: radixrt.Engine, expected: list[list[int]], caplog: pytest.LogCaptureFixture
-) -> None:
+    engine: radixrt.Engine, expected: list[list[int]], caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     caplog.set_level("INFO", "radixrt.engine")
     replicas = engine.replicas
     assert replicas is not None
@@ -244,12 +245,17 @@ def test_replicas_come_and_go_while_requests_run(
     assert wait_for(lambda: [info.state for info in replicas.describe()] == ["serving"] * 3)
     streams = Streams(engine)
     gone_pids = replicas.describe()[0].pids.values()
+    numbers: list[int] = []  # that a replica which is added while the processes of another one end does not get
+    stop = replicas._stop
+    monkeypatch.setattr(replicas, "_stop", lambda gone: (numbers.extend(replicas._ending), stop(gone)))
     assert http.post("/replicas/drain", json={"replica": 0}).status_code == 200
     assert http.post("/replicas/remove", json={"replica": 0, "timeout_s": 0}).status_code == 200
     assert wait_for(lambda: [each["replica"] for each in http.get("/replicas").json()["replicas"]] == [1, 2])
     assert streams.end() == expected
     assert streams.errors == [None] * len(PROMPTS), "what was open there goes on elsewhere"
     assert wait_for(lambda: all(gone(pid) for pid in gone_pids))
+    assert numbers == [0]
+    assert wait_for(lambda: not replicas._ending)
     assert 'radixrt_replica_state{model_name="tiny",replica="2",state="serving"} 1.0' in http.get("/metrics").text
     assert http.get("/health").json()["replicas"] == {"serving": 2}
     replicas.remove(2)
