@@ -1,10 +1,11 @@
-"""Strings divided into kinds: those that are in the same ones of some languages.
+"""Division of strings into kinds: two strings are of one kind if the same ones of some languages have both.
 
 The product of the languages' automata shows at once which kinds there are, and is the automaton of any union of them.
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Protocol
@@ -13,7 +14,7 @@ from radixrt.constrained.regex.algebra import alternate
 from radixrt.constrained.regex.boolean import complement, intersect, plain_expression, unexpanded_intersection
 from radixrt.constrained.regex.charset import CharSet, partition
 from radixrt.constrained.regex.derivatives import derive
-from radixrt.constrained.regex.nodes import Regex, first_sets
+from radixrt.constrained.regex.nodes import Regex, RegexTooComplex, first_sets
 from radixrt.constrained.regex.search import is_disjoint, is_empty
 
 Kind = frozenset[int]
@@ -44,7 +45,10 @@ def divide(languages: tuple[Regex, ...], max_kinds: int) -> Division:
     Raises:
         RegexTooComplex: a language is too complex.
     """
-    product = Product.of(languages) if len(languages) > 1 else None
+    product: Product | None = None
+    if len(languages) > 1:
+        with contextlib.suppress(RegexTooComplex):  # the pieces are not followed as far
+            product = Product.of(languages)
     return product or Pieces.of(languages, max_kinds)
 
 
@@ -67,7 +71,7 @@ class Product:
 
     @staticmethod
     def of(languages: tuple[Regex, ...]) -> Product | None:
-        """None if the automaton has more than MAX_STATES states. Raises RegexTooComplex."""
+        """Return None if the automaton has more than MAX_STATES states. Raises RegexTooComplex."""
         numbers = {languages: 0}
         order = [languages]
         arrows: list[dict[int, CharSet]] = []

@@ -62,6 +62,16 @@ def test_a_large_product_is_divided_piece_by_piece(monkeypatch: pytest.MonkeyPat
     assert not matches(division.all_but(*division.kinds), "ccccccccd")
 
 
+def test_what_is_too_complex_together_is_divided_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_complex(*languages: rx.Regex) -> None:
+        raise rx.RegexTooComplex("together")
+
+    monkeypatch.setattr(Product, "of", too_complex)
+    division = product.divide((pattern("^q"), pattern("r$")), LIMIT)
+    assert isinstance(division, Pieces)
+    assert matches(division.strings_of(frozenset({0, 1})), "qr")
+
+
 def test_excluded_listed_strings_stay_a_complement() -> None:
     division = product.divide((pattern("^(?:name|id)$"), pattern("^x-")), LIMIT)
     assert isinstance(division, Product)
