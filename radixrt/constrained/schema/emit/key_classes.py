@@ -87,19 +87,18 @@ def key_classes(graph: Graph, shape: ObjectShape, pointer: str) -> list[KeyClass
         reason = f"the patterns divide the names of one object into more than {limit} kinds"
         raise over_limit(pointer, "patternProperties", reason)
     rest = _demanded(shape, frozenset())
-    groups: dict[object, list[frozenset[int]]] = {}  # of kinds whose values share a node; each alone if some are wanted
+    groups: dict[object, tuple[Formulas, list[frozenset[int]]]] = {}  # of kinds whose values share a node
     for kind in division.kinds:
         formulas = _demanded(shape, frozenset([tests[place] for place in kind]))
         if shape.witnesses:
-            groups[kind] = [kind]
+            groups[kind] = formulas, [kind]  # each alone: a witness may be of some of them
         elif rest is NONE or frozenset(formulas) != frozenset(rest):
-            groups.setdefault(frozenset(formulas), []).append(kind)
+            groups.setdefault(frozenset(formulas), (formulas, []))[1].append(kind)
     classes: list[KeyClass] = []
     if rest is not NONE:
-        apart = [kind for kinds in groups.values() for kind in kinds]
+        apart = [kind for _, kinds in groups.values() for kind in kinds]
         classes.append(KeyClass(frozenset(), division.all_but(*apart) if apart else ANY, rest))
-    for kinds in groups.values():
-        formulas = _demanded(shape, frozenset([tests[place] for place in kinds[0]]))
+    for formulas, kinds in groups.values():
         if formulas is not NONE:
             passed = frozenset([tests[place] for place in frozenset.intersection(*kinds)])
             classes.append(KeyClass(passed, division.strings_of(*kinds), formulas))
