@@ -65,13 +65,17 @@ def check_content_type(request: Request) -> None:
     given = headers.get("content-type", "")
     if given.partition(";")[0].strip().lower() == JSON_TYPE:
         return
-    has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
-    if has_body or given or "origin" in headers:
+    if has_body(request) or given or "origin" in headers:
         raise RequestError(
             f"the content type is {shown(given) if given else 'missing'}; send the header 'Content-Type: {JSON_TYPE}'",
             code="unsupported_media_type",
             status=415,
         )
+
+
+def has_body(request: Request) -> bool:
+    """Return whether a request announces a body."""
+    return request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
 
 
 async def receive(service: Service, request: Request, decoder: msgspec.json.Decoder[B]) -> tuple[B, EngineReady]:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from radixrt.engine.replica_set import ReplicaSet, ReplicaStatus
 from radixrt.errors import RequestError
 from radixrt.server.http.errors import json_response
-from radixrt.server.http.receive import receive_json
+from radixrt.server.http.receive import has_body, receive_json
 from radixrt.server.service import Service
 
 
@@ -66,7 +66,7 @@ async def list_replicas(service: Service, request: Request) -> Response:
 
 async def add_replica(service: Service, request: Request) -> Response:
     """Start a replica, and answer at once: it takes requests when its state is "serving"."""
-    if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
+    if has_body(request):
         await receive_json(service, request, add_decoder)
     number = await asyncio.to_thread(_replicas(service).add)
     return json_response({"status": "ok", "replica": number})
