@@ -47,7 +47,7 @@ class RoutedRequest:
         is_aborted: its replica has been told to end it.
         has_started: anything has come back since it was sent.
         deaths: number of replicas that died while they had it.
-        version: number of times that it was bound; entries of queues with another one are void.
+        version: number of times that it was bound; arrivals in queues with another one are void.
     """
 
     __slots__ = (
