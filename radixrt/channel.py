@@ -57,9 +57,7 @@ class Curve:
             socket.curve_serverkey = self.server
 
 
-def _attach(
-    socket: zmq.Socket[Any], endpoint: str, bind: bool, curve: Curve | None, reconnects: bool = True
-) -> str:  # fmt: skip
+def _attach(socket: zmq.Socket[Any], endpoint: str, bind: bool, curve: Curve | None, reconnects: bool = True) -> str:
     """Bind or connect; return the endpoint, with the assigned port if none was given."""
     if curve is not None:
         curve.apply(socket)
@@ -100,9 +98,15 @@ class ZmqInbox(Generic[M]):
     """
 
     def __init__(
-        self, context: zmq.Context[Any], endpoint: str, message_type: Any, *, bind: bool = True,
-        curve: Curve | None = None, reconnects: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        context: zmq.Context[Any],
+        endpoint: str,
+        message_type: Any,
+        *,
+        bind: bool = True,
+        curve: Curve | None = None,
+        reconnects: bool = True,
+    ) -> None:
         self.socket = context.socket(zmq.PULL)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.RCVHWM, 0)
@@ -135,9 +139,14 @@ class ZmqOutbox(Generic[M]):
     """Connects to an inbox's endpoint, which need not exist yet. See `ZmqInbox` for the arguments."""
 
     def __init__(
-        self, context: zmq.Context[Any], endpoint: str, *, bind: bool = False, curve: Curve | None = None,
+        self,
+        context: zmq.Context[Any],
+        endpoint: str,
+        *,
+        bind: bool = False,
+        curve: Curve | None = None,
         reconnects: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.socket = context.socket(zmq.PUSH)
         self.socket.setsockopt(zmq.LINGER, 200)
         self.socket.setsockopt(zmq.SNDHWM, 0)

@@ -32,9 +32,14 @@ class RequestError(RadixRTError):
     """
 
     def __init__(
-        self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400,
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        status: int = 400,
         retry_after_s: float | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param

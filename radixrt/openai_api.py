@@ -57,8 +57,9 @@ def find_server(url: str, model: str | None = None, api_key: str | None = None) 
         ) from None
     if response.status_code in (401, 403):
         fix = f"give the right one with --api-key or {name}" if key else f"give one with --api-key or {name}"
-        raise ConfigError(f"{base} refuses {'the API key' if key else 'requests without a key'}: "
-                          f"{error_message(response)}; {fix}")  # fmt: skip
+        raise ConfigError(
+            f"{base} refuses {'the API key' if key else 'requests without a key'}: {error_message(response)}; {fix}"
+        )
     served = _listed(response)
     if model is None and not served:
         raise ConfigError(f"{base}/models lists no models ({response.status_code}); name one with --model")

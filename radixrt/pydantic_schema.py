@@ -157,7 +157,7 @@ class _Generator(GenerateJsonSchema):
 
     def _url(
         self, schema: core_schema.UrlSchema | core_schema.MultiHostUrlSchema, out: JsonSchemaValue
-    ) -> JsonSchemaValue:  # fmt: skip
+    ) -> JsonSchemaValue:
         """An absolute URL with a plain host, which every URL parser takes."""
         schemes = schema.get("allowed_schemes")
         scheme = "|".join(re.escape(s) for s in schemes) if schemes else "[a-z][a-z0-9+.-]*"

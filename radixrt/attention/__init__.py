@@ -18,9 +18,17 @@ logger = logging.getLogger(__name__)
 
 
 def make_backend(
-    name: str, kv_cache: KVCache, layers: list[AttentionLayer], *, dtype: torch.dtype, max_rows: int,
-    context_length: int, kernel_cache: Path, dependent_launch: bool, modules: FlashInferModules | None = None,
-) -> AttentionBackend:  # fmt: skip
+    name: str,
+    kv_cache: KVCache,
+    layers: list[AttentionLayer],
+    *,
+    dtype: torch.dtype,
+    max_rows: int,
+    context_length: int,
+    kernel_cache: Path,
+    dependent_launch: bool,
+    modules: FlashInferModules | None = None,
+) -> AttentionBackend:
     """Return the backend for a config value: auto, torch_native, cpu or flashinfer.
 
     auto selects the fastest backend for the device. If it is unavailable, the reason and the fix are logged once, and
@@ -60,9 +68,14 @@ def make_backend(
 
 
 def start_loading(
-    name: str, windows: Iterable[int | None], *, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype,
+    name: str,
+    windows: Iterable[int | None],
+    *,
+    head_dim: int,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
     device: torch.device,
-) -> FlashInferModules | None:  # fmt: skip
+) -> FlashInferModules | None:
     """Begin to load the kernels of the backend for a config value in the background, before the layers exist.
 
     With auto, kernels that were never compiled on this machine are compiled in the background while the engine serves;

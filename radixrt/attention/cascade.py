@@ -271,9 +271,17 @@ class CascadeRunner:
     """
 
     def __init__(
-        self, *, num_heads: int, num_kv_heads: int, head_dim: int, max_rows: int, device: torch.device,
-        dtype: torch.dtype, processors: int | None = None, tiles: tuple[Tile, ...] = TILES,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        max_rows: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        processors: int | None = None,
+        tiles: tuple[Tile, ...] = TILES,
+    ) -> None:
         if head_dim not in (16, 32, 64, 128, 256):
             raise ValueError(f"shared attention takes head dims of 16, 32, 64, 128 and 256, not {head_dim}")
         if num_heads // num_kv_heads > max(tile.block_m for tile in tiles):
@@ -287,9 +295,14 @@ class CascadeRunner:
             processors = torch.cuda.get_device_properties(device).multi_processor_count
         partials = max(MIN_PARTIALS, PARTIALS_PER_ROW * max_rows)
         self.limits = CascadeLimits(
-            num_heads, num_kv_heads, processors, max_rows, max_partials=partials, max_items=max(256, 2 * max_rows),
+            num_heads,
+            num_kv_heads,
+            processors,
+            max_rows,
+            max_partials=partials,
+            max_items=max(256, 2 * max_rows),
             tiles=tiles,
-        )  # fmt: skip
+        )
         self._partial = torch.empty(partials, num_heads, head_dim, dtype=dtype, device=device)
         self._partial_lse = torch.empty(partials, num_heads, dtype=torch.float32, device=device)
         self._last: tuple[bytes, CascadePlan | None] | None = None
@@ -323,9 +336,15 @@ class CascadeRunner:
         return self.place(torch.from_numpy(plan.packed).to(self._device))
 
     def attend_shared(
-        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, req_to_token: torch.Tensor, scale: float,
-        tile: Tile, plan: PlacedPlan,
-    ) -> None:  # fmt: skip
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        req_to_token: torch.Tensor,
+        scale: float,
+        tile: Tile,
+        plan: PlacedPlan,
+    ) -> None:
         """Attend to the plan's shared prefixes; `merge` uses the result.
 
         Args:
@@ -335,9 +354,19 @@ class CascadeRunner:
             tile: the plan's tile.
         """
         self._attend(
-            q, keys, values, req_to_token, plan.lane_ptr, plan.items, plan.members, self._partial, self._partial_lse,
-            scale=scale, lanes=self.limits.lanes(tile), block_m=tile.block_m,
-        )  # fmt: skip
+            q,
+            keys,
+            values,
+            req_to_token,
+            plan.lane_ptr,
+            plan.items,
+            plan.members,
+            self._partial,
+            self._partial_lse,
+            scale=scale,
+            lanes=self.limits.lanes(tile),
+            block_m=tile.block_m,
+        )
 
     def launch_all(self, q: torch.Tensor, pool: tuple[torch.Tensor, torch.Tensor], table: torch.Tensor) -> None:
         """Launch each kernel with every kind of arguments, for a plan without work.
@@ -380,9 +409,15 @@ class CascadeStep:
             self._there = plan
 
     def finish(
-        self, q: torch.Tensor, pool: tuple[torch.Tensor, torch.Tensor], table: torch.Tensor, scale: float, tile: Tile,
-        suffix: torch.Tensor, lse: torch.Tensor,
-    ) -> None:  # fmt: skip
+        self,
+        q: torch.Tensor,
+        pool: tuple[torch.Tensor, torch.Tensor],
+        table: torch.Tensor,
+        scale: float,
+        tile: Tile,
+        suffix: torch.Tensor,
+        lse: torch.Tensor,
+    ) -> None:
         """Merge attention over the shared prefixes into each row's suffix result (and its log-sum-exp), in place."""
         self.runner.attend_shared(q, *pool, table, scale, tile, self._placed)
         self.runner.merge(suffix, lse, suffix.view(suffix.shape[0], -1), self._placed)

@@ -52,9 +52,18 @@ class GpuFigures:
 
 
 H200 = GpuFigures(
-    bytes_per_us=4.0e6, step_us=10.0, run_us=0.1, row_tokens=8.0, compute=1 / 16, query_tile=128,
-    prompt_flops_per_us=4.4e8, small_tile=16, small_tile_cost=2.0, prompt_step_us=300.0, dense=0.75,
-)  # fmt: skip
+    bytes_per_us=4.0e6,
+    step_us=10.0,
+    run_us=0.1,
+    row_tokens=8.0,
+    compute=1 / 16,
+    query_tile=128,
+    prompt_flops_per_us=4.4e8,
+    small_tile=16,
+    small_tile_cost=2.0,
+    prompt_step_us=300.0,
+    dense=0.75,
+)
 
 CPU = CascadeCosts(step_tokens=0.0, run_tokens=40.0, row_tokens=2.0, compute=0.3, min_length=32, in_extend=True)
 
@@ -76,10 +85,13 @@ def cascade_costs(device_type: str, kv_layer_bytes: int, query_size: int) -> Cas
         return figures
     tokens_per_us = figures.bytes_per_us / kv_layer_bytes
     return CascadeCosts(
-        step_tokens=figures.step_us * tokens_per_us, run_tokens=figures.run_us * tokens_per_us,
-        row_tokens=figures.row_tokens, compute=figures.compute, in_extend=True,
+        step_tokens=figures.step_us * tokens_per_us,
+        run_tokens=figures.run_us * tokens_per_us,
+        row_tokens=figures.row_tokens,
+        compute=figures.compute,
+        in_extend=True,
         prompts=_prompt_costs(figures, kv_layer_bytes, query_size),
-    )  # fmt: skip
+    )
 
 
 def _prompt_costs(figures: GpuFigures, kv_layer_bytes: int, query_size: int) -> PromptCosts:
@@ -87,11 +99,15 @@ def _prompt_costs(figures: GpuFigures, kv_layer_bytes: int, query_size: int) -> 
     # A token's queries go through memory six times: copied next to the others, and as partial results.
     token_us = 6 * QUERY_ELEMENT_BYTES * query_size / figures.bytes_per_us
     return PromptCosts(
-        step=figures.prompt_step_us / us_per_position, run=figures.run_us / us_per_position,
-        token=token_us / us_per_position, copy=2 * kv_layer_bytes / figures.bytes_per_us / us_per_position,
-        dense=figures.dense, query_tile=figures.query_tile, small_tile=figures.small_tile,
+        step=figures.prompt_step_us / us_per_position,
+        run=figures.run_us / us_per_position,
+        token=token_us / us_per_position,
+        copy=2 * kv_layer_bytes / figures.bytes_per_us / us_per_position,
+        dense=figures.dense,
+        query_tile=figures.query_tile,
+        small_tile=figures.small_tile,
         small_tile_cost=figures.small_tile_cost,
-    )  # fmt: skip
+    )
 
 
 def kv_layer_bytes(layers: Iterable[AttentionLayer], element_bytes: int) -> int:

@@ -45,9 +45,19 @@ class CpuBackend(AttentionBackend):
         pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
         self._attend.restype = None
         self._attend.argtypes = [
-            pointer, i64, *[pointer] * 4, i64, *[pointer] * 4, i32, pointer, i32, *[pointer] * 4, ctypes.c_float, i32,
             pointer,
-        ]  # fmt: skip
+            i64,
+            *[pointer] * 4,
+            i64,
+            *[pointer] * 4,
+            i32,
+            pointer,
+            i32,
+            *[pointer] * 4,
+            ctypes.c_float,
+            i32,
+            pointer,
+        ]
         self._shapes = {
             layer.layer_id: np.array([layer.num_heads, layer.num_kv_heads, layer.head_dim], np.int32)
             for layer in layers
@@ -73,10 +83,16 @@ class CpuBackend(AttentionBackend):
     def store(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> None:
         k, v = k.float(), v.float()
         self._store(
-            k.data_ptr(), v.data_ptr(), _token_stride(k), _token_stride(v),
-            self._kv.k[layer.layer_id].data_ptr(), self._kv.v[layer.layer_id].data_ptr(),
-            batch.out_cache_loc.data_ptr(), k.shape[0], layer.num_kv_heads * layer.head_dim,
-        )  # fmt: skip
+            k.data_ptr(),
+            v.data_ptr(),
+            _token_stride(k),
+            _token_stride(v),
+            self._kv.k[layer.layer_id].data_ptr(),
+            self._kv.v[layer.layer_id].data_ptr(),
+            batch.out_cache_loc.data_ptr(),
+            k.shape[0],
+            layer.num_kv_heads * layer.head_dim,
+        )
 
     def attend(
         self,
@@ -94,14 +110,28 @@ class CpuBackend(AttentionBackend):
         queries = q.float()
         out = torch.empty(q.shape[0], layer.num_heads * layer.head_dim, dtype=torch.float32)
         self._attend(
-            queries.data_ptr(), _token_stride(queries), self._kv.k[layer.layer_id].data_ptr(),
-            self._kv.v[layer.layer_id].data_ptr(), out.data_ptr(), batch.req_to_token.data_ptr(),
-            batch.req_to_token.stride(0), batch.req_pool_indices.data_ptr(), step.seq_lens.ctypes.data,
-            step.extend_lens.ctypes.data, plan.tasks.ctypes.data, len(plan.tasks), plan.groups.ctypes.data,
-            len(plan.groups), plan.segments.ctypes.data, plan.group_rows.ctypes.data, step.first_token.ctypes.data,
-            self._shapes[layer.layer_id].ctypes.data, layer.scale, layer.sliding_window or 0,
+            queries.data_ptr(),
+            _token_stride(queries),
+            self._kv.k[layer.layer_id].data_ptr(),
+            self._kv.v[layer.layer_id].data_ptr(),
+            out.data_ptr(),
+            batch.req_to_token.data_ptr(),
+            batch.req_to_token.stride(0),
+            batch.req_pool_indices.data_ptr(),
+            step.seq_lens.ctypes.data,
+            step.extend_lens.ctypes.data,
+            plan.tasks.ctypes.data,
+            len(plan.tasks),
+            plan.groups.ctypes.data,
+            len(plan.groups),
+            plan.segments.ctypes.data,
+            plan.group_rows.ctypes.data,
+            step.first_token.ctypes.data,
+            self._shapes[layer.layer_id].ctypes.data,
+            layer.scale,
+            layer.sliding_window or 0,
             None if sinks is None else sinks.data_ptr(),
-        )  # fmt: skip
+        )
         return out.to(q.dtype)
 
 
@@ -123,9 +153,14 @@ class _Step:
         key = (group, layer.num_kv_heads, shares)
         if key not in self._plans:
             self._plans[key] = plan_step(
-                self.seq_lens, self.extend_lens, self.batch.shared if shares else None, group, layer.num_kv_heads,
-                max_queries=self._max_queries, threads=torch.get_num_threads(),
-            )  # fmt: skip
+                self.seq_lens,
+                self.extend_lens,
+                self.batch.shared if shares else None,
+                group,
+                layer.num_kv_heads,
+                max_queries=self._max_queries,
+                threads=torch.get_num_threads(),
+            )
         return self._plans[key]
 
 
@@ -158,9 +193,15 @@ class StepPlan:
 
 
 def plan_step(
-    seq_lens: Int32Array, extend_lens: Int32Array, shared: SharedGroups | None, group: int, kv_heads: int, *,
-    max_queries: int, threads: int,
-) -> StepPlan:  # fmt: skip
+    seq_lens: Int32Array,
+    extend_lens: Int32Array,
+    shared: SharedGroups | None,
+    group: int,
+    kv_heads: int,
+    *,
+    max_queries: int,
+    threads: int,
+) -> StepPlan:
     """Divide a step into tasks.
 
     Args:
@@ -219,9 +260,14 @@ def _clip(runs: list[list[int]], begin: int, end: int) -> list[tuple[int, int, i
 
 
 def _plan_tasks(
-    seq_lens: Int32Array, extend_lens: Int32Array, rows: Int32Array, group: int, kv_heads: int, max_queries: int,
+    seq_lens: Int32Array,
+    extend_lens: Int32Array,
+    rows: Int32Array,
+    group: int,
+    kv_heads: int,
+    max_queries: int,
     threads: int,
-) -> Int32Array:  # fmt: skip
+) -> Int32Array:
     """Return the tasks of the given rows, in descending order of cost."""
     if len(rows) == 0:
         return np.empty((0, 6), np.int32)

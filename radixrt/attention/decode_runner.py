@@ -122,9 +122,18 @@ class DecodeRunner:
     """
 
     def __init__(
-        self, *, num_heads: int, num_kv_heads: int, head_dim: int, max_rows: int, kv_dtype: torch.dtype,
-        device: torch.device, dependent_launch: bool, processors: int | None = None, sizes: Sizes | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        max_rows: int,
+        kv_dtype: torch.dtype,
+        device: torch.device,
+        dependent_launch: bool,
+        processors: int | None = None,
+        sizes: Sizes | None = None,
+    ) -> None:
         from radixrt.kernels.triton.decode_attention import decode_attention, write_decode_list
 
         self._attend, self._list = decode_attention, write_decode_list
@@ -155,9 +164,12 @@ class DecodeRunner:
 
     @staticmethod
     def place(
-        table_rows: torch.Tensor, ends: torch.Tensor, arrays: Sequence[torch.Tensor], slots: torch.Tensor,
+        table_rows: torch.Tensor,
+        ends: torch.Tensor,
+        arrays: Sequence[torch.Tensor],
+        slots: torch.Tensor,
         meta: torch.Tensor,
-    ) -> DecodeRows:  # fmt: skip
+    ) -> DecodeRows:
         """Return the rows of a step whose numbers are, or will be, on the device.
 
         Args:
@@ -208,12 +220,31 @@ class DecodeRunner:
             self.attend(q, pool, rows, 1.0, out, wanted)
 
     def attend(
-        self, q: torch.Tensor, pool: tuple[torch.Tensor, torch.Tensor], rows: DecodeRows, scale: float,
-        out: torch.Tensor, lse: torch.Tensor | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        q: torch.Tensor,
+        pool: tuple[torch.Tensor, torch.Tensor],
+        rows: DecodeRows,
+        scale: float,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+    ) -> None:
         """Attend q [B, num_heads, head_dim] to the rows' positions in a layer's pool; see `decode_attention`."""
         self._attend(
-            q, *pool, rows.slots, rows.meta, rows.lane_ptr, rows.first_lane, rows.last_lane, self._partial,
-            self._partial_lse, self._arrived, out, lse, scale=scale, block=self._sizes.block,
-            num_warps=self._sizes.num_warps, num_stages=self._sizes.num_stages, early=self._dependent_launch,
-        )  # fmt: skip
+            q,
+            *pool,
+            rows.slots,
+            rows.meta,
+            rows.lane_ptr,
+            rows.first_lane,
+            rows.last_lane,
+            self._partial,
+            self._partial_lse,
+            self._arrived,
+            out,
+            lse,
+            scale=scale,
+            block=self._sizes.block,
+            num_warps=self._sizes.num_warps,
+            num_stages=self._sizes.num_stages,
+            early=self._dependent_launch,
+        )

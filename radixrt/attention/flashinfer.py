@@ -109,9 +109,16 @@ class FlashInferBackend(AttentionBackend):
     is_captured = True
 
     def __init__(
-        self, kv_cache: KVCache, layers: list[AttentionLayer], *, dtype: torch.dtype, max_rows: int,
-        context_length: int, dependent_launch: bool = False, modules: FlashInferModules | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        kv_cache: KVCache,
+        layers: list[AttentionLayer],
+        *,
+        dtype: torch.dtype,
+        max_rows: int,
+        context_length: int,
+        dependent_launch: bool = False,
+        modules: FlashInferModules | None = None,
+    ) -> None:
         shape = common_shape(layers, dtype)
         page_size = kv_cache.page_size
         self._kv = kv_cache
@@ -135,16 +142,25 @@ class FlashInferBackend(AttentionBackend):
             window: VarlenPlanner(shape, window, dtype, self._device) for window in self._windows
         }
         self._decode = DecodeRunner(
-            num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim, max_rows=max_rows,
-            kv_dtype=kv_cache.dtype, device=self._device, dependent_launch=dependent_launch,
-        )  # fmt: skip
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            max_rows=max_rows,
+            kv_dtype=kv_cache.dtype,
+            device=self._device,
+            dependent_launch=dependent_launch,
+        )
         self._cascade: CascadeStep | None = None
         self._prompt_cascade: PromptCascade | None = None
         if self._windows == [None]:
             runner = CascadeRunner(
-                num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim, max_rows=max_rows,
-                device=self._device, dtype=dtype,
-            )  # fmt: skip
+                num_heads=shape.num_heads,
+                num_kv_heads=shape.num_kv_heads,
+                head_dim=shape.head_dim,
+                max_rows=max_rows,
+                device=self._device,
+                dtype=dtype,
+            )
             self._cascade = CascadeStep(runner, self._device)
         self._max_rows = max_rows
         self._max_graph_positions = min(max_rows * context_length, MAX_GRAPH_POSITIONS)
@@ -161,11 +177,16 @@ class FlashInferBackend(AttentionBackend):
 
         planners = {
             window: Planner(
-                flashinfer, self._shape, window, dtype=self._dtype, kv_dtype=self._kv.dtype,
-                page_size=self._kv.page_size, workspace=self._workspace,
+                flashinfer,
+                self._shape,
+                window,
+                dtype=self._dtype,
+                kv_dtype=self._kv.dtype,
+                page_size=self._kv.page_size,
+                workspace=self._workspace,
             )
             for window in self._windows
-        }  # fmt: skip
+        }
         if self._cascade is not None:
             self._prompt_cascade = PromptCascade(planners[None], self._shape, self._dtype, self._device)
         self._planners, self._uses_flashinfer = planners, True
@@ -197,17 +218,28 @@ class FlashInferBackend(AttentionBackend):
         store_kv(k, v, self.slots(layer), batch.out_cache_loc)
 
     def attend(
-        self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None,
-        batch: ForwardBatch, sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        batch: ForwardBatch,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         out = empty_padded(*q.shape, dtype=q.dtype, device=q.device)
         self.attend_into(layer, q.contiguous(), k, v, batch, out, sinks)
         return out.view(q.shape[0], -1)
 
     def attend_into(
-        self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None,
-        batch: ForwardBatch, out: torch.Tensor, sinks: torch.Tensor | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        batch: ForwardBatch,
+        out: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> None:
         """Same as `attend` for a contiguous q, writing to out [T, num_heads, head_dim]."""
         pool = self.slots(layer)
         if k is not None and v is not None:
@@ -233,9 +265,14 @@ class FlashInferBackend(AttentionBackend):
         return next(parts for planned, parts in self._planned if planned is batch)
 
     def _attend_paged(
-        self, layer: AttentionLayer, part: PagedPart, q: torch.Tensor, pool: tuple[torch.Tensor, torch.Tensor],
-        out: torch.Tensor, sinks: torch.Tensor | None,
-    ) -> None:  # fmt: skip
+        self,
+        layer: AttentionLayer,
+        part: PagedPart,
+        q: torch.Tensor,
+        pool: tuple[torch.Tensor, torch.Tensor],
+        out: torch.Tensor,
+        sinks: torch.Tensor | None,
+    ) -> None:
         pages, tokens = self._pages[layer.layer_id], part.suffixes[-1][1]
         lse = None if part.shared is None and sinks is None else _new_lse(q[:tokens])
         for first, end, wrappers in part.suffixes:
@@ -249,9 +286,15 @@ class FlashInferBackend(AttentionBackend):
             self._prompt_cascade.finish(q[:tokens], pool, part.shared, out[:tokens], lse)
 
     def _attend_decode(
-        self, layer: AttentionLayer, part: DecodePart, q: torch.Tensor, pool: tuple[torch.Tensor, torch.Tensor],
-        table: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None,
-    ) -> None:  # fmt: skip
+        self,
+        layer: AttentionLayer,
+        part: DecodePart,
+        q: torch.Tensor,
+        pool: tuple[torch.Tensor, torch.Tensor],
+        table: torch.Tensor,
+        out: torch.Tensor,
+        sinks: torch.Tensor | None,
+    ) -> None:
         rows, shares = part.rows[layer.sliding_window], part.tile is not None and self._cascade is not None
         lse = _new_lse(q) if shares or sinks is not None else None
         self._decode.attend(q, pool, rows, layer.scale, out, lse)
@@ -306,9 +349,11 @@ class FlashInferBackend(AttentionBackend):
         for first, end, short in ((0, split.short, False), (split.short, split.fresh, True)):
             if first < end:
                 rows = Rows(
-                    batch.req_to_token, batch.req_pool_indices[first:end], batch.seq_lens_cpu[first:end],
+                    batch.req_to_token,
+                    batch.req_pool_indices[first:end],
+                    batch.seq_lens_cpu[first:end],
                     None if plan is None else plan.ends[first:end],
-                )  # fmt: skip
+                )
                 lens = batch.extend_lens_cpu[first:end]
                 wrappers = {
                     window: planner.prefill(rows, lens, short=short) for window, planner in self._planners.items()

@@ -98,8 +98,9 @@ class FlashInferModules:
         if missing:
             logger.info(
                 "%d of FlashInfer's kernels are being compiled in the background; prompts are computed by slower "
-                "kernels meanwhile", len(missing),
-            )  # fmt: skip
+                "kernels meanwhile",
+                len(missing),
+            )
         started = time.perf_counter()
         build_all([spec for spec, _ in found if not spec.is_aot])
         if missing:

@@ -78,9 +78,16 @@ class Planner:
     """
 
     def __init__(
-        self, flashinfer: Any, shape: Shape, window: int | None, *, dtype: torch.dtype, kv_dtype: torch.dtype,
-        page_size: int, workspace: torch.Tensor,
-    ) -> None:  # fmt: skip
+        self,
+        flashinfer: Any,
+        shape: Shape,
+        window: int | None,
+        *,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype,
+        page_size: int,
+        workspace: torch.Tensor,
+    ) -> None:
         self._flashinfer = flashinfer
         self._page_size = page_size
         self._device = workspace.device

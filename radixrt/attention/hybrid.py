@@ -46,9 +46,14 @@ class HybridAttnBackend(AttentionBackend):
         self.attention.store(layer, k, v, batch)
 
     def attend(
-        self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None,
-        batch: ForwardBatch, sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        batch: ForwardBatch,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         return self.attention.attend(layer, q, k, v, batch, sinks)
 
     def mix_states(self, layer: RecurrentLayer, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:

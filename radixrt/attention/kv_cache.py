@@ -43,9 +43,16 @@ def bytes_per_token(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> int
 
 
 def size_pool(
-    *, wanted: int | None, free_bytes: int, fraction: float, token_bytes: int, page_size: int, max_requests: int,
-    context_length: int, reserved_bytes: int = 0,
-) -> int:  # fmt: skip
+    *,
+    wanted: int | None,
+    free_bytes: int,
+    fraction: float,
+    token_bytes: int,
+    page_size: int,
+    max_requests: int,
+    context_length: int,
+    reserved_bytes: int = 0,
+) -> int:
     """Return the number of slots of the pool, a multiple of the page size.
 
     Args:

@@ -175,9 +175,13 @@ class PromptCascade:
         return SharedPrompts(wrapper, slots, None if plan.in_order else queries, row_ptr, partials)
 
     def finish(
-        self, q: torch.Tensor, pool: tuple[torch.Tensor, torch.Tensor], shared: SharedPrompts, suffix: torch.Tensor,
+        self,
+        q: torch.Tensor,
+        pool: tuple[torch.Tensor, torch.Tensor],
+        shared: SharedPrompts,
+        suffix: torch.Tensor,
         lse: torch.Tensor,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Merge attention over the shared prefixes into the result of each prompt's suffix, in place.
 
         Args:

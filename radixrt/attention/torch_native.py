@@ -65,9 +65,13 @@ class _Plan:
                 self._cascade = _PromptCascade(self._slots, batch, batch.shared)
 
     def attend(
-        self, layer: AttentionLayer, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor,
+        self,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
         sinks: torch.Tensor | None,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         if self._cascade is not None and layer.sliding_window is None:
             return self._cascade.attend(layer, q, keys, values, sinks)
         if self._padded is not None:
@@ -91,9 +95,13 @@ def _mask(query_positions: torch.Tensor, length: int, layer: AttentionLayer) -> 
 
 
 def _attention(
-    layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor,
+    layer: AttentionLayer,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor,
     sinks: torch.Tensor | None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """q [B, M, heads, D], k and v [B, N, kv_heads, D], mask broadcastable to [B, heads, M, N] -> [B, M, heads * D]."""
     group = layer.num_heads // layer.num_kv_heads
     if sinks is not None:  # one more key, of zeros, whose score is the mask's
@@ -124,9 +132,13 @@ class _CascadePlan:
         self._suffix = rows.gather(1, (ends[:, None] + offsets).clamp(max=rows.shape[1] - 1)).to(torch.int64)
 
     def attend(
-        self, layer: AttentionLayer, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor,
+        self,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
         sinks: torch.Tensor | None,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         group = layer.num_heads // layer.num_kv_heads
         queries = q.float().view(-1, layer.num_kv_heads, group, layer.head_dim) * layer.scale
         slots = self._suffix * self._seen  # padding reads slot 0, whose values are finite
@@ -164,9 +176,13 @@ class _PromptCascade:
         self._lens = batch.extend_lens_cpu.tolist()
 
     def attend(
-        self, layer: AttentionLayer, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor,
+        self,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
         sinks: torch.Tensor | None,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         suffix = []
         for queries, slots in zip(torch.split(q, self._lens), self._suffix, strict=True):
             new = len(queries)

@@ -50,9 +50,8 @@ class VarlenRun:
         self._parts, self._options = parts, options
 
     def run(
-        self, q: torch.Tensor, *keys: Any, out: torch.Tensor, lse: torch.Tensor | None = None,
-        return_lse: bool = False,
-    ) -> torch.Tensor:  # fmt: skip
+        self, q: torch.Tensor, *keys: Any, out: torch.Tensor, lse: torch.Tensor | None = None, return_lse: bool = False
+    ) -> torch.Tensor:
         """Attend q [T, heads, dim] to keys: one tuple of the layer's pages, or k and v [T, kv_heads, dim] each.
 
         Args:
@@ -65,9 +64,18 @@ class VarlenRun:
                 pool_k, pool_v = (x.view(-1, *x.shape[2:]) for x in keys[0])
                 k, v = gather_kv((pool_k, pool_v), part.slots, q.dtype)
             found = torch.ops.aten._flash_attention_forward(
-                q[part.first : part.end], k, v, part.query_ptr, part.key_ptr, part.max_queries, part.max_keys, 0.0,
-                True, False, **self._options,
-            )  # fmt: skip
+                q[part.first : part.end],
+                k,
+                v,
+                part.query_ptr,
+                part.key_ptr,
+                part.max_queries,
+                part.max_keys,
+                0.0,
+                True,
+                False,
+                **self._options,
+            )
             out[part.first : part.end] = found[0]
             if return_lse and lse is not None:
                 lse[part.first : part.end] = found[1].T * LOG2_E  # [heads, queries] in base e
@@ -103,10 +111,15 @@ class VarlenPlanner:
             write_kv_indices(rows.table, rows.table_rows[first:end], part_keys, 1, slots, *starts)
             parts.append(
                 _Part(
-                    int(query_ptr[first]), int(query_ptr[end]), part_queries, part_keys, int(lens.max()),
-                    int(keys.max()), slots,
+                    int(query_ptr[first]),
+                    int(query_ptr[end]),
+                    part_queries,
+                    part_keys,
+                    int(lens.max()),
+                    int(keys.max()),
+                    slots,
                 )
-            )  # fmt: skip
+            )
             first = end
         return VarlenRun(parts, self._options)
 

@@ -277,9 +277,10 @@ def _response_format(raw: msgspec.Raw) -> RequestedConstraint | None:
     except DECODING_ERRORS as refused:
         error = decoding_error(text.encode(), refused)
         raise RequestError(
-            error.message.replace("the body", field), param=f"{field}.{error.param}" if error.param else field,
+            error.message.replace("the body", field),
+            param=f"{field}.{error.param}" if error.param else field,
             code=error.code,
-        ) from None  # fmt: skip
+        ) from None
     kind = form.type
     if kind == "text":
         return None

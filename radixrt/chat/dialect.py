@@ -97,8 +97,10 @@ def read_dialect(config: Config, folder: str) -> Dialect:
     home = path.parent if path.is_file() else path
     settings = _read(home / "tokenizer_config.json", _TokenizerConfig)
     added = _read(path if path.is_file() else path / "tokenizer.json", _TokenizerFile).added_tokens
-    added += [_Token(content=token.content, special=token.special, id=int(number))
-              for number, token in settings.added_tokens_decoder.items()]  # fmt: skip
+    added += [
+        _Token(content=token.content, special=token.special, id=int(number))
+        for number, token in settings.added_tokens_decoder.items()
+    ]
     raw = _read(home / "tokenizer_config.json", dict[str, Any])
     named = {name: _named(raw.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
     template = ChatTemplate.from_folder(
@@ -174,8 +176,10 @@ def _thinking(template: ChatTemplate, variables: Mapping[str, Any]) -> Thinking:
 def _reasons(template: ChatTemplate) -> bool:
     """Return whether the template writes reasoning markers or removes reasoning from earlier answers."""
     switches: Sequence[dict[str, Any]] = ({}, {"enable_thinking": False}, {"enable_thinking": True}, {"thinking": True})
-    if any(THINK_END in (text := _render(template, _QUESTION, variables=each) or "") or THINK_START in text
-           for each in switches):  # fmt: skip
+    if any(
+        THINK_END in (text := _render(template, _QUESTION, variables=each) or "") or THINK_START in text
+        for each in switches
+    ):
         return True
     said = f"{THINK_START}thought{THINK_END}answer"
     shown = _render(template, [*_QUESTION, {"role": "assistant", "content": said}, *_QUESTION])

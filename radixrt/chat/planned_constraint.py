@@ -98,9 +98,13 @@ def plan_constraint(
 
 
 def _in_channels(
-    constraint: RequestedConstraint | None, offered: OfferedTools | None, structured: Mapping[str, Any] | None,
-    tokens: Collection[str], names: FieldNames, stops: tuple[str, ...],
-) -> PlannedConstraint:  # fmt: skip
+    constraint: RequestedConstraint | None,
+    offered: OfferedTools | None,
+    structured: Mapping[str, Any] | None,
+    tokens: Collection[str],
+    names: FieldNames,
+    stops: tuple[str, ...],
+) -> PlannedConstraint:
     """The constraint of an answer in channels: free reasoning, then the constrained answer, or a call."""
     if offered is not None:
         field = "functions" if offered.legacy else "tools"

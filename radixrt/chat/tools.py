@@ -97,9 +97,7 @@ def _functions(options: ToolOptions) -> list[tuple[FunctionDefinition, str]]:
         if tool.type != "function":
             raise RequestError(f"tools[{i}] must be of type function, not {shown(tool.type)}", param=f"tools[{i}].type")
         if tool.function is None:
-            raise RequestError(
-                f"tools[{i}].function is required", param=f"tools[{i}].function", code="missing_field"
-            )  # fmt: skip
+            raise RequestError(f"tools[{i}].function is required", param=f"tools[{i}].function", code="missing_field")
         found.append((tool.function, f"tools/{i}" if options.flat else f"tools/{i}/function"))
     return found
 

@@ -50,9 +50,10 @@ class CacheConfig:
         low=3,
     )
     kv_cache_dtype: str = option(
-        "auto", "keys and values in the pool; auto: as the model; fp8_e4m3 (CUDA): half the memory, less exact",
+        "auto",
+        "keys and values in the pool; auto: as the model; fp8_e4m3 (CUDA): half the memory, less exact",
         choices=("auto", "fp8_e4m3"),
-    )  # fmt: skip
+    )
     memory_fraction: float = option(
         0.0, "part of the free memory that the KV pool may take, when sized from it; 0: 0.5, on CUDA 0.9", low=0.0
     )
@@ -122,9 +123,10 @@ class ExecutorConfig:
         choices=("one_shot", "nccl"),
     )
     device: str = option(
-        "auto", "where the model runs; auto: on CUDA if this machine has it, and with executor ray",
+        "auto",
+        "where the model runs; auto: on CUDA if this machine has it, and with executor ray",
         choices=("auto", "cpu", "cuda"),
-    )  # fmt: skip
+    )
     attention_backend: str = option(
         "auto", "auto: the fastest that this machine has", choices=("auto", "torch_native", "cpu", "flashinfer")
     )
@@ -209,9 +211,10 @@ class ServerConfig:
     header_timeout_s: float = option(20.0, "time that the head of a request has to arrive", low=0.1)
     body_timeout_s: float = option(60.0, "time that the body of a request has to arrive", low=0.1)
     idle_timeout_s: float = option(
-        75.0, "time that a connection stays open between requests, or with an answer that its client does not read",
+        75.0,
+        "time that a connection stays open between requests, or with an answer that its client does not read",
         low=1.0,
-    )  # fmt: skip
+    )
     max_connections_per_client: int = option(
         1024, "connections of one address, at most; behind a trusted proxy, requests at a time", low=1
     )

@@ -77,9 +77,15 @@ class DeviceCommunicator:
         return self._sums if fits and columns <= self._norm.MAX_HIDDEN else None
 
     def all_reduce_add_rms_norm(
-        self, residual: torch.Tensor, added: PartialSum, weight: torch.Tensor, eps: float, dtype: torch.dtype,
-        *, early: bool,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        residual: torch.Tensor,
+        added: PartialSum,
+        weight: torch.Tensor,
+        eps: float,
+        dtype: torch.dtype,
+        *,
+        early: bool,
+    ) -> torch.Tensor:
         """As `LayerOps.all_reduce_add_rms_norm`."""
         return self._sum.all_reduce_add_rms_norm(self._sums, residual, added.x, weight, eps, dtype, early, added.sent)
 

@@ -46,9 +46,16 @@ class TPGroup:
     communicator: DeviceCommunicator | None = None
 
     def __init__(
-        self, rank: int, size: int, device: torch.device, group: dist.ProcessGroup | None = None, *,
-        first_rank: int = 0, world_size: int | None = None, one_shot: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        rank: int,
+        size: int,
+        device: torch.device,
+        group: dist.ProcessGroup | None = None,
+        *,
+        first_rank: int = 0,
+        world_size: int | None = None,
+        one_shot: bool = False,
+    ) -> None:
         self.rank = rank
         self.size = size
         self._device = device
@@ -143,9 +150,14 @@ def join(info: RankInfo, device: torch.device) -> TPGroup:
             made = dist.new_group(list(range(first, first + info.tp)))
             group = made if first == info.rank - info.tp_rank else group
     return TPGroup(
-        info.tp_rank, info.tp, device, group, first_rank=info.rank - info.tp_rank, world_size=info.size,
+        info.tp_rank,
+        info.tp,
+        device,
+        group,
+        first_rank=info.rank - info.tp_rank,
+        world_size=info.size,
         one_shot=one_shot,
-    )  # fmt: skip
+    )
 
 
 def _join_all(info: RankInfo, device: torch.device, store: Store) -> None:
@@ -158,9 +170,13 @@ def _join_all(info: RankInfo, device: torch.device, store: Store) -> None:
     try:
         # With a device id NCCL connects now, not within the first step or the first graph capture.
         dist.init_process_group(
-            "nccl" if cuda else "gloo", store=store, rank=info.rank, world_size=info.size,
-            timeout=timedelta(seconds=info.timeout_s), device_id=device if cuda else None,
-        )  # fmt: skip
+            "nccl" if cuda else "gloo",
+            store=store,
+            rank=info.rank,
+            world_size=info.size,
+            timeout=timedelta(seconds=info.timeout_s),
+            device_id=device if cuda else None,
+        )
     except (RuntimeError, ValueError) as error:
         raise EngineError(f"rank {info.rank} of {info.size} cannot reach the others: {error}") from error
 
@@ -199,9 +215,14 @@ def _launcher_store(rank: int, size: int, timeout_s: float, descriptor: int | No
     try:
         if descriptor is not None:
             return dist.TCPStore(  # type: ignore[attr-defined]
-                os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), size, is_master=True,
-                timeout=timedelta(seconds=timeout_s), wait_for_workers=False, master_listen_fd=descriptor,
-            )  # fmt: skip
+                os.environ["MASTER_ADDR"],
+                int(os.environ["MASTER_PORT"]),
+                size,
+                is_master=True,
+                timeout=timedelta(seconds=timeout_s),
+                wait_for_workers=False,
+                master_listen_fd=descriptor,
+            )
         found = rendezvous("env://", rank, size, timeout=timedelta(seconds=timeout_s))
         return next(found)[0]
     except (RuntimeError, ValueError) as error:

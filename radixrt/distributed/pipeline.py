@@ -85,9 +85,7 @@ class StageLinks:
             self._sent.popleft()[0].wait()
 
 
-def _begin_receiving(
-    allocate: Callable[[], torch.Tensor | None], rank: int, group: Any
-) -> tuple[torch.Tensor, Any]:  # fmt: skip
+def _begin_receiving(allocate: Callable[[], torch.Tensor | None], rank: int, group: Any) -> tuple[torch.Tensor, Any]:
     """Return memory that a counterpart's hidden states will be in, and the transfer to wait for."""
     received = allocate()
     assert received is not None, "the first stage receives nothing"

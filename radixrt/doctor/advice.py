@@ -47,9 +47,7 @@ class Finding:
 
 def advise(facts: Facts) -> list[Finding]:
     """Return the problems of a machine, errors first."""
-    found = [
-        *_packages(facts), *_cuda(facts), *_attention(facts), *_kernels(facts), *_storage(facts), *_model(facts),
-    ]  # fmt: skip
+    found = [*_packages(facts), *_cuda(facts), *_attention(facts), *_kernels(facts), *_storage(facts), *_model(facts)]
     return sorted(found, key=lambda finding: finding.severity != "error")
 
 
@@ -98,9 +96,10 @@ def _attention(facts: Facts) -> Iterator[Finding]:
         yield Finding("error", "the attention backend cpu needs --device cpu", "radixrt launch --device cpu")
     if wanted == "flashinfer" and not facts.uses_cuda and facts.torch is not None:
         yield Finding(
-            "error", "the attention backend flashinfer needs a CUDA device, and none is used here",
+            "error",
+            "the attention backend flashinfer needs a CUDA device, and none is used here",
             "radixrt launch --attention-backend auto",
-        )  # fmt: skip
+        )
     if not (facts.uses_cuda and wanted in ("auto", "flashinfer")):
         return
     severity: Literal["error", "warning"] = "error" if wanted == "flashinfer" else "warning"
@@ -116,9 +115,10 @@ def _attention(facts: Facts) -> Iterator[Finding]:
     for i, gpu in enumerate(facts.gpus):
         if gpu.capability < FLASHINFER_CAPABILITY:
             yield Finding(
-                severity, f"FlashInfer has no kernels for GPU {i} ({gpu.name}){otherwise}",
+                severity,
+                f"FlashInfer has no kernels for GPU {i} ({gpu.name}){otherwise}",
                 "radixrt launch --attention-backend torch_native",
-            )  # fmt: skip
+            )
     yield from _jit(facts, severity, otherwise)
 
 

@@ -131,9 +131,14 @@ def _state_bytes(decoder: DecoderSpec, item: int) -> int:
 def _fitting_states(left: int, state: int, token: int, requests: int, context: int) -> int:
     try:
         slots = size_states(
-            wanted=None, free_bytes=left, state_bytes=state, token_bytes=token, kv_tokens=None, max_requests=requests,
+            wanted=None,
+            free_bytes=left,
+            state_bytes=state,
+            token_bytes=token,
+            kv_tokens=None,
+            max_requests=requests,
             context_length=context,
-        )  # fmt: skip
+        )
     except ConfigError:
         return 0
     return slots - RESERVED_STATES

@@ -26,9 +26,18 @@ from radixrt.doctor.facts import CacheFolder, Facts, Gpu, Tool
 from radixrt.models.loading.source import DEFAULT_PACKAGE, cache_folder
 
 PACKAGES = (
-    "torch", "flashinfer-python", "triton", "xgrammar", "llguidance", "transformers", "tokenizers", "safetensors",
-    "msgspec", "pyzmq", "numpy",
-)  # fmt: skip
+    "torch",
+    "flashinfer-python",
+    "triton",
+    "xgrammar",
+    "llguidance",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "msgspec",
+    "pyzmq",
+    "numpy",
+)
 CHILD_PROBES = ("torch", "CPU kernels", "triton", "flashinfer-python", "xgrammar", "llguidance", "pyzmq", "msgspec")
 """Names of the child's probes, in order."""
 CHILD_TIMEOUT_S = 180.0
@@ -137,8 +146,11 @@ def _run_child(probes: list[str], answers: dict[str, dict[str, Any]]) -> str:
     """Add the answers of one child to `answers`; return how the child ended."""
     child = subprocess.Popen(
         [sys.executable, "-m", "radixrt.doctor.child", *probes],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     timer = threading.Timer(CHILD_TIMEOUT_S, child.kill)
     timer.start()
     try:

@@ -36,9 +36,13 @@ for so long before it sleeps, longer than most decode steps take. Main, tokenize
 
 
 def make_tokenizer(
-    config: Config, settings: EngineSettings, to_scheduler: Outbox[ToScheduler], to_main: Outbox[ToMain], *,
+    config: Config,
+    settings: EngineSettings,
+    to_scheduler: Outbox[ToScheduler],
+    to_main: Outbox[ToMain],
+    *,
     threaded: bool = False,
-) -> TokenizerWorker:  # fmt: skip
+) -> TokenizerWorker:
     """The tokenizer; `threaded`: prompts are encoded in a thread of its own."""
     from radixrt.tokenizer.prompt_queue import PromptQueue
     from radixrt.tokenizer.tokenizer import Tokenizer
@@ -128,16 +132,27 @@ def make_runner_worker(
 
     runner = make_runner(config, settings, rank_info, mask_path=mask_path, progress=progress, start_log=start_log)
     return Worker(
-        runner, answers, rank_info.known_as, answers_steps=rank_info.answers, alone=rank_info.size == 1,
-        trace_path=config.executor.step_trace, rank_info=rank_info,
+        runner,
+        answers,
+        rank_info.known_as,
+        answers_steps=rank_info.answers,
+        alone=rank_info.size == 1,
+        trace_path=config.executor.step_trace,
+        rank_info=rank_info,
         step_timeout_s=config.executor.step_timeout_s,
-    )  # fmt: skip
+    )
 
 
 def make_scheduler_loop(
-    config: Config, settings: EngineSettings, executor: Executor, inbox: Inbox[ToScheduler],
-    tokenizer: Outbox[ToTokenizer], inbox_socket: Any | None = None, *, epoch: int = 0,
-) -> SchedulerLoop:  # fmt: skip
+    config: Config,
+    settings: EngineSettings,
+    executor: Executor,
+    inbox: Inbox[ToScheduler],
+    tokenizer: Outbox[ToTokenizer],
+    inbox_socket: Any | None = None,
+    *,
+    epoch: int = 0,
+) -> SchedulerLoop:
     """The scheduler around pools of the size that the runner reports; announces itself to the tokenizer.
 
     Everything else is loaded before it waits for the runner, the grammar libraries in a thread: they would take the

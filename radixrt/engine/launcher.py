@@ -71,9 +71,13 @@ class Launcher:
             group = ProcessGroup(process_kinds(config, settings), self.folder)
             return Supervisor(config, settings, group, context, client)
         front = Supervisor(
-            config, settings, ProcessGroup(FRONT_KINDS, self.folder, core="router"), context, client,
+            config,
+            settings,
+            ProcessGroup(FRONT_KINDS, self.folder, core="router"),
+            context,
+            client,
             lambda epoch: replicas.router_restarted(),
-        )  # fmt: skip
+        )
         replicas = ReplicaSet(config, settings, self.folder, context, client, front.send, self._give_up)
         self.replicas = replicas
         return front

@@ -128,9 +128,14 @@ def run_router(setup: WorkerSetup) -> NoReturn:
         first_epoch=(epoch << 32) + 1,
     )
     loop = RouterLoop(
-        router, inbox, replies, to_tokenizer, lambda endpoint: TaggedOutbox(context, endpoint),
-        epoch=epoch, chunked_prefill_size=scheduler.chunked_prefill_size,
-    )  # fmt: skip
+        router,
+        inbox,
+        replies,
+        to_tokenizer,
+        lambda endpoint: TaggedOutbox(context, endpoint),
+        epoch=epoch,
+        chunked_prefill_size=scheduler.chunked_prefill_size,
+    )
     setup.loaded()
     loop.serve(setup.heartbeat.beat)
 
@@ -175,23 +180,25 @@ def _make_executor(setup: WorkerSetup, epoch: int) -> Executor:
     answering = answering_rank(size, setup.settings.stages)
     if setup.config.executor.executor == "external":
         return ExternalLauncherExecutor(
-            setup.context, endpoints.runner(0, epoch), endpoints.answers(epoch), mask_path=endpoints.masks,
-            host=os.environ["MASTER_ADDR"], size=size, address_file=endpoints.addresses,
-        )  # fmt: skip
+            setup.context,
+            endpoints.runner(0, epoch),
+            endpoints.answers(epoch),
+            mask_path=endpoints.masks,
+            host=os.environ["MASTER_ADDR"],
+            size=size,
+            address_file=endpoints.addresses,
+        )
 
     if setup.config.executor.executor == "ray":
         host = read_cluster_host(endpoints.cluster_host, setup.config.executor.start_timeout_s)
         return RayDistributedExecutor(
-            setup.context, host=host, size=size, address_file=endpoints.rank_addresses, epoch=epoch,
-            answering=answering,
-        )  # fmt: skip
+            setup.context, host=host, size=size, address_file=endpoints.rank_addresses, epoch=epoch, answering=answering
+        )
 
     def of_epoch(epoch: int) -> RankEndpoints:
         return RankEndpoints([endpoints.runner(rank, epoch) for rank in range(size)], endpoints.answers(epoch))
 
-    return MultiprocExecutor(
-        setup.context, of_epoch, epoch=epoch, mask_path=endpoints.masks, answering=answering
-    )  # fmt: skip
+    return MultiprocExecutor(setup.context, of_epoch, epoch=epoch, mask_path=endpoints.masks, answering=answering)
 
 
 def run_runner(setup: WorkerSetup) -> NoReturn:
@@ -208,9 +215,14 @@ def run_runner(setup: WorkerSetup) -> NoReturn:
     inbox, answers = _runner_channels(setup, epoch)
     rank_info = _rank_info(setup, epoch)
     worker = assembly.make_runner_worker(
-        config, setup.settings, answers, rank_info, mask_path=endpoints.masks, progress=setup.heartbeat.beat,
+        config,
+        setup.settings,
+        answers,
+        rank_info,
+        mask_path=endpoints.masks,
+        progress=setup.heartbeat.beat,
         start_log=setup.start_log,
-    )  # fmt: skip
+    )
     allowance = StepAllowance(
         config.recovery.hang_timeout_s, config.executor.step_timeout_s, compiles=worker.compiles_kernels
     )
@@ -243,9 +255,14 @@ def _rank_info(setup: WorkerSetup, epoch: int) -> RankInfo:
     else:
         size, store = settings.num_ranks, endpoints.ranks(epoch)
         rank_info = RankInfo(
-            setup.rank, size, _local_rank(setup), size * (config.executor.replicas or 1), store, timeout_s,
+            setup.rank,
+            size,
+            _local_rank(setup),
+            size * (config.executor.replicas or 1),
+            store,
+            timeout_s,
             stages=settings.stages,
-        )  # fmt: skip
+        )
     return dataclasses.replace(rank_info, one_shot=config.executor.all_reduce == "one_shot")
 
 
@@ -297,7 +314,7 @@ def main(kind: str) -> None:
         context, start_log = zmq.Context(), StartLog()
         setup = WorkerSetup(
             config, settings, endpoints, context, int(rank or 0), replica, notices, heartbeat, start_log
-        )  # fmt: skip
+        )
         RUN[base](setup)
 
 

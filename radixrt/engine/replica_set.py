@@ -124,9 +124,15 @@ class ReplicaSet:
     """
 
     def __init__(
-        self, config: Config, settings: EngineSettings, folder: str, context: zmq.Context[Any], client: EngineClient,
-        tell: Callable[[ReplicaNotice], None], give_up: Callable[[str], None],
-    ) -> None:  # fmt: skip
+        self,
+        config: Config,
+        settings: EngineSettings,
+        folder: str,
+        context: zmq.Context[Any],
+        client: EngineClient,
+        tell: Callable[[ReplicaNotice], None],
+        give_up: Callable[[str], None],
+    ) -> None:
         self._config = config
         self._settings = settings
         self._folder = folder
@@ -156,14 +162,17 @@ class ReplicaSet:
             number = next(each for each in itertools.count() if each not in taken)
             replica = _Replica(self, number, next(self._lives))
             group = ProcessGroup(
-                replica_kinds(self._config, self._settings), f"{self._folder}/r{number}.{replica.life}",
-                owner_kind="scheduler", messages=SchedulerReady, replica=number,
-            )  # fmt: skip
+                replica_kinds(self._config, self._settings),
+                f"{self._folder}/r{number}.{replica.life}",
+                owner_kind="scheduler",
+                messages=SchedulerReady,
+                replica=number,
+            )
             try:
                 os.mkdir(group.folder, 0o700)
                 replica.supervisor = Supervisor(
                     _config_of(self._config, number), self._settings, group, self._context, replica
-                )  # fmt: skip
+                )
             except OSError as error:
                 raise EngineError(f"cannot use the temporary folder {group.folder}: {error}") from error
             self._replicas[number] = replica
@@ -257,8 +266,10 @@ class ReplicaSet:
         if not any(each.is_up and not each.is_draining for each in others):
             raise RequestError(
                 f"replica {replica.number} is the last one that takes requests; add another one first",
-                param="replica", code="last_replica", status=409,
-            )  # fmt: skip
+                param="replica",
+                code="last_replica",
+                status=409,
+            )
 
     @staticmethod
     def _is_idle(replica: _Replica) -> bool:
@@ -342,8 +353,9 @@ class ReplicaSet:
             if status.state == "failed" and self.client.info is not None:
                 logger.error(
                     "replica %d has failed for good: %s; to replace it, remove it and add another one",
-                    replica.number, status.reason,
-                )  # fmt: skip
+                    replica.number,
+                    status.reason,
+                )
             self._check_any(status.reason)
 
     def _check_any(self, reason: str) -> None:

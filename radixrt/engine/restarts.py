@@ -47,7 +47,7 @@ class RestartPolicy:
 
     def __init__(
         self, kinds: Collection[str], *, external: bool, max_restarts: int, window_s: float, replica: int | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._kinds = tuple(kinds)
         self._external = external
         self._max_restarts = max_restarts

@@ -111,9 +111,14 @@ class Supervisor:
     """
 
     def __init__(
-        self, config: Config, settings: EngineSettings, group: ProcessGroup, context: zmq.Context[Any], owner: Owner,
+        self,
+        config: Config,
+        settings: EngineSettings,
+        group: ProcessGroup,
+        context: zmq.Context[Any],
+        owner: Owner,
         on_epoch: Callable[[int], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._config = config
         self._settings = settings
         self._group = group
@@ -288,9 +293,7 @@ class Supervisor:
         # A scheduler behind a router reads frames with tags.
         kind: type[ZmqOutbox[Any]] = ZmqOutbox if self._group.replica is None else TaggedOutbox
         self._to_core = kind(self._context, self._endpoints.of(self._group.core, self._epoch))
-        inbox: ZmqInbox[Any] = ZmqInbox(
-            self._context, self._endpoints.of("main", self._epoch), self._group.messages
-        )  # fmt: skip
+        inbox: ZmqInbox[Any] = ZmqInbox(self._context, self._endpoints.of("main", self._epoch), self._group.messages)
         self._receiver = Receiver(inbox, self._owner)
 
     def _disconnect(self) -> None:

@@ -51,8 +51,12 @@ class WorkerProcess:
             environment.setdefault("COLUMNS", str(shutil.get_terminal_size().columns))  # for progress bars
         self._process = subprocess.Popen(
             child_command("radixrt.engine.process", kind),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, process_group=0,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            process_group=0,
+        )
         self.pidfd = os.pidfd_open(self._process.pid)
         self._tail = b""
         self._reader = threading.Thread(target=self._pass_stderr, name=f"radixrt-stderr-{kind}", daemon=True)

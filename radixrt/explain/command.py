@@ -191,7 +191,7 @@ def _entries(file: str) -> Iterator[tuple[str, Any, list[Any]]]:
 
 def _row(
     args: argparse.Namespace, explainer: Explainer, name: str, schema: Any, tests: Sequence[dict[str, Any]]
-) -> Row:  # fmt: skip
+) -> Row:
     try:
         report = explainer.explain(_constraint(args, {"json_schema": schema}))
     except RequestError as error:

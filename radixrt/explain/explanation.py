@@ -32,9 +32,15 @@ POLL_S = 0.05
 
 
 def explain(
-    *, json_schema: Any = None, regex: str | None = None, ebnf: str | None = None, choices: Any = None,
-    structural_tag: Any = None, model: str | None = None, **options: Any,
-) -> Report:  # fmt: skip
+    *,
+    json_schema: Any = None,
+    regex: str | None = None,
+    ebnf: str | None = None,
+    choices: Any = None,
+    structural_tag: Any = None,
+    model: str | None = None,
+    **options: Any,
+) -> Report:
     """Analyze one constraint.
 
     Args:
@@ -50,9 +56,13 @@ def explain(
         ModelLoadError: there is no such model.
     """
     params = SamplingParams(
-        json_schema=json_schema, regex=regex, ebnf=ebnf, choices=choices, structural_tag=structural_tag,
+        json_schema=json_schema,
+        regex=regex,
+        ebnf=ebnf,
+        choices=choices,
+        structural_tag=structural_tag,
         structured=as_structured_options(options),
-    ).validate()  # fmt: skip
+    ).validate()
     if params.constraint is None:
         raise RequestError("explain needs json_schema, regex, ebnf, choices or structural_tag", param="json_schema")
     return _explainer(model).explain(params.constraint)
@@ -147,8 +157,10 @@ def _normalize_fields(constraint: Constraint) -> dict[str, Any]:
     try:
         schema = normalize(
             read_json(constraint.source, "json_schema"),
-            on_unsupported=options.on_unsupported, closed=bool(options.closed), formats=options.formats,
-        )  # fmt: skip
+            on_unsupported=options.on_unsupported,
+            closed=bool(options.closed),
+            formats=options.formats,
+        )
     except (SchemaRefused, Unsupported) as error:
         each = error.errors if isinstance(error, SchemaRefused) else [error]
         return {"error": error, "refused": [Finding(e.pointer, e.keyword, e.reason, e.fix) for e in each]}

@@ -88,9 +88,12 @@ class Backends:
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, *,
-        before_import: Callable[[], None] | None = None, after_import: Callable[[], None] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        vocabulary: Vocabulary,
+        *,
+        before_import: Callable[[], None] | None = None,
+        after_import: Callable[[], None] | None = None,
+    ) -> None:
         self.vocabulary = vocabulary
         self.masks = MaskCache()
         self._before_import = before_import

@@ -93,10 +93,17 @@ class GrammarManager:
     """
 
     def __init__(
-        self, make_vocabulary: Callable[[], Vocabulary], *, inline: bool, worker: WorkerSettings | None = None,
-        compile_timeout_s: float = 10.0, default_timeout_s: float = 600.0, cache_bytes: int = 256 * 1024 * 1024,
-        backend: BackendChoice = "auto", closed: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        make_vocabulary: Callable[[], Vocabulary],
+        *,
+        inline: bool,
+        worker: WorkerSettings | None = None,
+        compile_timeout_s: float = 10.0,
+        default_timeout_s: float = 600.0,
+        cache_bytes: int = 256 * 1024 * 1024,
+        backend: BackendChoice = "auto",
+        closed: bool = False,
+    ) -> None:
         self._make_vocabulary = make_vocabulary
         self._compile_timeout_s = compile_timeout_s
         self._default_timeout_s = default_timeout_s
@@ -352,7 +359,7 @@ class GrammarManager:
 
     def _finish(
         self, waiting: _Waiting, template: GrammarTemplate, compiled: CompiledConstraint, now: float, *, cached: bool
-    ) -> ReadyGrammar:  # fmt: skip
+    ) -> ReadyGrammar:
         options = waiting.message.sampling.structured
         try:
             stops = waiting.message.sampling.stop_token_ids

@@ -47,10 +47,15 @@ class GrammarTemplate(ABC):
     """
 
     def __init__(
-        self, load: Callable[[], Matcher], vocabulary: Vocabulary, *,
-        shortest: Sequence[int], specials: Iterable[int], make_completions: Callable[[], Completions],
+        self,
+        load: Callable[[], Matcher],
+        vocabulary: Vocabulary,
+        *,
+        shortest: Sequence[int],
+        specials: Iterable[int],
+        make_completions: Callable[[], Completions],
         masks: MaskCache | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.vocabulary = vocabulary
         self.masks = MaskCache() if masks is None else masks
         self.shortest = list(shortest)

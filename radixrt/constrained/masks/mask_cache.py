@@ -58,9 +58,20 @@ class CachedState:
     """
 
     __slots__ = (
-        "after", "forced", "healed", "is_claimed", "is_exact", "loops", "may_end", "must_end", "row",
-        "row_bytes", "runs", "safe", "state",
-    )  # fmt: skip
+        "after",
+        "forced",
+        "healed",
+        "is_claimed",
+        "is_exact",
+        "loops",
+        "may_end",
+        "must_end",
+        "row",
+        "row_bytes",
+        "runs",
+        "safe",
+        "state",
+    )
 
     def __init__(self, state: ParserState | None) -> None:
         self.state = state

@@ -59,7 +59,7 @@ class TextGrammar(Grammar):
 
     def __init__(
         self, template: GrammarTemplate, own_ends: Bitmask | None, settle_at: int, matcher: Matcher | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._own_ends = own_ends
         self._settle_at = settle_at
         self.template = template

@@ -156,9 +156,7 @@ def has_more_states(regex: Regex, limit: int) -> bool:
     return False
 
 
-def _minimal(
-    arrows: Sequence[Mapping[int, CharSet]], accepting: Sequence[bool]
-) -> tuple[_Arrows, list[int]] | None:  # fmt: skip
+def _minimal(arrows: Sequence[Mapping[int, CharSet]], accepting: Sequence[bool]) -> tuple[_Arrows, list[int]] | None:
     """The automaton without dead states, equivalent states merged, numbered in the order in which they are reached.
 
     Returns:

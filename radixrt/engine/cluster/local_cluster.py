@@ -31,7 +31,7 @@ class LocalCluster:
         timeout_s = config.executor.start_timeout_s
         settings = DriverSettings(
             "local", [], "", timeout_s, log_level=config.server.log_level, log_format=config.server.log_format
-        )  # fmt: skip
+        )
         self._process = DriverProcess(settings, outlives_thread=True)
         try:
             self._wait(path, time.monotonic() + timeout_s)

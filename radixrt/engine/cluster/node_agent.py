@@ -69,10 +69,13 @@ class NodeAgent:
         inherited = json.loads(settings_json).get("store_descriptor")
         shell = subprocess.Popen(
             ["/bin/sh", "-c", SHELL, "sh", sys.executable, "-m", MODULES[kind]],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env=process_environment(os.environ, visible_devices()), start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=process_environment(os.environ, visible_devices()),
+            start_new_session=True,
             pass_fds=() if inherited is None else (inherited,),
-        )  # fmt: skip
+        )
         assert shell.stdin is not None
         assert shell.stdout is not None
         if inherited is not None:

@@ -112,9 +112,7 @@ def _connect(
     context: zmq.Context[Any], addresses: RankAddresses, line: Lifeline
 ) -> tuple[ZmqInbox[ToRunner], ZmqOutbox[FromRunner]]:
     keys = Curve.make(server=addresses.key.encode())
-    inbox: ZmqInbox[ToRunner] = ZmqInbox(
-        context, addresses.steps, ToRunner, bind=False, curve=keys, reconnects=False
-    )  # fmt: skip
+    inbox: ZmqInbox[ToRunner] = ZmqInbox(context, addresses.steps, ToRunner, bind=False, curve=keys, reconnects=False)
     answers: ZmqOutbox[FromRunner] = ZmqOutbox(context, addresses.answers, curve=keys, reconnects=False)
     watches = [ConnectionWatch(end.socket, accepts=False) for end in (inbox, answers)]
     line.exit_without_scheduler(addresses.epoch, watches)

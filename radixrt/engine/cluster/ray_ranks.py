@@ -115,9 +115,15 @@ class RayRanks:
     """
 
     def __init__(
-        self, context: zmq.Context[Any], config: Config, settings: EngineSettings, endpoints: Endpoints,
-        kinds: Sequence[str], epoch: int, replica: int | None,
-    ) -> None:  # fmt: skip
+        self,
+        context: zmq.Context[Any],
+        config: Config,
+        settings: EngineSettings,
+        endpoints: Endpoints,
+        kinds: Sequence[str],
+        epoch: int,
+        replica: int | None,
+    ) -> None:
         self._context = context
         self._config = config
         self._settings = settings
@@ -221,7 +227,7 @@ class RayRanks:
             how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
             self._rank(report["ended"]).end(
                 f"{how}: {error}" if error else how, signalled=code < 0, tail=report["tail"]
-            )  # fmt: skip
+            )
         elif "lost" in report:
             rank = self._rank(report["lost"])
             if self._is_connected(rank):
@@ -240,9 +246,15 @@ class RayRanks:
             for local_rank, rank in enumerate(stage):
                 self.ranks[rank].address = agents[agent]
                 given = RankSettings(
-                    name=self.ranks[rank].name, config=rank_options(self._config), settings=self._settings.to_dict(),
-                    lifeline=lines.of_rank(rank), rank=rank, size=size, local_rank=local_rank, local_size=len(stage),
-                )  # fmt: skip
+                    name=self.ranks[rank].name,
+                    config=rank_options(self._config),
+                    settings=self._settings.to_dict(),
+                    lifeline=lines.of_rank(rank),
+                    rank=rank,
+                    size=size,
+                    local_rank=local_rank,
+                    local_size=len(stage),
+                )
                 settings = msgspec.to_builtins(given)
                 spawns.append(Spawn(self.ranks[rank].kind, agent, "rank", settings, rendezvous=size > 1))
         where = ", ".join(sorted(set(agents)))
@@ -289,9 +301,13 @@ class RayRanks:
 
 
 def start_ranks(
-    context: zmq.Context[Any], config: Config, settings: EngineSettings, group: ProcessGroup, kinds: Sequence[str],
+    context: zmq.Context[Any],
+    config: Config,
+    settings: EngineSettings,
+    group: ProcessGroup,
+    kinds: Sequence[str],
     epoch: int,
-) -> dict[str, RemoteRank]:  # fmt: skip
+) -> dict[str, RemoteRank]:
     """Start the ranks of a group of processes in the cluster; see `RayRanks`."""
     started = RayRanks(context, config, settings, Endpoints(group.folder), kinds, epoch, group.replica)
     return dict(zip(kinds, started.ranks, strict=True))
