@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import time
+from pathlib import Path
+
 from radixrt.config import Config
 from radixrt.engine.settings import EngineSettings
+from radixrt.errors import EngineError
 
 NAMES = {"tokenizer": "tokenizer", "router": "router", "scheduler": "scheduler", "runner": "ModelRunner"}
 FRONT_KINDS = ("tokenizer", "router")
@@ -74,9 +79,28 @@ class Endpoints:
         """File of the rendezvous of this machine's runners."""
         return f"{self.folder}/ranks.{epoch}"
 
+    def write_cluster_host(self, host: str) -> None:
+        """Store the address at which a Ray cluster's nodes reach this machine. The process that speaks with Ray knows
+        the address, and the scheduler reads it from a file in the engine's folder."""
+        # The file gets its name when it is complete, so that a reader never sees a part of the address.
+        Path(f"{self._cluster_host}.new").write_text(host, encoding="utf-8")
+        os.rename(f"{self._cluster_host}.new", self._cluster_host)
+
+    def read_cluster_host(self, timeout_s: float) -> str:
+        """Wait for the address that `write_cluster_host` stores, and return it.
+
+        Raises:
+            EngineError: the address was not stored within timeout_s.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not Path(self._cluster_host).exists():
+            if time.monotonic() > deadline:
+                raise EngineError(f"the cluster had no place for the ranks within {timeout_s:g} s (start_timeout_s)")
+            time.sleep(0.01)
+        return Path(self._cluster_host).read_text(encoding="utf-8")
+
     @property
-    def cluster_host(self) -> str:
-        """File of `radixrt.engine.cluster.host`."""
+    def _cluster_host(self) -> str:
         return f"{self.folder}/host"
 
     def rank_addresses(self, epoch: int) -> str:

@@ -171,7 +171,6 @@ def _scheduler_channels(setup: WorkerSetup, epoch: int) -> tuple[Inbox[ToSchedul
 
 
 def _make_executor(setup: WorkerSetup, epoch: int) -> Executor:
-    from radixrt.engine.cluster.host import read_cluster_host
     from radixrt.executor.external_executor import ExternalLauncherExecutor
     from radixrt.executor.multiproc_executor import MultiprocExecutor, RankEndpoints
     from radixrt.executor.ray_executor import RayDistributedExecutor
@@ -190,7 +189,7 @@ def _make_executor(setup: WorkerSetup, epoch: int) -> Executor:
         )
 
     if setup.config.executor.executor == "ray":
-        host = read_cluster_host(endpoints.cluster_host, setup.config.executor.start_timeout_s)
+        host = endpoints.read_cluster_host(setup.config.executor.start_timeout_s)
         return RayDistributedExecutor(
             setup.context, host=host, size=size, address_file=endpoints.rank_addresses, epoch=epoch, answering=answering
         )

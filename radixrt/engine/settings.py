@@ -12,7 +12,7 @@ import msgspec
 
 from radixrt.config import Config, ExecutorConfig
 from radixrt.distributed.rank_info import rank_from_environment
-from radixrt.engine.cluster.options import resolve_cluster
+from radixrt.engine.cluster_options import resolve_cluster
 from radixrt.engine.device_defaults import with_device_defaults
 from radixrt.errors import ConfigError, ModelLoadError, shown
 from radixrt.models.loading.partition import check_partition

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from radixrt.cli import build_parser
-from radixrt.engine.cluster.options import OLDEST, TOO_NEW
+from radixrt.engine.cluster_options import OLDEST, TOO_NEW
 from tests.deploy.prometheus import DEPLOY
 
 TEXT = (DEPLOY / "kuberay.yaml").read_text()

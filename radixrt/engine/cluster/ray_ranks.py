@@ -21,7 +21,6 @@ import zmq
 
 from radixrt.config import Config, config_to_dict
 from radixrt.engine.cluster.driver_process import DriverProcess
-from radixrt.engine.cluster.host import write_cluster_host
 from radixrt.engine.cluster.lifeline import RankLines
 from radixrt.engine.cluster.rank_process import RankSettings
 from radixrt.engine.cluster.ray_driver import DriverSettings, Spawn
@@ -237,7 +236,7 @@ class RayRanks:
 
     def _placed(self, host: str, agents: list[str]) -> None:
         """Start the ranks on the agents' nodes."""
-        write_cluster_host(self._endpoints.cluster_host, host)
+        self._endpoints.write_cluster_host(host)
         stages = rank_stages(self._settings)
         size = sum(len(stage) for stage in stages)
         lines = self._lines = RankLines(self._context, host, size)

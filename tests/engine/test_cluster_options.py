@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from radixrt.config import make_config
-from radixrt.engine.cluster.options import check_ray, resolve_cluster
+from radixrt.engine.cluster_options import check_ray, resolve_cluster
 from radixrt.errors import ConfigError
 
 
