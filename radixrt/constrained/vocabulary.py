@@ -132,6 +132,14 @@ class Vocabulary:
                 return self.encode_greedily(data)
             return self.encode(data[: error.start].decode()) + self.encode_greedily(data[error.start :])
 
+    def healed(self, last: int, forced: list[int]) -> list[int] | None:
+        """Tokens that replace a sampled token and the forced tokens after it; see `Grammar.healed`."""
+        table = self.table
+        if not (forced and table[last] and all(table[token] for token in forced)):
+            return None
+        tokens = self.encode_bytes(self.decode([last, *forced]))
+        return None if tokens[0] == last or len(tokens) > 1 + len(forced) else tokens
+
     def encode_greedily(self, data: bytes) -> list[int]:
         """Tokens of a text, the longest matching one at each position.
 

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from radixrt.constrained.backends.matcher import GrammarError
 from radixrt.constrained.grammar import Bitmask, Grammar
 from radixrt.constrained.masks.look_ahead import LookAhead
+from radixrt.constrained.matcher import GrammarError
 from radixrt.messages.parts import FINISH_ERROR, FINISH_LENGTH, FINISH_STOP, Finish, FinishError, LogprobColumns
 from radixrt.messages.scheduler import TokenizedReq
 from radixrt.messages.wire import pack_i32

@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from radixrt.constrained.backends.matcher import GrammarError
 from radixrt.constrained.grammar import Bitmask
+from radixrt.constrained.matcher import GrammarError
 from radixrt.constraint import StructuredOptions
 from radixrt.errors import InvariantError
 from radixrt.messages.parts import ConstraintInfo

@@ -29,9 +29,9 @@ from typing import Final, Literal
 import numpy as np
 
 from radixrt.constrained.backends.lark import MAX_OPTIONS
-from radixrt.constrained.backends.matcher import MAX_MASK_S, GrammarBackend, GrammarError, Matcher
 from radixrt.constrained.grammar import Bitmask, bitmask_words
 from radixrt.constrained.masks.mask_cache import MaskCache
+from radixrt.constrained.matcher import MAX_MASK_S, GrammarBackend, GrammarError, Matcher
 from radixrt.constrained.productions import Alt, NotExpressible, Productions, Rep
 from radixrt.constrained.productions.layout import ANY
 from radixrt.constrained.regex import Regex, RegexTooComplex

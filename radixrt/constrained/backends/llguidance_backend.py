@@ -15,8 +15,8 @@ import llguidance
 
 from radixrt.constrained.backends.borders import Borders
 from radixrt.constrained.backends.lark import to_lark
-from radixrt.constrained.backends.matcher import GrammarBackend, GrammarError, Matcher
 from radixrt.constrained.grammar import Bitmask
+from radixrt.constrained.matcher import GrammarBackend, GrammarError, Matcher
 from radixrt.constrained.productions import Productions
 from radixrt.constrained.vocabulary import Vocabulary
 

@@ -17,8 +17,8 @@ from typing import Any, Final
 import numpy as np
 
 from radixrt.constrained.backends.borders import Borders
-from radixrt.constrained.backends.matcher import GrammarBackend, GrammarError, Matcher
 from radixrt.constrained.grammar import Bitmask, bitmask_words
+from radixrt.constrained.matcher import GrammarBackend, GrammarError, Matcher
 from radixrt.constrained.productions import (
     Expr,
     Lit,

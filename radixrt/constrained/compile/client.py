@@ -146,10 +146,6 @@ class CompileClient:
         self._queue.append(_Job(job_id, constraint, deadline, timeout_s, thorough))
         self._assign(now)
 
-    def cancel(self, job_id: int) -> None:
-        """Drop a queued job. A job that is being compiled continues, because its constraint may be requested again."""
-        self._queue = deque(job for job in self._queue if job.id != job_id)
-
     def poll(self, now: float, *, crowded: bool = False) -> list[CompileResult]:
         """Results that came, and jobs whose time is up.
 

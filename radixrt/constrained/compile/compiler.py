@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from radixrt.constrained.backends.choice import BackendName, Backends, probe
-from radixrt.constrained.backends.matcher import GrammarError
 from radixrt.constrained.lark_input.syntax import NotTranslated
 from radixrt.constrained.masks.closing import Completions
 from radixrt.constrained.masks.grammar_template import GrammarTemplate
 from radixrt.constrained.masks.opaque_grammar import OpaqueTemplate, no_completions
 from radixrt.constrained.masks.text_grammar import TextTemplate
+from radixrt.constrained.matcher import GrammarError
 from radixrt.constrained.productions import EmptyLanguage, Productions, Term
 from radixrt.constrained.recognizer import Recognizer
 from radixrt.constrained.regex import RegexTooComplex, literals

@@ -7,11 +7,37 @@ import re
 from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
-from radixrt.constrained.lark_input.common import COMMON
-
 MAX_LENGTH: Final = 200_000
 MAX_DEPTH: Final = 50
 MAX_COUNT: Final = 100_000
+COMMON: Final = {
+    "DIGIT": r"[0-9]",
+    "HEXDIGIT": r"[a-fA-F0-9]",
+    "INT": r"[0-9]+",
+    "SIGNED_INT": r"(\+|-)?[0-9]+",
+    "DECIMAL": r"([0-9]+\.([0-9]+)?)|(\.[0-9]+)",
+    "_EXP": r"[eE](\+|-)?[0-9]+",
+    "FLOAT": r"([0-9]+[eE](\+|-)?[0-9]+|([0-9]+\.([0-9]+)?|\.[0-9]+)([eE](\+|-)?[0-9]+)?)",
+    "SIGNED_FLOAT": r"(\+|-)?([0-9]+[eE](\+|-)?[0-9]+|([0-9]+\.([0-9]+)?|\.[0-9]+)([eE](\+|-)?[0-9]+)?)",
+    "NUMBER": r"(([0-9]+[eE](\+|-)?[0-9]+|([0-9]+\.([0-9]+)?|\.[0-9]+)([eE](\+|-)?[0-9]+)?)|[0-9]+)",
+    "SIGNED_NUMBER": r"(\+|-)?(([0-9]+[eE](\+|-)?[0-9]+|([0-9]+\.([0-9]+)?|\.[0-9]+)([eE](\+|-)?[0-9]+)?)|[0-9]+)",
+    "ESCAPED_STRING": r"\"([^\"\\]|\\.)*\"",
+    "LCASE_LETTER": r"[a-z]",
+    "UCASE_LETTER": r"[A-Z]",
+    "LETTER": r"[A-Za-z]",
+    "WORD": r"[A-Za-z]+",
+    "CNAME": r"[_A-Za-z][_A-Za-z0-9]*",
+    "WS_INLINE": r"[ \t]+",
+    "WS": r"[ \t\f\r\n]+",
+    "CR": r"\r",
+    "LF": r"\n",
+    "NEWLINE": r"(\r?\n)+",
+    "SH_COMMENT": r"#[^\n]*",
+    "CPP_COMMENT": r"\/\/[^\n]*",
+    "C_COMMENT": r"\/\*[^*]*\*+(?:[^\/*][^*]*\*+)*\/",
+    "SQL_COMMENT": r"--[^\n]*",
+}
+"""Terminals that a grammar may import from `common`, as regular expressions."""
 
 
 class NotTranslated(Exception):

@@ -14,7 +14,6 @@ from typing import Any
 from radixrt.constrained.grammar import Bitmask, Grammar
 from radixrt.constrained.masks.closing import Completions
 from radixrt.constrained.masks.grammar_template import GrammarTemplate
-from radixrt.constrained.masks.healing import healed_tokens
 from radixrt.errors import InvariantError
 
 MAX_KEPT = 64
@@ -100,7 +99,7 @@ class OpaqueGrammar(Grammar):
         return [] if self._ended else self._matcher.forced()
 
     def healed(self, last: int, forced: list[int]) -> list[int] | None:
-        return healed_tokens(self._vocabulary, last, forced)
+        return self._vocabulary.healed(last, forced)
 
     def fits(self, token: int, remaining: int) -> bool:
         return True

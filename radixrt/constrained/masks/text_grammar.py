@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from radixrt.constrained.backends.matcher import GrammarError, Matcher
 from radixrt.constrained.grammar import Bitmask, Grammar
 from radixrt.constrained.masks.grammar_template import GrammarTemplate
-from radixrt.constrained.masks.healing import healed_tokens
 from radixrt.constrained.masks.mask_cache import UNKNOWN, CachedState
+from radixrt.constrained.matcher import GrammarError, Matcher
 from radixrt.errors import InvariantError
 
 T = TypeVar("T")
@@ -260,11 +259,11 @@ class TextGrammar(Grammar):
     def healed(self, last: int, forced: list[int]) -> list[int] | None:
         here = self._path[-1]
         if forced != here.forced:
-            return healed_tokens(self._vocabulary, last, forced)
+            return self._vocabulary.healed(last, forced)
         if last not in here.healed:
             if len(here.healed) >= MAX_HEALED:
                 here.healed.clear()
-            here.healed[last] = healed_tokens(self._vocabulary, last, forced)
+            here.healed[last] = self._vocabulary.healed(last, forced)
         return here.healed[last]
 
     def fits(self, token: int, remaining: int) -> bool:

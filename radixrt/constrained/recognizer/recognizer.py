@@ -20,8 +20,9 @@ from radixrt.constrained.productions.expressions import Special, checked
 from radixrt.constrained.recognizer.frames import Closure, Frame, Item, RecognizerTooComplex, Return
 from radixrt.constrained.recognizer.pushdown import SPECIAL, TEXT, Pieces, Program, Spelling, joined
 from radixrt.constrained.regex import EMPTY, EPSILON, CharSet, Regex, RegexTooComplex, derive, is_empty
+from radixrt.constrained.regex.algebra import concat, repeat
 from radixrt.constrained.regex.charset import partition
-from radixrt.constrained.regex.counts import small_counts
+from radixrt.constrained.regex.nodes import Concat, Repeat
 from radixrt.errors import InvariantError
 
 __all__ = ["Closing", "Recognizer", "RecognizerTooComplex", "State"]
@@ -31,6 +32,8 @@ _MAX_REMEMBERED: Final = 20_000
 _MAX_SKIP_ITEMS: Final = 32
 _FEW_EDGES: Final = 3
 """Characters that are followed from a state before those of one class are looked for."""
+_MIN_COUNT: Final = 8
+"""Smaller counts stay: computing the few masks that they could share takes less than finding the longest token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +238,7 @@ class Recognizer:
         """
         items = []
         for node, progress, frame in state.items:
-            small = small_counts(progress, longest) if isinstance(progress, Regex) else progress
+            small = _small_counts(progress, longest) if isinstance(progress, Regex) else progress
             items.append((node, small, frame))
         if all(small is progress for (_, small, _), (_, progress, _) in zip(items, state.items, strict=True)):
             return state
@@ -357,3 +360,36 @@ def _pattern(chars: CharSet) -> re.Pattern[str]:
         return re.compile("(?!)")
     ranges = "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in chars.pairs())
     return re.compile(f"[{ranges}]*")
+
+
+def _small_counts(regex: Regex, longest: Callable[[CharSet], int]) -> Regex:
+    """Return a language with the same beginnings, as far as a token goes, that counts no further than necessary.
+
+    Every item of a repetition has a character at least, so that a token holds no more items than characters of their
+    alphabet. A repetition of more items than that is like one of just one more. Repetitions in the first two parts of a
+    sequence are made smaller: a repetition itself, and one behind an item that has been begun. A repetition of a
+    single string stays, because a library may look further ahead where the text is forced.
+
+    Args:
+        longest: a bound on the characters of a set that a token can begin with.
+    """
+    if not isinstance(regex, Concat):
+        return _small_repeat(regex, regex.alphabet(), longest)
+    head, tail = regex.head, regex.tail
+    small_head = _small_repeat(head, head.alphabet(), longest)
+    second = tail.head if isinstance(tail, Concat) else tail
+    small_second = _small_repeat(second, head.alphabet() | second.alphabet(), longest)
+    if small_head is head and small_second is second:
+        return regex
+    rest = concat(small_second, tail.tail) if isinstance(tail, Concat) else small_second
+    return concat(small_head, rest)
+
+
+def _small_repeat(regex: Regex, alphabet: CharSet, longest: Callable[[CharSet], int]) -> Regex:
+    """Return a repetition with counts that a token over `alphabet` cannot exceed; any other language as it is."""
+    if not isinstance(regex, Repeat) or regex.has_boolean or regex.item.min_length == 0 or regex.item.text is not None:
+        return regex
+    if max(regex.low, regex.high or 0) < _MIN_COUNT:
+        return regex
+    most = longest(alphabet) + 1
+    return repeat(regex.item, min(regex.low, most), None if regex.high is None else min(regex.high, most))

@@ -11,8 +11,7 @@ import pytest
 from radixrt.constrained.backends.lark import to_lark
 from radixrt.constrained.backends.llguidance_backend import LlguidanceBackend
 from radixrt.constrained.grammar import bitmask_words
-from radixrt.constrained.lark_input.common import COMMON
-from radixrt.constrained.lark_input.syntax import NotTranslated
+from radixrt.constrained.lark_input.syntax import COMMON, NotTranslated
 from radixrt.constrained.lark_input.translate import is_lark, translate
 from radixrt.constrained.recognizer import Recognizer
 from radixrt.constrained.vocabulary import Vocabulary

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from radixrt.constrained.backends.choice import BackendName, Backends
-from radixrt.constrained.backends.matcher import GrammarError, Matcher
 from radixrt.constrained.masks.text_grammar import SETTLE_AFTER, TextGrammar, TextTemplate
+from radixrt.constrained.matcher import GrammarError, Matcher
 from radixrt.constrained.productions import Productions, Term
 from radixrt.constrained.regex import parse_regex
 from radixrt.constrained.vocabulary import Vocabulary

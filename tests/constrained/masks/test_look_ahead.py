@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from radixrt.constrained.backends.choice import Backends
-from radixrt.constrained.backends.matcher import GrammarError
 from radixrt.constrained.masks import look_ahead
 from radixrt.constrained.masks.grammar_template import GrammarTemplate
 from radixrt.constrained.masks.look_ahead import MAX_LIKELY, LookAhead, likely_tokens
 from radixrt.constrained.masks.reasoning import Marker, ReasoningGrammar
 from radixrt.constrained.masks.text_grammar import TextGrammar
+from radixrt.constrained.matcher import GrammarError
 from radixrt.constrained.productions import Lit, Productions, Seq, Term
 from radixrt.constrained.regex import parse_regex
 from radixrt.constrained.vocabulary import Vocabulary

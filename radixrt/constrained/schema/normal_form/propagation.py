@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from radixrt.constrained.schema.document.index import Located
-from radixrt.constrained.schema.normal_form.alternatives import combinations, first_of
 from radixrt.constrained.schema.normal_form.assertions import (
     AllOf,
     AnyOf,
@@ -51,11 +50,20 @@ from radixrt.constrained.schema.normal_form.conditions import (
     UnevaluatedFails,
 )
 from radixrt.constrained.schema.normal_form.disjointness import are_disjoint, is_discriminated, lists_other_values
+from radixrt.constrained.schema.normal_form.graph import Graph
 from radixrt.constrained.schema.normal_form.negation import IS_OBJECT, refute, schema_of_value
 from radixrt.constrained.schema.normal_form.nodes import NONE, Either, Formulas, Is, ItemCount, Never
-from radixrt.constrained.schema.normal_form.static_checks import evaluates, listed_names, possible_types
+from radixrt.constrained.schema.normal_form.static_checks import (
+    evaluates,
+    evaluates_all_members,
+    listed_names,
+    possible_types,
+)
 from radixrt.constrained.schema.normal_form.strings import KeySet, MatchingKeys, StringTest
 from radixrt.constrained.schema.values import ALL, ARRAY, BOOLEAN, NULL, NUMBER, OBJECT, STRING, decimal_of, type_of
+
+MAX_SETS = 64
+"""Sets of an `anyOf`'s options that are tried when an object is closed; if there are more, each option is decided."""
 
 
 def apply_all(branch: Branch, conditions: Iterable[Condition], frames: Frames = ()) -> bool:
@@ -120,10 +128,10 @@ def _any_of(branch: Branch, a: AnyOf, frames: Frames) -> bool:
     graph = branch.graph
     if frames and any(evaluates(graph, option) for option in a.options):
         if graph.closing is not None and frames == (0,):
-            sets = combinations(graph, a.options)
+            sets = _combinations(graph, a.options)
             if sets is not None:
                 return choose(branch, sets, frames)
-        return choose(branch, [first_of(a.options, place) for place in range(len(a.options))], frames)
+        return choose(branch, [_first_of(a.options, place) for place in range(len(a.options))], frames)
     live: list[Alternative] = []
     for option in a.options:
         if not graph.assertions(option):
@@ -131,6 +139,35 @@ def _any_of(branch: Branch, a: AnyOf, frames: Frames) -> bool:
         if possible_types(graph, option) & branch.types:
             live.append((Is(option, True),))
     return choose(branch, live)
+
+
+def _combinations(graph: Graph, options: tuple[Located, ...]) -> list[Alternative] | None:
+    """Return the sets of options that may hold together, of which one must; None if there are too many.
+
+    That other options may hold too needs not be said where the frame only closes the object: what they evaluate would
+    admit more members, and those are in a larger set.
+    """
+    sets: list[tuple[Located, ...]] = [()]
+    for option in options:
+        if evaluates_all_members(graph, option):
+            sets.append((option,))  # no other option admits more members
+        else:
+            sets += [
+                (*chosen, option)
+                for chosen in sets
+                if not any(
+                    evaluates_all_members(graph, other) or are_disjoint(graph, option, other) for other in chosen
+                )
+            ]
+        if len(sets) > MAX_SETS:
+            return None
+    return [tuple(Is(option, True) for option in chosen) for chosen in sorted(sets[1:], key=len)]
+
+
+def _first_of(options: tuple[Located, ...], place: int) -> Alternative:
+    """Return the alternative in which the option at a place is the first that holds."""
+    later = tuple(Choice(((Is(option, True),), (Is(option, False),))) for option in options[place + 1 :])
+    return (*(Is(option, False) for option in options[:place]), Is(options[place], True), *later)
 
 
 def _one_of(branch: Branch, a: OneOf, frames: Frames) -> bool:
