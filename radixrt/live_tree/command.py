@@ -11,7 +11,7 @@ from typing import TextIO
 import httpx
 
 from radixrt.errors import ConfigError, shown
-from radixrt.live_tree.feed import FeedTree
+from radixrt.live_tree.feed import LiveTree
 from radixrt.live_tree.picture import picture
 
 DRAW_S = 0.5
@@ -38,7 +38,7 @@ def show_tree(
     params = {} if replica is None else {"replica": replica}
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     live = not once and out.isatty()
-    tree = FeedTree()
+    tree = LiveTree()
     try:
         with httpx.stream(
             "GET", f"{url.rstrip('/')}/ui/events", params=params, headers=headers, timeout=SILENCE_S
@@ -62,14 +62,15 @@ def show_tree(
     return 0
 
 
-def _follow(response: httpx.Response, tree: FeedTree, out: TextIO, *, live: bool) -> None:
+def _follow(response: httpx.Response, tree: LiveTree, out: TextIO, *, live: bool) -> None:
     drawn = 0.0
     for line in response.iter_lines():
         if line:
             tree.take(json.loads(line))
-        if not tree.complete:
+        is_complete = tree.replica.is_complete
+        if not is_complete:
             _check_serves(tree)
-        whole = tree.complete and bool(tree.bounds)
+        whole = is_complete and bool(tree.bounds)
         if whole and not live:
             size = shutil.get_terminal_size((120, 60))
             out.write("\n".join(picture(tree, size.columns, size.lines - 1 if out.isatty() else PIPED_LINES)) + "\n")
@@ -82,7 +83,7 @@ def _follow(response: httpx.Response, tree: FeedTree, out: TextIO, *, live: bool
             out.flush()
 
 
-def _check_serves(tree: FeedTree) -> None:
+def _check_serves(tree: LiveTree) -> None:
     """Raise ConfigError if the replica whose tree should come cannot send it."""
     if tree.replica_state not in ("", "serving", "draining", "drained"):
         raise ConfigError(

@@ -1,15 +1,15 @@
 """`ReplicaIndex`: the prefixes that each replica's radix tree holds, by the chain hashes of their granules.
 
-A tree is closed under prefixes, so the longest prefix that a replica holds is found by bisection over the hashes of a
-prompt. Sets of replicas are bit masks. The index grows with the fleet's KV pools, not with its users: about 120 bytes
-for each granule of 64 tokens.
+A tree is closed under prefixes, so a bisection over the hashes of a prompt finds the longest prefix that a replica
+holds. Sets of replicas are bit masks. The index grows with the fleet's KV pools, not with the number of users: about
+120 bytes for each granule of 64 tokens.
 
-`CacheEvents` come late. What has just been sent to a replica is *booked*: it counts as cached there until the request
-ends, whatever the events say by then.
+`CacheEvents` come late. A prompt that has just been sent to a replica is *booked*: the index counts the prompt as
+cached there until the request ends, even while no event has reported the tokens.
 
-For a model with recurrent layers keys and values alone are no hit: only the prefix up to a state is. States lie
-anywhere, and tokens do not leave the scheduler, so a state is known by the last whole granule before it and by its
-length: of tokens after that granule, up to 63, the index assumes that they are the prompt's.
+For a model with recurrent layers, cached keys and values are a hit only up to a state of these layers. States lie at
+any position, and tokens do not leave the scheduler, so the index knows a state by its length and by the last whole
+granule before it. The index assumes that up to 63 tokens between this granule and the state equal the prompt's.
 """
 
 from __future__ import annotations
@@ -18,25 +18,20 @@ import struct
 from collections.abc import Iterable, Sequence
 
 from radixrt.mem_cache.granules import GRANULE_TOKENS, HASH_BYTES, prompt_hashes, seed_of
-from radixrt.messages.cache_events import (
-    CacheCleared,
-    CacheEvent,
-    CacheEvents,
-    NodeEvicted,
-    NodeInserted,
-    NodeSplit,
-    RootOpened,
-    StateSet,
-)
+from radixrt.mem_cache.replica import CacheReplica, ReplicaNode
+from radixrt.messages.cache_events import CacheEvents
 
 
 class Prefix:
     """Chain hashes of a prompt.
 
-    Attributes:
-        hashes: of its whole granules, in order.
-        seed: hash before the first granule, that of the namespace.
+    Args:
+        ids: int32 column of the prompt's tokens.
         length: number of tokens that may come from a cache.
+
+    Attributes:
+        hashes: hash of each whole granule, in order.
+        seed: the namespace's seed, which stands before the first granule.
     """
 
     __slots__ = ("hashes", "length", "seed")
@@ -47,43 +42,45 @@ class Prefix:
         self.seed = _unpack(seed_of(namespace))[0]
 
 
-class _Node:
-    """Node of a replica's tree; a root has no tokens.
+class _Tree(CacheReplica):
+    """Tree of one replica, which keeps the replica's bit in the masks of the granules that the tree holds.
 
     Attributes:
-        begin, end: number of tokens from the root to the node's begin, and to its end.
-        hashes: of the granules that end in it, as bytes.
-        before: hash of the last whole granule before them; the seed if there is none.
-    """
-
-    __slots__ = ("before", "begin", "end", "has_state", "hashes")
-
-    def __init__(self, begin: int, end: int, hashes: bytes, before: int) -> None:
-        self.begin = begin
-        self.end = end
-        self.hashes = hashes
-        self.before = before
-        self.has_state = False
-
-    @property
-    def last(self) -> int:
-        """Hash of the last whole granule before the node's end."""
-        return _unpack(self.hashes[-HASH_BYTES:])[0] if self.hashes else self.before
-
-
-class _Tree:
-    """Nodes of one replica, by number.
-
-    Attributes:
-        seq: number of the last batch; -1 before a snapshot.
         states: lengths of prefixes with a state, by the hash of their last whole granule.
+        booked: number of bookings of each booked granule, by hash.
     """
 
-    def __init__(self) -> None:
-        self.seq = -1
-        self.nodes: dict[int, _Node] = {}
+    def __init__(self, number: int, holders: dict[int, int]) -> None:
+        super().__init__()
+        self._number = number
+        self._holders = holders
         self.states: dict[int, list[int]] = {}
-        self.booked: dict[int, int] = {}  # hash -> number of bookings
+        self.booked: dict[int, int] = {}
+
+    def inserted(self, node: ReplicaNode) -> None:
+        bit, holders = 1 << self._number, self._holders
+        for each in _unpack(node.hashes):
+            holders[each] = holders.get(each, 0) | bit
+        node.created = node.last_access = 0  # the index needs no times; without them a node takes 56 bytes less
+        if node.has_state:
+            self.state_changed(node)
+
+    def dropped(self, node: ReplicaNode) -> None:
+        for each in _unpack(node.hashes):
+            _unset(self._holders, each, self._number)
+        if node.has_state:
+            node.has_state = False
+            self.state_changed(node)
+
+    def state_changed(self, node: ReplicaNode) -> None:
+        (key,) = _unpack(node.last_hash())
+        ends = self.states.setdefault(key, [])
+        if node.has_state:
+            ends.append(node.end)
+            return
+        ends.remove(node.end)
+        if not ends:
+            del self.states[key]
 
 
 class ReplicaIndex:
@@ -105,17 +102,19 @@ class ReplicaIndex:
 
     def add(self, replica: int) -> None:
         """Add a replica whose tree is not known yet."""
-        self._trees[replica] = _Tree()
+        self._trees[replica] = _Tree(replica, self._holders)
 
     def drop(self, replica: int) -> None:
         """Remove a replica with all that it holds and all bookings."""
-        self._clear(replica)
-        for each in self._trees.pop(replica).booked:
+        tree = self._trees.pop(replica)
+        tree.clear()
+        for each in tree.booked:
             _unset(self._booked, each, replica)
 
     def held(self, replica: int) -> set[int]:
         """Hashes of all granules that a replica's events have reported."""
-        return {each for node in self._trees[replica].nodes.values() for each in _unpack(node.hashes)}
+        nodes = self._trees[replica].nodes.values()
+        return {each for node in nodes if node.parent is not None for each in _unpack(node.hashes)}
 
     # --- look up ---
 
@@ -189,65 +188,13 @@ class ReplicaIndex:
     # --- events ---
 
     def apply(self, replica: int, batch: CacheEvents) -> bool:
-        """Apply a batch of events.
+        """Apply a batch of a replica's events.
 
         Returns:
-            False, with everything that the replica holds forgotten, if a batch before it is missing: ask for a
+            False, with everything that the replica holds forgotten, if the batch before this one is missing: ask for a
             snapshot.
         """
-        tree = self._trees[replica]
-        if batch.header is not None:
-            self._clear(replica)
-        elif tree.seq < 0 or batch.seq != tree.seq + 1:
-            self._clear(replica)
-            return False
-        tree.seq = batch.seq
-        for event in batch.events:
-            self._apply(replica, tree, event)
-        return True
-
-    def _apply(self, replica: int, tree: _Tree, event: CacheEvent) -> None:
-        nodes = tree.nodes
-        if isinstance(event, NodeInserted):
-            above = nodes[event.parent]
-            nodes[event.node] = node = _Node(above.end, above.end + event.tokens, event.hashes, above.last)
-            bit, holders = 1 << replica, self._holders
-            for each in _unpack(event.hashes):
-                holders[each] = holders.get(each, 0) | bit
-            if event.has_state:
-                _set_state(tree, node, has_state=True)
-        elif isinstance(event, NodeEvicted):
-            node = nodes.pop(event.node)
-            for each in _unpack(node.hashes):
-                _unset(self._holders, each, replica)
-            _set_state(tree, node, has_state=False)
-        elif isinstance(event, NodeSplit):
-            self._split(nodes, event)
-        elif isinstance(event, StateSet):
-            _set_state(tree, nodes[event.node], has_state=event.has_state)
-        elif isinstance(event, RootOpened):
-            nodes[event.node] = _Node(0, 0, b"", _unpack(event.seed)[0])
-        elif isinstance(event, CacheCleared):
-            self._clear(replica, keep_seq=True)
-
-    @staticmethod
-    def _split(nodes: dict[int, _Node], event: NodeSplit) -> None:
-        node = nodes[event.node]
-        end = node.begin + event.tokens
-        count = end // GRANULE_TOKENS - node.begin // GRANULE_TOKENS
-        kept = node.hashes[: count * HASH_BYTES]
-        nodes[event.prefix] = prefix = _Node(node.begin, end, kept, node.before)
-        node.begin, node.before, node.hashes = end, prefix.last, node.hashes[count * HASH_BYTES :]
-
-    def _clear(self, replica: int, *, keep_seq: bool = False) -> None:
-        tree = self._trees[replica]
-        for node in tree.nodes.values():
-            for each in _unpack(node.hashes):
-                _unset(self._holders, each, replica)
-        tree.nodes.clear()
-        tree.states.clear()
-        if not keep_seq:
-            tree.seq = -1
+        return self._trees[replica].apply(batch)
 
 
 def _unpack(hashes: bytes) -> Sequence[int]:
@@ -260,16 +207,3 @@ def _unset(masks: dict[int, int], key: int, replica: int) -> None:
         masks[key] = mask
     else:
         masks.pop(key, None)
-
-
-def _set_state(tree: _Tree, node: _Node, *, has_state: bool) -> None:
-    if node.has_state == has_state:
-        return
-    node.has_state = has_state
-    ends = tree.states.setdefault(node.last, [])
-    if has_state:
-        ends.append(node.end)
-        return
-    ends.remove(node.end)
-    if not ends:
-        del tree.states[node.last]

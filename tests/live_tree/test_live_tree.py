@@ -15,17 +15,17 @@ from benchmarks.common.synthetic_scheduler import SyntheticScheduler
 from radixrt.cli import main
 from radixrt.errors import ConfigError
 from radixrt.live_tree.command import show_tree
-from radixrt.live_tree.feed import FeedTree
+from radixrt.live_tree.feed import LiveTree
 from radixrt.live_tree.picture import picture
-from radixrt.mem_cache.cache_replica import CacheReplica
+from radixrt.mem_cache.replica import CacheReplica
 from radixrt.messages.cache_events import CacheAck, CacheEvents, WatchCacheReq
-from radixrt.server.ui.lines import line, short_event, snapshot_line
+from radixrt.server.ui.lines import line, shown_event, snapshot_line
 
 
-def followed(steps: int) -> tuple[FeedTree, SyntheticScheduler]:
+def followed(steps: int) -> tuple[LiveTree, SyntheticScheduler]:
     """A tree that followed a scheduler through a pool which evicts, and the scheduler."""
     scheduler = SyntheticScheduler(200, running=8, waiting=2, num_slots=9000)
-    replica, tree = CacheReplica(), FeedTree()
+    replica, tree = CacheReplica(), LiveTree()
     scheduler.handle(WatchCacheReq())
     for step in range(steps):
         scheduler.step()
@@ -33,8 +33,8 @@ def followed(steps: int) -> tuple[FeedTree, SyntheticScheduler]:
             assert isinstance(batch, CacheEvents)
             assert replica.apply(batch)
             scheduler.handle(CacheAck(batch.seq))
-            shorts = [short for event in batch.events if (short := short_event(event)) is not None]
-            sent = line("events", clock=batch.clock, at=100.0 + step, events=shorts)
+            shown = [found for event in batch.events if (found := shown_event(event)) is not None]
+            sent = line("events", clock=batch.clock, at=100.0 + step, events=shown)
             if batch.header is not None:
                 sent = snapshot_line(replica, [(batch.clock, 100.0)])
             tree.take(json.loads(sent))
@@ -45,16 +45,18 @@ def test_the_copy_equals_the_tree() -> None:
     tree, scheduler = followed(300)
     cache = scheduler.scheduler.kv.cache
     assert cache.stats.evicted_tokens > 1000
-    assert tree.num_tokens == cache.total_size
+    assert tree.replica.num_tokens == cache.total_size
     journal = cache.journal
     assert journal is not None
-    for node in cache.iter_nodes():
-        copy = tree.nodes[journal.number(node)]
-        assert (copy.tokens, copy.hits, copy.last, copy.locks, copy.retention) == (
+    nodes = list(cache.iter_nodes())
+    for node in nodes:
+        copy = tree.replica.nodes[journal.number(node)]
+        assert (copy.tokens, copy.hits, copy.last_access, copy.locks, copy.retention) == (
             node.num_tokens, node.hits, node.last_access, node.lock_ref, node.retention
         )  # fmt: skip
-        assert copy.below == node.num_tokens + sum(tree.nodes[journal.number(c)].below for c in node.children.values())
-    assert len(tree.nodes) - len(tree.roots) == sum(1 for _ in cache.iter_nodes())
+        assert not copy.hashes
+    assert len(tree.replica.nodes) == len(nodes) + 1
+    assert f"{len(nodes):,} nodes, {cache.total_size:,} tokens cached" in picture(tree, 100, 24)[0]
 
 
 def test_the_picture_shows_the_heaviest_nodes_within_its_size() -> None:
@@ -73,17 +75,24 @@ def test_the_picture_shows_the_heaviest_nodes_within_its_size() -> None:
     assert any("more" in each for each in lines)
 
 
+def snapshot(events: list[object], *, enabled: bool = True) -> dict[str, object]:
+    header = {"num_slots": 100, "page_size": 1, "granule": 64, "policy": "lru", "enabled": enabled}
+    return {"clock": 0, "header": header, "ticks": [], "events": events}
+
+
+def test_tokens_count_for_all_nodes_above_and_namespaces_have_names() -> None:
+    tree = LiveTree()
+    nodes = [["insert", 3, 1, 10, "", 1, 1], ["insert", 4, 3, 20, "", 1, 1], ["insert", 5, 2, 5, "", 1, 1]]
+    tree.take({"t": "snapshot", **snapshot([["root", 1, ""], ["root", 2, "q83v"], *nodes])})
+    rows = [re.sub(r"[█ ]+", " ", each).strip() for each in picture(tree, 100, 24)[3:]]
+    assert rows == ["0 30 0 default namespace", "10 30 0 long", "20 20 0 long", "0 5 0 cache_salt abcdef", "5 5 0 long"]
+
+
 def test_an_empty_tree_and_a_cache_that_is_off() -> None:
-    tree = FeedTree()
-    tree.take(
-        {"t": "snapshot", "clock": 0, "header": {"enabled": True}, "ticks": [], "roots": [[1, "", 0]], "nodes": []}
-    )
-    assert "Nothing is cached yet." in picture(tree, 80, 20)
-    empty = {"t": "snapshot", "clock": 0, "ticks": [], "roots": [[1, "", 0]], "nodes": []}
-    tree.take({**empty, "header": {"enabled": True}})
-    assert "Nothing is cached yet." in picture(tree, 80, 20)
-    tree.take({**empty, "header": {"enabled": False}})
-    assert "The prefix cache is off." in picture(tree, 80, 20)
+    tree = LiveTree()
+    for enabled, words in ((True, "Nothing is cached yet."), (False, "The prefix cache is off.")):
+        tree.take({"t": "snapshot", **snapshot([["root", 1, ""]], enabled=enabled)})
+        assert words in picture(tree, 80, 20)
 
 
 def test_a_server_that_does_not_answer_is_an_error_with_its_address() -> None:
@@ -97,12 +106,11 @@ class TwoReplicas(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         replica = int(self.path.partition("?replica=")[2] or 0)
         rows = [{"replica": 0, "state": "serving"}, {"replica": 1, "state": "fenced"}]
-        tree = {"clock": 0, "header": {"enabled": True}, "ticks": [], "roots": [[1, "", 0]], "nodes": []}
         self.send_response(200)
         self.end_headers()
         self.wfile.write(line("hello", model="m", replica=replica) + line("fleet", rows=rows))
         if replica == 0:
-            self.wfile.write(line("snapshot", **tree) + line("bounds", since=0, prompt=0))
+            self.wfile.write(line("snapshot", **snapshot([["root", 1, ""]])) + line("bounds", since=0, prompt=0))
 
     def log_message(self, *args: object) -> None: ...
 

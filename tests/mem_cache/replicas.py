@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from radixrt.mem_cache.cache_journal import CacheJournal
-from radixrt.mem_cache.cache_replica import CacheReplica
 from radixrt.mem_cache.granules import prompt_hashes
 from radixrt.mem_cache.prefix_cache import PrefixCache
+from radixrt.mem_cache.radix_cache import _EVICTION_KEYS
+from radixrt.mem_cache.replica import CacheReplica
 from radixrt.mem_cache.tree_node import RootNode
 from radixrt.messages.cache_events import CacheEvents, SnapshotHeader
 
@@ -46,24 +47,25 @@ def check_equal(replica: CacheReplica, cache: PrefixCache) -> None:
     assert cache.journal is not None
     roots = [root for root in cache.roots() if root.children]
     nodes = {cache.journal.number(node): node for node in cache.iter_nodes()}
-    assert replica.nodes.keys() - replica.roots.keys() == nodes.keys()
-    assert all(replica.roots[cache.journal.number(root)].locks == root.lock_ref for root in roots)
+    copies = {number: copy for number, copy in replica.nodes.items() if copy.parent is not None}
+    assert copies.keys() == nodes.keys()
+    assert all(replica.nodes[cache.journal.number(root)].locks == root.lock_ref for root in roots)
     assert replica.num_tokens == cache.total_size
     assert replica.clock == cache.clock
     for number, node in nodes.items():
-        copy = replica.nodes[number]
+        copy = copies[number]
         values = (copy.tokens, copy.created, copy.last_access, copy.hits, copy.priority, copy.retention, copy.locks)
         assert values == (
             node.num_tokens, node.created, node.last_access, node.hits, node.priority, node.retention, node.lock_ref
         )  # fmt: skip
         assert copy.has_state == (node.state is not None)
         assert copy.parent is replica.nodes[cache.journal.number(node.parent)]
-        assert copy.children.keys() == {cache.journal.number(child) for child in node.children.values()}
+        assert copy.num_children == len(node.children)
         root, *above = node.path()
         assert isinstance(root, RootNode)
         tokens = b"".join(each.key_bytes for each in above)
         assert copy.end == len(tokens) // 4
         assert b"".join(copy.granules()) == prompt_hashes(tokens, root.namespace)
-    leaves = [node for node in replica.nodes.values() if node.tokens and not node.children and not node.locks]
-    order = [node.number for node in sorted(leaves, key=replica.eviction_key)]
-    assert order == [cache.journal.number(leaf) for leaf in getattr(cache, "_leaves", ())]
+    leaves = [node for node in copies.values() if not node.num_children and not node.locks]
+    order = sorted(leaves, key=lambda node: (node.has_state, _EVICTION_KEYS[cache.policy](node)))
+    assert [node.number for node in order] == [cache.journal.number(leaf) for leaf in getattr(cache, "_leaves", ())]

@@ -7,8 +7,8 @@ import random
 import msgspec
 import pytest
 
-from radixrt.mem_cache.cache_replica import CacheReplica
 from radixrt.mem_cache.granules import seed_of
+from radixrt.mem_cache.replica import CacheReplica
 from radixrt.messages.cache_events import (
     CacheAck,
     CacheEvents,

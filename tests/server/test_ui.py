@@ -160,9 +160,10 @@ def test_the_feed_has_the_tree_its_events_and_the_requests(
     assert (hello["model"], hello["slots"], hello["shows_text"]) == ("fake", 4096, False)
     tree = feed("snapshot")
     cache = watched.scheduler.scheduler.kv.cache
-    nodes = [tree["nodes"][at : at + 10] for at in range(0, len(tree["nodes"]), 10)]
+    nodes = [event[1:] for event in tree["events"] if event[0] == "insert"]
     assert sum(node[2] for node in nodes) == cache.total_size
-    known = {root[0] for root in tree["roots"]}
+    assert not any(node[3] for node in nodes), "hashes stay here"
+    known = {event[1] for event in tree["events"] if event[0] == "root"}
     for node in nodes:
         assert node[1] in known, "a node stands before its parent"
         known.add(node[0])
@@ -170,7 +171,7 @@ def test_the_feed_has_the_tree_its_events_and_the_requests(
     for _ in range(3):
         watched.step()
     events = feed("events")
-    assert {event[0] for event in events["events"]} >= {"i", "u", "l"}
+    assert {event[0] for event in events["events"]} >= {"insert", "use", "lock"}
     misses = feed("misses")["rows"]
     assert {row[0] for row in misses} <= {"req-00000", "req-00001", "req-00002"}
     assert misses[0][14] == "program-0"
@@ -216,7 +217,7 @@ def test_texts_of_nodes_are_shown_only_where_the_operator_allows_it(engine: Fake
     opened = hub.open()
     taken: list[bytes] = []
     engine.wait_for(lambda: taken.append(opened.take()) or b'"snapshot"' in taken[-1])
-    node = json.loads(next(line for line in taken[-1].splitlines() if b'"snapshot"' in line))["nodes"][0]
+    node = json.loads(next(line for line in taken[-1].splitlines() if b'"snapshot"' in line))["events"][-1][1]
     answer = caller.get(f"/ui/text?node={node}").json()
     assert answer["text"] == "<b>text</b>"
     assert answer["tokens"] > 0

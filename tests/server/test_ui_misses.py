@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from benchmarks.programs.optimal_cache import Traced, best_hit_rate
-from radixrt.mem_cache.cache_replica import CacheReplica
 from radixrt.mem_cache.granules import HASH_BYTES, prompt_hashes
+from radixrt.mem_cache.replica import CacheReplica
 from radixrt.messages.cache_events import CacheEvents, WatchCacheReq
 from radixrt.messages.parts import ProgramHint
 from radixrt.messages.wire import pack_i32

@@ -14,9 +14,10 @@ from collections import deque
 from typing import Any
 
 from radixrt.client.engine_client import EngineClient, ToReader
-from radixrt.mem_cache.cache_replica import CacheReplica
+from radixrt.mem_cache.replica import CacheReplica
 from radixrt.messages.cache_events import (
     CacheAck,
+    CacheEvent,
     CacheEvents,
     NodeTokens,
     NodeTokensReq,
@@ -26,7 +27,7 @@ from radixrt.messages.cache_events import (
 from radixrt.messages.client import EngineReady
 from radixrt.messages.fleet import RouterQueue
 from radixrt.messages.wire import unpack_i32
-from radixrt.server.ui.lines import line, requests_line, router_line, short_event, snapshot_line
+from radixrt.server.ui.lines import line, requests_line, router_line, shown_event, snapshot_line
 from radixrt.server.ui.misses import Causes, Miss, MissLog
 from radixrt.server.ui.optimum import Access, Window
 from radixrt.server.ui.samples import Samples
@@ -190,7 +191,7 @@ class _Watcher:
         self._window = Window()
         ticks = samples.ticks() if replica is None else []  # those of samples are sums over replicas
         self._ticks: deque[tuple[int, float]] = deque(ticks, maxlen=1800)
-        self._events: list[Any] = []
+        self._events: list[CacheEvent] = []
         self._views: bytes | None = None
         self._held: bytes | None = None
         self._began = time.time()
@@ -240,9 +241,9 @@ class _Watcher:
             ended = self._misses.after(event)
             if ended is not None:
                 self._window.add(_access(ended))
-            short = short_event(event)
-            if short is not None:
-                self._events.append(short)
+            shown = shown_event(event)
+            if shown is not None:
+                self._events.append(shown)
         self._replica.end(batch)
         now = time.time()
         if not self._ticks or now - self._ticks[-1][1] >= TICK_S:

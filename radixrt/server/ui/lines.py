@@ -1,43 +1,36 @@
-"""Lines of JSON that the page reads: the replica as columns, and events as short arrays, both without hashes.
+"""Lines of JSON that the page and `radixrt tree` read.
 
-["r", node, name, locks]                    a root; the name stands for its namespace
-["i", node, parent, *NODE]                  a node; NODE are the columns of `snapshot_line`
-["s", node, prefix, tokens]                 a split
-["e", node]                                 an eviction
-["u", node, clock, hits, priority or null]  a use
-["l", node, change]                         a lock
-["t", node, retention]                      a retention level
-["h", node, has_state]                      a state of recurrent layers
-["c"]                                       everything is gone
+The tree comes as `CacheEvents` do: a line "snapshot" has events that build the whole tree, and each line "events" has
+the events since the line before, with their fields as arrays. Events are without hashes, the seed of a root is cut to
+its first digits, and events of requests are missing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
+from msgspec.structs import asdict, replace
 
-from radixrt.mem_cache.cache_replica import CacheReplica
 from radixrt.mem_cache.granules import seed_of
+from radixrt.mem_cache.replica import CacheReplica
 from radixrt.messages.cache_events import (
-    CacheCleared,
     CacheEvent,
-    NodeEvicted,
     NodeInserted,
-    NodeSplit,
-    PathLocked,
-    PathUsed,
+    RequestAdmitted,
+    RequestEnded,
+    RequestPublished,
     RequestViews,
-    RetentionSet,
     RootOpened,
-    StateSet,
 )
 from radixrt.messages.fleet import RouterQueue
 from radixrt.server.ui.misses import Causes
 
 _encode = msgspec.json.Encoder().encode
 DEFAULT_SEED = seed_of("")
+NAME_BYTES = 3
 
 
 def line(kind: str, **members: Any) -> bytes:
@@ -45,90 +38,66 @@ def line(kind: str, **members: Any) -> bytes:
     return _encode({"t": kind, **members}) + b"\n"
 
 
-def root_name(seed: bytes) -> str:
-    """Name of a namespace: "" for the default one, else the first digits of its seed; the salt is not disclosed."""
-    return "" if seed == DEFAULT_SEED else seed.hex()[:6]
+def shown_seed(seed: bytes) -> bytes:
+    """Return what a page learns of a namespace: nothing of the default one, the first bytes of the seed of others."""
+    return b"" if seed == DEFAULT_SEED else seed[:NAME_BYTES]
 
 
-def short_event(event: CacheEvent) -> Sequence[Any] | None:
-    """The event as in the module's docstring; None for one of a request."""
+def shown_event(event: CacheEvent) -> CacheEvent | None:
+    """Return the event as the module's docstring says; None for an event of a request."""
     match event:
-        case PathUsed():
-            return ("u", event.node, event.clock, event.hits, event.priority)
-        case PathLocked():
-            return ("l", event.node, event.change)
         case NodeInserted():
-            return (
-                "i", event.node, event.parent, event.tokens, event.created, event.last_access, event.hits,
-                event.priority, event.retention, event.locks, int(event.has_state),
-            )  # fmt: skip
-        case NodeSplit():
-            return ("s", event.node, event.prefix, event.tokens)
-        case NodeEvicted():
-            return ("e", event.node)
-        case RetentionSet():
-            return ("t", event.node, event.retention)
-        case StateSet():
-            return ("h", event.node, int(event.has_state))
+            return replace(event, hashes=b"")
         case RootOpened():
-            return ("r", event.node, root_name(event.seed), event.locks)
-        case CacheCleared():
-            return ("c",)
-    return None
+            return replace(event, seed=shown_seed(event.seed))
+        case RequestAdmitted() | RequestPublished() | RequestEnded():
+            return None
+    return event
 
 
 def snapshot_line(replica: CacheReplica, ticks: Sequence[tuple[int, float]]) -> bytes:
-    """The whole tree: `nodes` has ten numbers for each node, parents before children: node, parent, tokens, created,
-    last_access, hits, priority, retention, locks, has_state.
+    """Return the line with the whole tree.
 
     Args:
         ticks: (tick of the cache's clock, time in seconds since 1970) at some times, ascending.
     """
-    nodes: list[int] = []
-    stack = [child for root in replica.roots.values() for child in root.children.values()]
-    while stack:
-        node = stack.pop()
-        assert node.parent is not None  # it is no root
-        nodes += (
-            node.number, node.parent.number, node.tokens, node.created, node.last_access, node.hits, node.priority,
-            node.retention, node.locks, int(node.has_state),
+    events: list[CacheEvent] = []
+    for node in sorted(replica.nodes.values(), key=attrgetter("end")):  # parents end before their children
+        if node.parent is None:
+            events.append(RootOpened(node.number, shown_seed(node.hashes), node.locks))
+            continue
+        events.append(
+            NodeInserted(
+                node.number, node.parent.number, node.tokens, b"", node.created, node.last_access, node.hits,
+                node.priority, node.retention, node.locks, node.has_state,
+            )
         )  # fmt: skip
-        stack.extend(node.children.values())
-    roots = [[root.number, root_name(root.seed), root.locks] for root in replica.roots.values()]
-    return line(
-        "snapshot", clock=replica.clock, header=msgspec.to_builtins(_header(replica)), ticks=list(ticks), roots=roots,
-        nodes=nodes,
-    )  # fmt: skip
-
-
-def _header(replica: CacheReplica) -> dict[str, Any]:
-    header = replica.header
-    if header is None:
-        return {}
-    return {name: getattr(header, name) for name in header.__struct_fields__}
+    header = {} if replica.header is None else asdict(replica.header)
+    return line("snapshot", clock=replica.clock, header=header, ticks=ticks, events=events)
 
 
 def requests_line(message: RequestViews, causes: Mapping[str, Causes]) -> bytes:
-    """The requests: an object for each, with the fields of `RequestView`, its namespace by name. `queue` of a waiting
-    one has the fields of `QueueView`, but for the hashes, and of `Causes`, once these are known.
+    """Return the line with the requests: an object for each, with the fields of `RequestView` and its namespace's name
+    instead of the seed. `queue` of a waiting request has the fields of `QueueView` without the hashes, and the fields
+    of `Causes` where these are known.
 
     Args:
         causes: why tokens of waiting requests are not in the cache, by id.
     """
     rows = []
     for view in message.views:
-        row = {name: getattr(view, name) for name in view.__struct_fields__ if name not in ("seed", "queue")}
-        row["namespace"] = root_name(view.seed)
+        row = asdict(view)
+        row["namespace"] = shown_seed(row.pop("seed")).hex()
         if view.queue is not None:
-            queue = {name: getattr(view.queue, name) for name in view.queue.__struct_fields__ if name != "hashes"}
-            found = causes.get(view.rid)
-            row["queue"] = queue if found is None else queue | found._asdict()
+            row["queue"] = asdict(view.queue)
+            del row["queue"]["hashes"]
+            if view.rid in causes:
+                row["queue"] |= causes[view.rid]._asdict()
         rows.append(row)
     holds = [[hold.node, hold.program, hold.retention] for hold in message.holds]
     return line("requests", running=message.running, waiting=message.waiting, rows=rows, holds=holds)
 
 
 def router_line(message: RouterQueue) -> bytes:
-    """The requests that the router holds: an object for each, with the fields of `HeldRequest`."""
-    rows = [{name: getattr(each, name) for name in each.__struct_fields__} for each in message.requests]
-    return line("router", waiting=message.waiting, rows=rows)
+    """Return the line with the requests that the router holds: an object for each, with the fields of `HeldRequest`."""
+    return line("router", waiting=message.waiting, rows=[asdict(each) for each in message.requests])

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from radixrt.mem_cache.cache_replica import CacheReplica
 from radixrt.mem_cache.granules import GRANULE_TOKENS, split_hashes
+from radixrt.mem_cache.replica import CacheReplica
 from radixrt.messages.cache_events import (
     CacheCleared,
     CacheEvent,
@@ -136,7 +136,7 @@ class MissLog:
         self._admitted += 1
         miss = Miss(
             event.rid, self._admitted, self._clock(), event.prompt_tokens, event.cached_tokens, event.matched_tokens,
-            event.reusable_tokens, event.node, 0 if node is None else len(node.children), program=event.program,
+            event.reusable_tokens, event.node, 0 if node is None else node.num_children, program=event.program,
             branch=event.branch,
         )  # fmt: skip
         if node is not None:

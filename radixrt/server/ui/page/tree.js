@@ -1,17 +1,14 @@
-// A copy of the scheduler's radix tree, kept by the events of the feed (radixrt/server/ui/lines.py).
+// A copy of the scheduler's radix tree for drawing: it applies the events of the feed (radixrt/messages/cache_events.py).
 
 export const DONE = 0, NORMAL = 1, EXTENDED = 2, LEASED = 3; // kinds of retention levels
 export const kindOf = (level) => (level < EXTENDED ? level : EXTENDED + (level % 2)); // levels above are those of older programs
 
+// The node of an event "insert"; a root has no tokens, and the name of its namespace.
 class Node {
-  constructor(id, parent, tokens) {
-    this.id = id;
-    this.parent = parent;
+  constructor(parent, [id, , tokens, , created, last, hits, priority, retention, locks, state]) {
+    Object.assign(this, { id, parent, tokens, created, last, hits, priority, retention, locks, state });
     this.kids = [];
-    this.tokens = tokens;
     this.below = tokens; // tokens in it and below it
-    this.created = this.last = this.hits = this.priority = this.locks = this.state = 0;
-    this.retention = NORMAL;
     this.name = "";
     this.rank = this.key = this.open = 0; // see rankEviction
     this.passed = false;
@@ -22,26 +19,21 @@ class Node {
     for (let node = this; node; node = node.parent) tokens += node.tokens;
     return tokens;
   }
-
-  get root() {
-    let node = this;
-    while (node.parent && node.parent.parent) node = node.parent;
-    return node;
-  }
 }
+
+const bare = (id, locks = 0) => [id, 0, 0, "", 0, 0, 0, 0, NORMAL, locks, false];
 
 export class Tree {
   constructor() {
     this.header = {};
     this.clock = 0;
     this.ticks = []; // [tick, seconds], ascending
-    this.version = 0; // grows with every change
     this.clear();
   }
 
   clear() {
-    this.nodes = new Map();
-    this.top = new Node(0, null, 0); // its children are the roots of the namespaces
+    this.nodes = new Map(); // by number, without roots
+    this.top = new Node(null, bare(0)); // its children are the roots of the namespaces
     this.roots = new Map();
   }
 
@@ -52,65 +44,40 @@ export class Tree {
   load(line) {
     this.clear();
     this.header = line.header;
-    this.clock = line.clock;
     this.ticks = line.ticks;
-    for (const [id, name, locks] of line.roots) this.open(id, name, locks);
-    const columns = line.nodes;
-    for (let at = 0; at < columns.length; at += 10) this.insert(columns, at, false);
-    const order = [...this.nodes.values()]; // parents first
-    for (let i = order.length - 1; i >= 0; i--) order[i].parent.below += order[i].below;
-    for (const root of this.roots.values()) this.top.below += root.below;
-    this.version++;
+    this.apply(line);
   }
 
   apply(line) {
-    for (const event of line.events) this.take(event);
+    for (const [kind, ...values] of line.events) this[kind](this.nodes.get(values[0]) ?? this.roots.get(values[0]), values);
     this.clock = line.clock;
     const last = this.ticks.at(-1);
-    if (!last || line.at - last[1] >= 1) this.ticks.push([line.clock, line.at]);
+    if (line.at && (!last || line.at - last[1] >= 1)) this.ticks.push([line.clock, line.at]);
     if (this.ticks.length > 3600) this.ticks.splice(0, 1800);
-    this.version++;
   }
 
-  take(event) {
-    const node = this.nodes.get(event[1]) ?? this.roots.get(event[1]);
-    switch (event[0]) {
-      case "r": return this.open(event[1], event[2], event[3]);
-      case "i": return this.insert(event, 1, true);
-      case "s": return this.split(node, event[2], event[3]);
-      case "e": return this.evict(node);
-      case "u": return this.use(node, event[2], event[3], event[4]);
-      case "l": return this.lock(node, event[2]);
-      case "t": return void (node.retention = event[2]);
-      case "h": return void (node.state = event[2]);
-      case "c": return this.clear();
-    }
-  }
+  // --- events, by their names: the node that is meant, and the event's fields ---
 
-  open(id, name, locks) {
-    const root = new Node(id, this.top, 0);
-    root.name = name;
-    root.locks = locks;
+  root(_, [id, seed, locks]) {
+    const root = new Node(this.top, bare(id, locks));
+    root.name = [...atob(seed)].map((byte) => byte.charCodeAt(0).toString(16).padStart(2, "0")).join("");
     this.top.kids.push(root);
     this.roots.set(id, root);
   }
 
-  insert(columns, at, counts) {
-    const parent = this.nodes.get(columns[at + 1]) ?? this.roots.get(columns[at + 1]);
-    const node = new Node(columns[at], parent, columns[at + 2]);
-    [node.created, node.last, node.hits, node.priority] = [columns[at + 3], columns[at + 4], columns[at + 5], columns[at + 6]];
-    [node.retention, node.locks, node.state] = [columns[at + 7], columns[at + 8], columns[at + 9]];
+  insert(_, fields) {
+    const parent = this.nodes.get(fields[1]) ?? this.roots.get(fields[1]), node = new Node(parent, fields);
     parent.kids.push(node);
     this.nodes.set(node.id, node);
-    if (counts) for (let above = parent; above; above = above.parent) above.below += node.tokens;
+    for (let above = parent; above; above = above.parent) above.below += node.tokens;
   }
 
-  split(node, prefixId, tokens) {
-    const above = node.parent, prefix = new Node(prefixId, above, tokens);
+  split(node, [, prefixId, tokens]) {
+    const above = node.parent;
+    const prefix = new Node(above, [prefixId, 0, tokens, "", node.created, node.last, node.hits, node.priority, NORMAL, node.locks, false]);
     prefix.below = node.below;
-    for (const field of ["created", "last", "hits", "priority", "locks"]) prefix[field] = node[field];
-    above.kids[above.kids.indexOf(node)] = prefix; // where it was, so that the picture stays
     prefix.kids = [node];
+    above.kids[above.kids.indexOf(node)] = prefix; // where it was, so that the picture stays
     node.parent = prefix;
     node.tokens -= tokens;
     node.below -= tokens;
@@ -119,16 +86,15 @@ export class Tree {
 
   evict(node) {
     const above = node.parent;
-    if (!above) return;
     above.kids.splice(above.kids.indexOf(node), 1);
-    for (let each = above; each; each = each.parent) each.below -= node.below;
+    for (let each = above; each; each = each.parent) each.below -= node.tokens;
     node.parent = null;
     this.nodes.delete(node.id);
     this.roots.delete(node.id);
   }
 
-  use(node, clock, hits, priority) {
-    for (; node && node.tokens; node = node.parent) {
+  use(node, [, clock, hits, priority]) {
+    for (; node.tokens; node = node.parent) {
       node.last = clock;
       node.hits += hits;
       if (priority !== null) node.priority = Math.max(node.priority, priority);
@@ -136,8 +102,16 @@ export class Tree {
     }
   }
 
-  lock(node, change) {
-    for (; node && node !== this.top; node = node.parent) node.locks += change;
+  lock(node, [, change]) {
+    for (; node !== this.top; node = node.parent) node.locks += change;
+  }
+
+  retain(node, [, retention]) {
+    node.retention = retention;
+  }
+
+  state(node, [, state]) {
+    node.state = state;
   }
 
   // --- what is read from it ---
@@ -154,7 +128,7 @@ export class Tree {
     return ticks[low][1];
   }
 
-  // As in radixrt/mem_cache/cache_replica.py, as one number that sorts the same.
+  // The sort key of radixrt/mem_cache/radix_cache.py as one number that sorts the same.
   evictionKey(node) {
     const policy = this.header.policy, age = policy === "fifo" ? node.created : node.last; // ticks, below 2 ** 32
     const first = policy === "priority" ? Math.min(Math.max(node.priority + 64, 0), 127) * 1024 : 0;
