@@ -49,8 +49,8 @@ class WatchedEngine(SimulatedEngine):
         if mode != "nobody":
             self.stream.handle(WatchCacheReq(True, mode == "a page"))
 
-    def _take(self) -> None:
-        super()._take()
+    def take(self) -> None:
+        super().take()
         if not self.stream.is_on:
             return
         for message in self.stream.turn(time.monotonic()):

@@ -31,7 +31,6 @@ from benchmarks.common.tables import table
 from radixrt.channel import LocalChannel
 from radixrt.config import SchedulerConfig
 from radixrt.executor.uniproc_executor import UniProcExecutor
-from radixrt.mem_cache import RadixCache, ReqToTokenPool, StateSlotAllocator, TokenToKVPoolAllocator
 from radixrt.messages.parts import ProgramHint
 from radixrt.messages.runner import RunnerReady, StepOutput
 from radixrt.messages.scheduler import TokenizedReq
@@ -42,8 +41,8 @@ from radixrt.runner.runner_config import RunnerConfig
 from radixrt.runner.worker import Worker
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.checkpoints import MIN_GAP, Checkpoints
-from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.scheduler import Scheduler
+from radixrt.scheduler.simulated import make_scheduler
 
 CONTEXT, ROWS, STATES = 4096, 4, 24
 NOWHERE = CONTEXT
@@ -95,25 +94,21 @@ class Device:
     def serve(self, case: Case, min_gap: int, seed: int) -> Served:
         """Serve a request of the case by a new scheduler, after the one that it goes on from."""
         config = SchedulerConfig(max_running_requests=ROWS, chunked_prefill_size=CONTEXT)
-        allocator = TokenToKVPoolAllocator(self.ready.num_slots)
-        kv = KVManager(
-            RadixCache(allocator, "lru", StateSlotAllocator(self.ready.num_states)), allocator,
-            ReqToTokenPool(ROWS, CONTEXT),
+        scheduler = make_scheduler(
+            config, self.ready.num_slots, context_length=CONTEXT, eos_ids=[], vocab_size=self.ready.vocab_size,
+            num_states=self.ready.num_states, checkpoints=Checkpoints(min_gap),
         )  # fmt: skip
-        scheduler = Scheduler(
-            config, kv, context_length=CONTEXT, eos_ids=[], vocab_size=self.ready.vocab_size,
-            checkpoints=Checkpoints(min_gap),
-        )  # fmt: skip
+        cache = scheduler.kv.cache
         ids = np.random.default_rng(seed).integers(10, 1000, case.cached + case.new).astype(np.int32)
         if case.cached:  # the state at the end of that request is one token before that of its answer
             answer = self._run(scheduler, TokenizedReq("before", pack_i32(ids[: case.cached]), _sampling(1)))[0]
             ids = np.concatenate([ids[: case.cached], answer, ids[case.cached :]])
         hint = ProgramHint("p", "b", fork_len=case.shared, siblings=2) if case.shared else None
         request = TokenizedReq("r", pack_i32(ids), _sampling(1), program=hint, turn_len=len(ids) - case.header)
-        before = len(kv.cache.node_states or ())
+        before = len(cache.node_states or ())
         started = time.perf_counter()
         _, steps = self._run(scheduler, request)
-        return Served(time.perf_counter() - started, steps, len(kv.cache.node_states or ()) - before)
+        return Served(time.perf_counter() - started, steps, len(cache.node_states or ()) - before)
 
     def _run(self, scheduler: Scheduler, request: TokenizedReq) -> tuple[Int32Array, int]:
         """Serve a request to its end; return the last sampled token and the number of prefill steps."""

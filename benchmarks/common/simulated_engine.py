@@ -1,11 +1,10 @@
-"""The real scheduler on a simulated device and clock: no model, no sockets, no threads, the same result every time.
+"""`SimulatedEngine`: requests that arrive at given times, on the real scheduler with a simulated device.
 
-A step takes the time that a step-time model gives, with noise. Requests arrive at given times and end after given
-numbers of tokens. A thousand requests take about a second of one core.
+A step takes the time that a step-time model gives, with noise. Requests end after given numbers of tokens. A thousand
+requests take about a second of one core.
 """
 
-import heapq
-import random
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,21 +12,19 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from radixrt.config import SchedulerConfig
-from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
-from radixrt.mem_cache.radix_cache import RadixCache
-from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
 from radixrt.messages.parts import Finish
-from radixrt.messages.runner import StepOutput
 from radixrt.messages.scheduler import TokenizedReq
 from radixrt.messages.scheduler_stats import StepTimes
-from radixrt.messages.step_shape import step_shape
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
-from radixrt.scheduler.kv_manager import KVManager
+from radixrt.scheduler.req import Req
 from radixrt.scheduler.schedule_batch import ScheduleBatch
-from radixrt.scheduler.scheduler import Scheduler
+from radixrt.scheduler.simulated import NoisyTimes, SimulatedRunner, make_scheduler
 
 EOS, OTHER = 0, 1
+VOCAB = 1000
+IDLE_S = 0.05
+"""Step of the clock while requests wait and no step runs: only their deadlines can end them."""
 
 
 @dataclass(frozen=True)
@@ -91,50 +88,39 @@ class SimulatedDevice:
     slow_factor: float = 5.0
 
 
-class SimulatedEngine:
+class SimulatedEngine(SimulatedRunner):
     """One engine; `run` plays requests to their end.
 
     Attributes:
         now: the simulated clock, in seconds.
-        steps: number of steps.
         lives: every request, by id.
     """
 
     def __init__(self, device: SimulatedDevice, seed: int = 0, *, depth: int = 2, **options: object) -> None:
-        self.config = SchedulerConfig(**{"max_running_requests": 64, "chunked_prefill_size": 1024, **options})  # type: ignore[arg-type]
-        self.device = device
-        allocator = TokenToKVPoolAllocator(device.num_slots, 1)
-        rows = ReqToTokenPool(self.config.max_running_requests, device.context_length)
-        self.scheduler = Scheduler(
-            self.config, KVManager(RadixCache(allocator, "lru"), allocator, rows),
-            context_length=device.context_length, eos_ids=[EOS], vocab_size=1000,
-        )  # fmt: skip
-        self.now = 0.0
-        self.steps = 0
+        config = SchedulerConfig(**{"max_running_requests": 64, "chunked_prefill_size": 1024, **options})  # type: ignore[arg-type]
+        scheduler = make_scheduler(
+            config, device.num_slots, context_length=device.context_length, eos_ids=[EOS], vocab_size=VOCAB
+        )
+        super().__init__(scheduler, self._seconds, self._sample, depth=depth)
         self.lives: dict[str, Life] = {}
-        self._rng = random.Random(seed)
-        self._depth = depth
-        self._inflight: deque[tuple[ScheduleBatch, float]] = deque()
-        self._free_at = 0.0  # when the device has computed what was submitted
+        self._times = NoisyTimes(
+            device.times, noise=device.noise, slow_share=device.slow_share, slow_factor=device.slow_factor, seed=seed
+        )
 
     def run(self, requests: Sequence[SimulatedRequest]) -> list[Life]:
         """Play all requests, in order of arrival, until the last has ended; returns their lives."""
         first = len(self.lives)
-        arrivals = [(request.at, i) for i, request in enumerate(requests)]
-        heapq.heapify(arrivals)
+        arrivals = deque(sorted(enumerate(requests, first), key=lambda numbered: numbered[1].at))
         while arrivals or not self.scheduler.is_idle:
-            self._submit()
-            answer_at = self._inflight[0][1] if self._inflight else float("inf")
-            if arrivals and arrivals[0][0] <= answer_at:
-                at, i = heapq.heappop(arrivals)
-                self.now = max(self.now, at)
-                self._arrive(f"r{first + i}", requests[i])
-            elif self._inflight:
-                self.now = answer_at
-                self._answer()
+            if self.advance(self.now, before=arrivals[0][1].at if arrivals else math.inf):
+                pass
+            elif arrivals:
+                number, request = arrivals.popleft()
+                self.now = max(self.now, request.at)
+                self._arrive(f"r{number}", request)
             else:
-                self.now += 0.05  # requests that wait without a step: only their deadline can end them
-            self._take()
+                self.now += IDLE_S
+            self.take()
         return list(self.lives.values())[first:]
 
     def _arrive(self, rid: str, request: SimulatedRequest) -> None:
@@ -147,31 +133,16 @@ class SimulatedEngine:
             self.now,
         )
 
-    def _submit(self) -> None:
-        while len(self._inflight) < self._depth:
-            batch = self.scheduler.next_batch(self.now)
-            if batch is None:
-                return
-            seconds = self.device.times.seconds(*step_shape(batch.step)) * self._rng.lognormvariate(
-                0, self.device.noise
-            )
-            if self._rng.random() < self.device.slow_share:
-                seconds *= self.device.slow_factor
-            self._free_at = max(self.now, self._free_at) + seconds
-            self._inflight.append((batch, self._free_at))
-            self.steps += 1
+    def _seconds(self, batch: ScheduleBatch) -> float:
+        return self._times.seconds(batch.shape)
 
-    def _answer(self) -> None:
-        batch, _ = self._inflight.popleft()
-        tokens = []
-        for req in batch.sampled:
-            life = self.lives[req.rid]
-            if req.finish is None:
-                life.tokens.append(self.now)
-            tokens.append(EOS if len(life.tokens) >= life.request.output else OTHER)
-        self.scheduler.commit(batch, StepOutput(batch.step_id, pack_i32(tokens)), self.now)
+    def _sample(self, req: Req) -> int:
+        life = self.lives[req.rid]
+        life.tokens.append(self.now)
+        return EOS if len(life.tokens) >= life.request.output else OTHER
 
-    def _take(self) -> None:
+    def take(self) -> None:
+        """Record the requests that have ended."""
         taken = self.scheduler.take_deltas()
         for delta in taken.deltas if taken is not None else ():
             if delta.finish is not None:

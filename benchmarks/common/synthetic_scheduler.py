@@ -10,7 +10,7 @@ from benchmarks.common.simulated_engine import Life, SimulatedDevice, SimulatedE
 from radixrt.messages.cache_events import FromWatched, ToWatched
 from radixrt.messages.parts import ProgramHint
 from radixrt.messages.scheduler import TokenizedReq
-from radixrt.messages.scheduler_stats import SchedulerStats, StepTimes
+from radixrt.messages.scheduler_stats import StepTimes
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.cache_stream import CacheStream
@@ -75,10 +75,8 @@ class SyntheticScheduler(SimulatedEngine):
             )
             self.scheduler.intake.add(message, self.now)
             self._sent += 1
-        self._submit()
-        if self._inflight:
-            self._answer()
-        self._take()
+        self.advance(self.now)
+        self.take()
 
     def handle(self, message: ToWatched) -> list[FromWatched]:
         return self.stream.handle(message)
@@ -86,14 +84,3 @@ class SyntheticScheduler(SimulatedEngine):
     def turn(self) -> list[FromWatched]:
         """Messages to the reader, as in the scheduler's loop."""
         return self.stream.turn(time.monotonic()) if self.stream.is_on else []
-
-    def stats(self) -> SchedulerStats:
-        core, kv, c = self.scheduler, self.scheduler.kv, self.scheduler.counters
-        return SchedulerStats(
-            waiting=len(core.waiting), running=len(core.active), slots_total=kv.allocator.num_slots,
-            slots_free=kv.allocator.available(), slots_evictable=kv.cache.evictable_size,
-            slots_protected=kv.cache.protected_size, prompt_tokens=c.prompt_tokens, cached_tokens=c.cached_tokens,
-            generated_tokens=c.generated_tokens, evicted_tokens=kv.cache.stats.evicted_tokens,
-            retractions=c.retractions, finished=c.finished, extend_steps=c.extend_steps, decode_steps=c.decode_steps,
-            schedule_s=0.0, runner_s=0.0, commit_s=0.0, cache_clock=kv.cache.clock,
-        )  # fmt: skip

@@ -204,7 +204,7 @@ class Fleet:
 
     def _answer(self, target: int) -> None:
         replica = self.replicas[target]
-        answer = replica.answer(self._now)
+        answer = replica.reply(self._now)
         replica.submit(self._now)
         if replica.ends_at != float("inf"):
             self._at(replica.ends_at, self._answer, target)
@@ -220,7 +220,7 @@ class Fleet:
         messages: list[object] = list(replica.events(self._now))
         if self._now >= self._stats_at[target]:
             self._stats_at[target] = self._now + STATS_INTERVAL_S
-            messages.append(replica.stats())
+            messages.append(replica.stats(self._now))
         for message in messages:
             self._at(at, self._receive, target, self._epochs[target], message)
 

@@ -42,7 +42,7 @@ from benchmarks.host.chain import PARTS, SCHEMA, SPANS, measure_chain
 from benchmarks.host.chunks import BODIES, measure_chunks
 from benchmarks.host.first_steps import SCHEMAS, measure_first_steps
 from benchmarks.host.gaps import measure_gaps
-from benchmarks.host.pipeline import Pipe, Wire, make_loop, scheduler_parts
+from benchmarks.host.pipeline import Pipe, Wire, make_loop
 from benchmarks.offline.workloads import MAKERS, Workload, make_workload
 from benchmarks.structure.rounds import mixed_schemas
 from radixrt.client.collector import OutputCollector
@@ -56,7 +56,7 @@ from radixrt.messages.scheduler import TokenizedReq, ToScheduler
 from radixrt.messages.wire import pack_i32
 from radixrt.models.loading.source import prepare_model
 from radixrt.sampling_params import SamplingParams
-from radixrt.scheduler.scheduler import Scheduler
+from radixrt.scheduler.simulated import make_scheduler
 
 SHAPE = "qwen3-0.6b"
 WORKLOADS = [name for name in MAKERS if not make_workload(name, seed=0, scale=0.01).turns]
@@ -180,8 +180,7 @@ def measure_busy(
             executor.wait_ready(30.0)
             inbox: Wire[ToScheduler] = Wire(ToScheduler)
             to_tokenizer: Wire[ToTokenizer] = Wire(ToTokenizer)
-            parts = scheduler_parts(config, 1 << 20, 16_384)
-            scheduler = Scheduler(*parts, context_length=16_384, eos_ids=[eos_id], vocab_size=vocab_size)
+            scheduler = make_scheduler(config, 1 << 20, context_length=16_384, eos_ids=[eos_id], vocab_size=vocab_size)
             grammars = GrammarManager(lambda: Vocabulary.from_folder(folder, vocab_size, [eos_id]), inline=True)
             loop = make_loop(scheduler, executor, inbox, to_tokenizer, depth=depth, grammars=grammars)
             workload = plain_workload(rows, steps + 1)

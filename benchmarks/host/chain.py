@@ -11,8 +11,8 @@ from __future__ import annotations
 import cProfile
 import gc
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,20 +20,19 @@ from typing import Any
 import numpy as np
 
 from benchmarks.host.device import RandomTokens
-from benchmarks.host.pipeline import Wire, make_loop, scheduler_parts
+from benchmarks.host.pipeline import LocalDevice, Times, Wire, make_loop
 from radixrt.config import SchedulerConfig
 from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.constrained.vocabulary import Vocabulary
-from radixrt.executor.base import Executor
 from radixrt.executor.mask_table import MaskReader, MaskTable
 from radixrt.messages.client import ToTokenizer
-from radixrt.messages.runner import DebugReq, ForwardStep, FromRunner, GrammarMask, RunnerReady, StepOutput, ToRunner
+from radixrt.messages.runner import ForwardStep, FromRunner, GrammarMask, StepOutput
 from radixrt.messages.scheduler import TokenizedReq, ToScheduler
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.loop import SchedulerLoop
 from radixrt.scheduler.schedule_batch import DECODE
-from radixrt.scheduler.scheduler import Scheduler
+from radixrt.scheduler.simulated import make_scheduler
 
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 """One unbounded string: nearly every token is allowed, and rows go on to the end."""
@@ -42,39 +41,42 @@ PARTS = ("take", "commit", "masks", "next_batch", "encode", "deltas", "settle")
 SPANS = ("to mask", "to step", "whole turn")
 
 
-class MaskedDevice(Executor):
-    """Answers each step that is not constrained, or whose mask has come, when it is asked for the answer."""
+class MaskedDevice(LocalDevice):
+    """Answers each step that is not constrained, or whose mask has come, when it is asked for the answer.
+
+    Attributes:
+        times: seconds of the loop's turn by part; "device" and "encode" are this device's own.
+        marks: times at which the turn took an answer and sent a step and a mask.
+        profiler: runs from one answer until the next one is asked for.
+        forward_s: seconds that the device reports for each step.
+        decoding: whether the answer taken last belongs to a decode step.
+    """
 
     def __init__(self, path: str, vocab_size: int, tokens: RandomTokens) -> None:
-        self._wire: Wire[ToRunner] = Wire(ToRunner)
-        self._answers: Wire[FromRunner] = Wire(FromRunner)
+        super().__init__()
         self._path = path
         self._reader = MaskReader(path)
         self._vocab_size = vocab_size
         self._tokens = tokens
         self._steps: deque[ForwardStep] = deque()
         self._masks: dict[int, GrammarMask] = {}
-        self.spent: dict[str, float] = defaultdict(float)  # seconds of the device's own, and of encoding
+        self.times = Times()
         self.marks: dict[str, float] = {}
-        self.profiler: cProfile.Profile | None = None  # runs from one answer until the next one is asked for
-        self.forward_s = 0.0  # that the device says of each step
-        self.decoding = False  # whether the answer taken last was a decode step's
+        self.profiler: cProfile.Profile | None = None
+        self.forward_s = 0.0
+        self.decoding = False
+        self.times.book("encode", self._wire, "send")
 
     def submit(self, step: ForwardStep) -> None:
-        self._send(step)
+        self._wire.send(step)
         self.marks["step"] = time.thread_time()
 
     def send_mask(self, mask: GrammarMask) -> None:
-        self._send(mask)
+        self._wire.send(mask)
         self.marks["mask"] = time.thread_time()
 
     def open_masks(self, slots: int, words: int) -> MaskTable:
         return MaskTable(slots, words, self._path)
-
-    def _send(self, message: ToRunner) -> None:
-        started = time.thread_time()
-        self._wire.send(message)
-        self.spent["encode"] += time.thread_time() - started
 
     def take(self, timeout_s: float = 0.0) -> FromRunner | None:
         if self.profiler is not None:
@@ -82,9 +84,9 @@ class MaskedDevice(Executor):
         begun = time.thread_time()
         self._run()
         started = time.thread_time()
-        self.spent["device"] += started - begun
+        self.times.seconds["device"] += started - begun
         answer = self._answers.recv()
-        self.spent["take"] += time.thread_time() - started
+        self.times.seconds["take"] += time.thread_time() - started
         if answer is not None:
             self.marks["answer"] = started
             if self.profiler is not None:
@@ -106,31 +108,6 @@ class MaskedDevice(Executor):
         self.decoding = step.mode == DECODE
         self._answers.send(StepOutput(step.step_id, pack_i32(tokens), forward_s=self.forward_s))
 
-    def wait_ready(self, timeout_s: float) -> RunnerReady:
-        raise NotImplementedError("always ready")
-
-    def ask(self, question: DebugReq) -> None:
-        raise NotImplementedError("holds no mirror")
-
-    def close(self) -> None: ...
-
-    @property
-    def runs_ahead(self) -> bool:
-        return True
-
-
-def timed(spent: dict[str, float], name: str, work: Callable[..., Any]) -> Callable[..., Any]:
-    """The same call, whose seconds of processor time are added to spent[name]."""
-
-    def call(*args: Any, **options: Any) -> Any:
-        started = time.thread_time()
-        try:
-            return work(*args, **options)
-        finally:
-            spent[name] += time.thread_time() - started
-
-    return call
-
 
 def measure_chain(
     folder: Path, shape: Mapping[str, Any], rows: int, steps: int, schema: dict[str, Any] | None
@@ -145,15 +122,13 @@ def measure_chain(
     with TemporaryDirectory(prefix="radixrt-host-") as scratch:
         device = MaskedDevice(f"{scratch}/masks", vocab_size, RandomTokens(vocab_size, eos_ids[0]))
         config = SchedulerConfig(max_running_requests=rows, max_queued_requests=1024, chunked_prefill_size=8192)
-        scheduler: Any = Scheduler(
-            *scheduler_parts(config, 1 << 20, 16_384), context_length=16_384, eos_ids=eos_ids, vocab_size=vocab_size
-        )
+        scheduler = make_scheduler(config, 1 << 20, context_length=16_384, eos_ids=eos_ids, vocab_size=vocab_size)
         for name in ("commit", "masks", "next_batch", "settle"):
-            setattr(scheduler, name, timed(device.spent, name, getattr(scheduler, name)))
+            device.times.book(name, scheduler, name)
         inbox: Wire[ToScheduler] = Wire(ToScheduler)
-        outbox: Any = Wire(ToTokenizer)
-        outbox.send = timed(device.spent, "deltas", outbox.send)
-        scheduler.take_deltas = timed(device.spent, "deltas", scheduler.take_deltas)
+        outbox: Wire[ToTokenizer] = Wire(ToTokenizer)
+        device.times.book("deltas", outbox, "send")
+        device.times.book("deltas", scheduler, "take_deltas")
         grammars = GrammarManager(lambda: Vocabulary.from_folder(folder, vocab_size, eos_ids), inline=True)
         loop = make_loop(scheduler, device, inbox, outbox, depth=2, grammars=grammars)
         given = {} if schema is None else {"json_schema": schema}
@@ -178,7 +153,7 @@ def measure_chain(
 def _turn(
     loop: SchedulerLoop, device: MaskedDevice, found: dict[str, list[float]], *, warm: bool, masked: bool
 ) -> None:
-    device.spent.clear()
+    device.times.clear()
     device.marks.clear()
     loop.run_once(wait=False)
     ended, marks = time.thread_time(), device.marks
@@ -186,7 +161,7 @@ def _turn(
     if not warm or not device.decoding or wanted - marks.keys() or marks["step"] < marks["answer"]:
         return
     for name in PARTS:
-        found[name].append(device.spent[name])
+        found[name].append(device.times.seconds[name])
     if masked:
         found["to mask"].append(marks["mask"] - marks["answer"])
     found["to step"].append(marks["step"] - marks["answer"])

@@ -24,6 +24,7 @@ from radixrt.executor.mask_table import Mask, MaskReader
 from radixrt.messages.runner import ForwardStep, FromRunner, GrammarMask, RunnerReady, StepOutput, ToRunner
 from radixrt.messages.wire import Int32Array, pack_i32
 from radixrt.scheduler.schedule_batch import DECODE
+from radixrt.scheduler.simulated import num_sampled
 
 WARM_STEPS = 10
 TRIES = 16
@@ -40,8 +41,7 @@ class RandomTokens:
 
     def of(self, step: ForwardStep, mask: Mask | None = None) -> Int32Array:
         """int32, one for each sampling row."""
-        rows = step.samples.count(1) if step.samples else len(step.req_pool_idx) // 4
-        tokens = self._random.integers(LOWEST, HIGHEST, rows, dtype=np.int32)
+        tokens = self._random.integers(LOWEST, HIGHEST, num_sampled(step), dtype=np.int32)
         if mask is not None:
             tokens[mask.rows] = self._allowed(mask.table, mask.slots)
         return tokens

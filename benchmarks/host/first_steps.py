@@ -22,18 +22,19 @@ import numpy as np
 
 from benchmarks.host.chain import MaskedDevice
 from benchmarks.host.device import HIGHEST, LOWEST, RandomTokens
-from benchmarks.host.pipeline import Wire, make_loop, scheduler_parts
+from benchmarks.host.pipeline import Wire, make_loop
 from radixrt.config import SchedulerConfig
 from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.messages.client import ToTokenizer
 from radixrt.messages.runner import ForwardStep, FromRunner
 from radixrt.messages.scheduler import TokenizedReq, ToScheduler
+from radixrt.messages.step_shape import step_shape
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.loop import SchedulerLoop
-from radixrt.scheduler.schedule_batch import DECODE
 from radixrt.scheduler.scheduler import Scheduler
+from radixrt.scheduler.simulated import make_scheduler
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 256, 200
 CONTEXT = 16_384
@@ -67,7 +68,7 @@ SCHEMAS: tuple[dict[str, Any], ...] = (
 
 
 STEP_S, TOKEN_S = 1.6e-3, 3e-6
-"""Seconds of a decode step, and of each prompt token more, about those of the 0.6B shape on an H200."""
+"""Seconds of a decode step, and of each prompt token, about those of the 0.6B shape on an H200."""
 
 
 class TimedDevice(MaskedDevice):
@@ -81,11 +82,9 @@ class TimedDevice(MaskedDevice):
 
     def submit(self, step: ForwardStep) -> None:
         super().submit(step)
-        rows = len(step.req_pool_idx) // 4
-        tokens = 0 if step.mode == DECODE else len(step.input_ids) // 4 - rows
         if not self._seconds:
             self._begun = time.thread_time()
-        self._seconds.append(STEP_S + TOKEN_S * tokens)
+        self._seconds.append(STEP_S + TOKEN_S * step_shape(step).tokens)
 
     def take(self, timeout_s: float = 0.0) -> FromRunner | None:
         if not self.poll():
@@ -143,9 +142,7 @@ def measure_first_steps(
     with TemporaryDirectory(prefix="radixrt-host-") as scratch:
         device = TimedDevice(f"{scratch}/masks", vocab_size, RandomTokens(vocab_size, eos_ids[0], seed))
         config = SchedulerConfig(max_running_requests=rows, max_queued_requests=1024, chunked_prefill_size=8192)
-        scheduler = Scheduler(
-            *scheduler_parts(config, 1 << 20, CONTEXT), context_length=CONTEXT, eos_ids=eos_ids, vocab_size=vocab_size
-        )
+        scheduler = make_scheduler(config, 1 << 20, context_length=CONTEXT, eos_ids=eos_ids, vocab_size=vocab_size)
         inbox: Wire[ToScheduler] = Wire(ToScheduler)
         outbox: Wire[ToTokenizer] = Wire(ToTokenizer)
         grammars = GrammarManager(lambda: Vocabulary.from_folder(folder, vocab_size, eos_ids), inline=True)

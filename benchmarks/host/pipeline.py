@@ -8,6 +8,7 @@ that other work on the machine does not count.
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -22,17 +23,13 @@ from radixrt.client.engine_client import EngineClient
 from radixrt.config import SchedulerConfig
 from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.executor.base import Executor
-from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
-from radixrt.mem_cache.radix_cache import RadixCache
-from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
 from radixrt.messages.client import ToMain, ToTokenizer
 from radixrt.messages.runner import DebugReq, ForwardStep, FromRunner, GrammarMask, RunnerReady, StepOutput, ToRunner
 from radixrt.messages.scheduler import SchedulerReady, TokenBatch, ToScheduler
 from radixrt.messages.wire import pack_i32
-from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.loop import SchedulerLoop
-from radixrt.scheduler.schedule_batch import ScheduleBatch
 from radixrt.scheduler.scheduler import Scheduler
+from radixrt.scheduler.simulated import make_scheduler, no_grammars, num_sampled
 from radixrt.tokenizer.tokenizer import Tokenizer
 from radixrt.tokenizer.worker import TokenizerWorker
 
@@ -46,11 +43,10 @@ M = TypeVar("M")
 
 
 class Times:
-    """Seconds of this thread's processor time by part, and how often."""
+    """Seconds of this thread's processor time by part."""
 
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
-        self.calls: Counter[str] = Counter()
 
     @contextlib.contextmanager
     def of(self, part: str) -> Iterator[None]:
@@ -59,11 +55,22 @@ class Times:
             yield
         finally:
             self.seconds[part] += time.thread_time() - started
-            self.calls[part] += 1
+
+    def book(self, part: str, owner: Any, name: str) -> None:
+        """Book the time of a method of one object to a part, from now on."""
+        work, seconds = getattr(owner, name), self.seconds
+
+        def call(*args: Any, **options: Any) -> Any:
+            started = time.thread_time()
+            try:
+                return work(*args, **options)
+            finally:
+                seconds[part] += time.thread_time() - started
+
+        setattr(owner, name, call)
 
     def clear(self) -> None:
         self.seconds.clear()
-        self.calls.clear()
 
 
 class Wire(Generic[M]):
@@ -89,20 +96,36 @@ class Wire(Generic[M]):
     def close(self) -> None: ...
 
 
-class InstantDevice(Executor):
+class LocalDevice(Executor):
+    """A device in the scheduler's thread, without ranks that start or hold a mirror. Every message crosses its wire."""
+
+    def __init__(self) -> None:
+        self._wire: Wire[ToRunner] = Wire(ToRunner)
+        self._answers: Wire[FromRunner] = Wire(FromRunner)
+
+    def wait_ready(self, timeout_s: float) -> RunnerReady:
+        raise NotImplementedError("always ready")
+
+    def ask(self, question: DebugReq) -> None:
+        raise NotImplementedError("holds no mirror")
+
+    def close(self) -> None: ...
+
+    @property
+    def runs_ahead(self) -> bool:
+        return True
+
+
+class InstantDevice(LocalDevice):
     """Answers each step with random tokens; its time is booked as "device"."""
 
     def __init__(self, times: Times) -> None:
+        super().__init__()
         self._times = times
-        self._wire: Wire[ToRunner] = Wire(ToRunner)
-        self._answers: Wire[FromRunner] = Wire(FromRunner)
         self._tokens = np.random.default_rng(0).integers(LOWEST, HIGHEST, 1 << 16, dtype=np.int32)
         self._answered = 0.0  # when the last answer was taken that no step has followed yet
         self.steps = 0
         self.tokens = 0
-
-    def wait_ready(self, timeout_s: float) -> RunnerReady:
-        raise NotImplementedError("always ready")
 
     def submit(self, step: ForwardStep) -> None:
         with self._times.of("submit"):
@@ -112,7 +135,7 @@ class InstantDevice(Executor):
             self._answered = 0.0
         with self._times.of("device"):
             self._wire.recv()
-            sampled = step.samples.count(1) if step.samples else len(step.req_pool_idx) // 4
+            sampled = num_sampled(step)
             start = self.tokens % (len(self._tokens) - sampled)
             self.steps += 1
             self.tokens += sampled
@@ -127,69 +150,13 @@ class InstantDevice(Executor):
             self._answered = time.thread_time()
         return answer
 
-    def ask(self, question: DebugReq) -> None:
-        raise NotImplementedError("holds no mirror")
-
-    def close(self) -> None: ...
-
-    @property
-    def runs_ahead(self) -> bool:
-        return True
-
-
-class TimedScheduler(Scheduler):
-    """The scheduler, its three verbs timed."""
-
-    def __init__(self, times: Times, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._times = times
-
-    def next_batch(self, now: float) -> ScheduleBatch | None:
-        with self._times.of("next_batch"):
-            return super().next_batch(now)
-
-    def commit(self, batch: ScheduleBatch, output: StepOutput, now: float) -> None:
-        with self._times.of("commit"):
-            super().commit(batch, output, now)
-
-    def take_deltas(self) -> Any:
-        with self._times.of("deltas"):
-            return super().take_deltas()
-
-
-class TimedOutbox(Generic[M]):
-    """Books the encoding to a part."""
-
-    def __init__(self, wire: Wire[M], times: Times, part: str) -> None:
-        self._wire = wire
-        self._times = times
-        self._part = part
-
-    def send(self, message: M) -> None:
-        with self._times.of(self._part):
-            self._wire.send(message)
-
-    def close(self) -> None: ...
-
 
 def make_loop(
     scheduler: Scheduler, executor: Executor, inbox: Any, to_tokenizer: Any, *, depth: int,
     grammars: GrammarManager | None = None,
 ) -> SchedulerLoop:  # fmt: skip
-    """The real loop; without a grammar manager, it has one that is never asked."""
-    grammars = grammars or GrammarManager(_no_vocabulary, inline=True)
-    return SchedulerLoop(scheduler, executor, inbox, to_tokenizer, grammars, max_inflight=depth)
-
-
-def _no_vocabulary() -> Any:
-    raise NotImplementedError("no constraints here")
-
-
-def scheduler_parts(config: SchedulerConfig, num_slots: int, context: int) -> tuple[Any, ...]:
-    """The arguments of a Scheduler over fresh pools."""
-    allocator = TokenToKVPoolAllocator(num_slots)
-    rows = ReqToTokenPool(config.max_running_requests, context)
-    return config, KVManager(RadixCache(allocator), allocator, rows)
+    """Return the real loop; without a grammar manager, for requests of which none is constrained."""
+    return SchedulerLoop(scheduler, executor, inbox, to_tokenizer, grammars or no_grammars(), max_inflight=depth)
 
 
 class Pipe:
@@ -213,11 +180,14 @@ class Pipe:
             to_scheduler=self._to_scheduler, to_main=self._to_main,
         )  # fmt: skip
         self.device = InstantDevice(self.times)
-        self.scheduler = TimedScheduler(
-            self.times, *scheduler_parts(self.config, num_slots, context), context_length=context, eos_ids=[1],
-            vocab_size=VOCAB, cascade=cascade_costs("cuda", KV_LAYER_BYTES, QUERY_SIZE),
+        self.scheduler = make_scheduler(
+            self.config, num_slots, context_length=context, eos_ids=[1], vocab_size=VOCAB,
+            cascade=cascade_costs("cuda", KV_LAYER_BYTES, QUERY_SIZE),
         )  # fmt: skip
-        outbox = TimedOutbox(self._to_tokenizer, self.times, "deltas")
+        for name, part in (("next_batch", "next_batch"), ("commit", "commit"), ("take_deltas", "deltas")):
+            self.times.book(part, self.scheduler, name)
+        outbox = copy.copy(self._to_tokenizer)  # the same frames; the loop's encoding is booked, the client's is not
+        self.times.book("deltas", outbox, "send")
         self.loop = make_loop(self.scheduler, self.device, self._to_scheduler, outbox, depth=depth)
         self.loop.announce(SchedulerReady(num_slots, self.config.max_running_requests, "cpu", "float32"))
         self.turn()

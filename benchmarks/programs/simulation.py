@@ -7,7 +7,7 @@ would, and returns the tokens that were computed and the time of each program.
 from __future__ import annotations
 
 import heapq
-from array import array
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,19 +18,15 @@ import numpy as np
 from benchmarks.programs.optimal_cache import Traced
 from benchmarks.programs.recorded import RecordedCall
 from radixrt.config import SchedulerConfig
-from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
-from radixrt.mem_cache.radix_cache import RadixCache
-from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
 from radixrt.messages.parts import ProgramHint
-from radixrt.messages.runner import ForwardStep, StepOutput
+from radixrt.messages.runner import ForwardStep
 from radixrt.messages.scheduler import TokenizedReq
 from radixrt.messages.scheduler_stats import StepTimes
-from radixrt.messages.step_shape import step_shape
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
-from radixrt.scheduler.kv_manager import KVManager
+from radixrt.scheduler.req import Req
 from radixrt.scheduler.schedule_batch import ScheduleBatch
-from radixrt.scheduler.scheduler import Scheduler
+from radixrt.scheduler.simulated import SimulatedRunner, make_scheduler
 
 CPU = StepTimes(step=8.5e-3, row=4.5e-4, context=5.9e-7, extend=1.2e-3, token=2.7e-4, pair=2.6e-7)
 """SmolLM2-135M in float32 on two cores of an AMD EPYC, as `benchmarks.programs.step_costs` measures it."""
@@ -112,22 +108,16 @@ class Simulation:
         steps: list[ForwardStep] | None = None, **options: object,
     ) -> None:  # fmt: skip
         config = SchedulerConfig(**{"max_running_requests": 64, "chunked_prefill_size": 1024, **options})  # type: ignore[arg-type]
-        allocator = TokenToKVPoolAllocator(slots, 1)
-        rows = ReqToTokenPool(config.max_running_requests, CONTEXT)
-        self.scheduler = Scheduler(
-            config, KVManager(RadixCache(allocator, "lru"), allocator, rows), context_length=min(CONTEXT, slots),
-            eos_ids=[0], vocab_size=1000,
-        )  # fmt: skip
+        self.scheduler = make_scheduler(config, slots, context_length=CONTEXT, eos_ids=[0], vocab_size=1000)
+        self._runner = SimulatedRunner(self.scheduler, self._seconds, self._sample)
         self._runs, self._times, self._hints, self._steps = runs, times, hints, steps
-        self._now = self._free_at = 0.0
+        self._now = 0.0
         self._events: list[_Event] = []
-        self._inflight: deque[tuple[ScheduleBatch, float]] = deque()
         self._waits = [[len(call.after) for call in run] for run in runs]
         self._open = [len(run) for run in runs]
         self._branches = [_branches(run) for run in runs]
         self._begun: dict[int, float] = {}
         self._queue = deque(range(len(runs)))
-        self._progress: dict[str, int] = {}
         self.result = Result()
         for _ in range(min(concurrency, len(runs))):
             self._begin()
@@ -135,22 +125,19 @@ class Simulation:
     def run(self) -> Result:
         """Run all programs to their end."""
         while self._events or not self.scheduler.is_idle:
-            self._submit()
-            answer_at = self._inflight[0][1] if self._inflight else float("inf")
-            if self._events and self._events[0][0] <= answer_at:
+            if self._runner.advance(self._now, before=self._events[0].at if self._events else math.inf):
+                self._now = self._runner.now
+            elif self._events:
                 event = heapq.heappop(self._events)
                 self._now = max(self._now, event.at)
                 if event.releases:
                     self._release(event.run, event.call)
                 else:
                     self._arrive(event.run, event.call)
-            elif self._inflight:
-                self._now = answer_at
-                self._answer()
             else:
                 self._now += 0.01  # nothing fits before a time has passed
             self._take()
-        self.result.wall = self._now
+        self.result.wall, self.result.steps = self._now, self._runner.steps
         self.result.retractions = self.scheduler.counters.retractions
         return self.result
 
@@ -171,11 +158,8 @@ class Simulation:
         recorded = self._runs[run][call]
         sampling = SamplingParams(max_tokens=len(recorded.output), temperature=0.0, ignore_eos=True)
         hint = recorded.hint if self._hints else None
-        rid = f"{run}.{call}"
-        self._progress[rid] = 0
-        self.scheduler.intake.add(
-            TokenizedReq(rid, pack_i32(np.array(recorded.prompt, np.int32)), sampling, program=hint), self._now
-        )
+        prompt = pack_i32(np.array(recorded.prompt, np.int32))
+        self.scheduler.intake.add(TokenizedReq(f"{run}.{call}", prompt, sampling, program=hint), self._now)
 
     def _ends(self, run: int, name: str) -> Iterator[int]:
         """Count an answer in this branch, and yield the last calls of the branches that the program releases: those
@@ -193,28 +177,14 @@ class Simulation:
         hint: ProgramHint = self._runs[run][call].hint
         self.scheduler.programs.release(hint.program, hint.branch if self._open[run] else None)
 
-    def _submit(self) -> None:
-        while len(self._inflight) < 2:
-            batch = self.scheduler.next_batch(self._now)
-            if batch is None:
-                return
-            self._free_at = max(self._now, self._free_at) + self._times.seconds(*step_shape(batch.step))
-            self._inflight.append((batch, self._free_at))
-            self.result.steps += 1
-            if self._steps is not None:
-                self._steps.append(batch.step)
+    def _seconds(self, batch: ScheduleBatch) -> float:
+        if self._steps is not None:
+            self._steps.append(batch.step)
+        return self._times.seconds(*batch.shape)
 
-    def _answer(self) -> None:
-        batch, _ = self._inflight.popleft()
-        tokens = array("i")
-        for req in batch.sampled:
-            run, call = map(int, req.rid.split("."))
-            output = self._runs[run][call].output
-            done = self._progress[req.rid]
-            tokens.append(output[min(done, len(output) - 1)])
-            if req.finish is None:
-                self._progress[req.rid] = done + 1
-        self.scheduler.commit(batch, StepOutput(batch.step_id, tokens.tobytes()), self._now)
+    def _sample(self, req: Req) -> int:
+        run, call = map(int, req.rid.split("."))
+        return self._runs[run][call].output[req.num_output]
 
     def _take(self) -> None:
         taken = self.scheduler.take_deltas()

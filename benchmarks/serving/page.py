@@ -68,7 +68,7 @@ class Served:
                     self.scheduler.step()
                     due += 1 / STEPS_PER_S
                 messages = self.scheduler.turn()
-            self.client.stats = self.scheduler.stats()
+            self.client.stats = self.scheduler.stats(time.monotonic())
             self.ui.samples.tick()
             for message in messages:
                 self.client.dispatch(message)

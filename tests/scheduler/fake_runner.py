@@ -19,11 +19,6 @@ from radixrt.config import SchedulerConfig
 from radixrt.constrained.grammar import bitmask_words
 from radixrt.executor.mask_table import MaskReader, MaskTable
 from radixrt.forward_batch.extend_parts import MIN_FRESH_TOKENS, split_extend
-from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
-from radixrt.mem_cache.chunk_cache import ChunkCache
-from radixrt.mem_cache.radix_cache import RadixCache
-from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
-from radixrt.mem_cache.state_slots import StateSlotAllocator
 from radixrt.messages.parts import Finish, LogprobColumns, Pooling, Usage
 from radixrt.messages.runner import CascadeCosts, ForwardStep, GrammarMask, PromptCosts, StepFailed, StepOutput
 from radixrt.messages.scheduler import TokenBatch, TokenDelta, TokenizedEmbedReq, TokenizedReq, TokenizedScoreReq
@@ -33,9 +28,8 @@ from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.checkpoints import MIN_GAP, Checkpoints
 from radixrt.scheduler.constrained import StepMasks
 from radixrt.scheduler.invariants import check_scheduler
-from radixrt.scheduler.kv_manager import KVManager
-from radixrt.scheduler.schedule_batch import DECODE, ScheduleBatch
-from radixrt.scheduler.scheduler import Scheduler
+from radixrt.scheduler.schedule_batch import ScheduleBatch
+from radixrt.scheduler.simulated import StepRows, make_scheduler
 from radixrt.tokenizer.scoring import ChoiceTree
 
 FREE = CascadeCosts(
@@ -161,13 +155,9 @@ class FakeRunner:
             self.mirror[write.req_pool_idx, write.start : write.start + len(slots)] = slots
         for row in step.sampling_rows:
             self.params[row.req_pool_idx] = row
-        idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
-        locs = unpack_i32(step.out_cache_loc)
-        if step.mode == DECODE:
-            given = unpack_i32(step.input_ids) if step.input_ids else -np.ones(len(idx), int)
-            extends, ids, samples = np.ones(len(idx), int), given, [1] * len(idx)
-        else:
-            extends, ids, samples = unpack_i32(step.extend_lens), unpack_i32(step.input_ids), list(step.samples)
+        rows = StepRows.of(step)
+        idx, seq_lens, extends = rows.req_pool_idx, rows.seq_lens, rows.extend_lens
+        locs, ids, samples = rows.out_cache_loc, rows.input_ids, rows.samples
         assert self.stages == 1 or (ids >= 0).all(), "a future token, which the first stage has not sampled"
         stored = locs[locs != 0]
         assert self.states or len(stored) == len(locs), "slot 0 is padding"
@@ -320,14 +310,12 @@ class Harness:
         num_states: int = 0, min_gap: int = MIN_GAP, stages: int = 1, **config: object,
     ) -> None:  # fmt: skip
         self.config = SchedulerConfig(**{"max_running_requests": 4, "chunked_prefill_size": 1024, **config})  # type: ignore[arg-type]
-        allocator = TokenToKVPoolAllocator(num_slots, page_size)
-        slots = StateSlotAllocator(num_states) if num_states else None
-        self.cache = RadixCache(allocator, eviction, slots) if cache else ChunkCache(allocator, slots)
-        rows = ReqToTokenPool(self.config.max_running_requests, max_context)
-        self.scheduler = Scheduler(
-            self.config, KVManager(self.cache, allocator, rows), context_length=max_context, eos_ids=[EOS],
-            vocab_size=VOCAB, cascade=cascade, checkpoints=Checkpoints(min_gap), stages=stages,
+        self.scheduler = make_scheduler(
+            self.config, num_slots, context_length=max_context, eos_ids=[EOS], vocab_size=VOCAB, page_size=page_size,
+            eviction=eviction, prefix_cache=cache, num_states=num_states, cascade=cascade,
+            checkpoints=Checkpoints(min_gap), stages=stages,
         )  # fmt: skip
+        self.cache = self.scheduler.kv.cache
         self.runner = FakeRunner(
             num_slots + page_size, self.config.max_running_requests, max_context, frozenset(deadly), num_states, stages
         )

@@ -82,7 +82,7 @@ class Served:
                 self.scheduler.step()
                 for message in self.scheduler.turn():
                     self.engine.deliver(message)
-            self.engine.client.stats = self.scheduler.stats()
+            self.engine.client.stats = self.scheduler.stats(time.monotonic())
             self.samples.tick()
             time.sleep(0.04)
 
