@@ -47,29 +47,7 @@ class RoutedRequest:
         is_aborted: its replica has been told to end it.
         has_started: anything has come back since it was sent.
         deaths: number of replicas that died while they had it.
-        version: number of times that it was bound; arrivals in queues with another one are void.
     """
-
-    __slots__ = (
-        "arrival",
-        "arrived_at",
-        "booked",
-        "deadline",
-        "deaths",
-        "has_started",
-        "input_len",
-        "is_aborted",
-        "is_sent",
-        "message",
-        "prefix",
-        "program_seq",
-        "replica",
-        "resumed_ids",
-        "sent_at",
-        "seq",
-        "version",
-        "work",
-    )
 
     def __init__(
         self, message: Routable, seq: int, program_seq: int, now: float, *, max_len: int, timeout_s: float
@@ -91,7 +69,6 @@ class RoutedRequest:
         self.is_aborted = False
         self.has_started = False
         self.deaths = 0
-        self.version = 0
 
     @property
     def rid(self) -> str:

@@ -69,19 +69,6 @@ def test_a_hit_that_comes_back_leaves_one_entry() -> None:
     assert (list(queue), queue.size, queue.first(0.0)) == ([], 0, None)
 
 
-def test_requests_that_end_below_the_first_are_not_kept() -> None:
-    """Requests of low priority that time out, behind one of high priority that stays."""
-    queue, stays = RequestQueue(), request(0, priority=9)
-    queue.add(stays)
-    for seq in range(1, 1000):
-        low = request(seq)
-        queue.add(low)
-        assert queue.first(0.0) is stays
-        queue.remove(low)
-    assert list(queue) == [stays]
-    assert queue.num_entries <= 70
-
-
 def test_what_requests_share_counts_once_and_they_move_up_when_it_is_there() -> None:
     queue, prefix = RequestQueue(), list(range(200))  # three granules, and 8 tokens
     other, first, second = (
