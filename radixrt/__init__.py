@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from radixrt.errors import ConfigError, EngineError, ModelLoadError, RadixRTError, RequestError
     from radixrt.lang.backends.base import Unsupported
     from radixrt.lang.backends.default import set_default_backend
-    from radixrt.lang.backends.endpoint import Endpoint
     from radixrt.lang.backends.openai import OpenAI
+    from radixrt.lang.backends.token_backend import Endpoint
     from radixrt.lang.core.embedding import embed
     from radixrt.lang.core.function import Function, ProgramStream, function
     from radixrt.lang.core.primitives import (
@@ -55,7 +55,7 @@ _HOMES = {
     "Branches": "radixrt.lang.core.state",
     "CallError": "radixrt.lang.errors",
     "embed": "radixrt.lang.core.embedding",
-    "Endpoint": "radixrt.lang.backends.endpoint",
+    "Endpoint": "radixrt.lang.backends.token_backend",
     "Function": "radixrt.lang.core.function",
     "function": "radixrt.lang.core.function",
     "gen": "radixrt.lang.core.primitives",

@@ -11,10 +11,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+from httpx_sse import EventSource
+
 from radixrt.bench.datasets import BenchRequest
 from radixrt.bench.result import Outcome
+from radixrt.client.http import HttpClient
 from radixrt.errors import EngineError
-from radixrt.lang.backends.http import HttpClient, events
 from radixrt.openai_api import OpenAIServer
 
 
@@ -97,21 +99,21 @@ class Load:
     async def ask(self, request: BenchRequest, outcome: Outcome) -> None:
         """Send one request and record its answer; its failure is written into the outcome."""
         path = "/chat/completions" if self._options.chat else "/completions"
-        lines: list[tuple[float, bytes]] = []
+        events: list[tuple[float, str]] = []
         try:
             async with self._http.stream("POST", path, self._body(request)) as response:
                 if response.status_code != 200:
                     text = (await response.aread())[:300].decode(errors="replace")
                     outcome.error = f"HTTP {response.status_code}: {text}"
                     return
-                async with aclosing(events(response)) as stream:
-                    async for line in stream:
-                        lines.append((time.perf_counter(), line))
+                async with aclosing(EventSource(response).aiter_sse()) as stream:
+                    async for event in stream:
+                        events.append((time.perf_counter(), event.data))
         except EngineError as error:
             outcome.error = str(error)
             return
         try:
-            _read(lines, outcome)
+            _read(events, outcome)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             outcome.error = f"the answer cannot be read: {error!r}"
 
@@ -132,13 +134,13 @@ class Load:
         return json.dumps(body).encode()
 
 
-def _read(lines: Sequence[tuple[float, bytes]], outcome: Outcome) -> None:
+def _read(events: Sequence[tuple[float, str]], outcome: Outcome) -> None:
     """Decode an answer's events, after it has ended so that decoding delays no other answer's times."""
     usage: dict[str, Any] | None = None
-    for at, line in lines:
-        if line in (b"[DONE]", b""):
+    for at, data in events:
+        if data in ("[DONE]", ""):
             continue
-        event = json.loads(line)
+        event = json.loads(data)
         if "error" in event:
             outcome.error = str(event["error"])
             return

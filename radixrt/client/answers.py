@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from radixrt.client.requests import OutputReader
-from radixrt.errors import RequestError
+from radixrt.errors import EngineError, RequestError
 from radixrt.messages.client import RequestOutput, ScoreReq
 from radixrt.messages.parts import FINISH_ABORT, Finish, Timings, Usage
+
+ENGINE_DEAD = "engine_dead"
+"""Code of the error of requests that ended with a process of the engine."""
 
 
 def raise_for_error(finish: Finish) -> None:
@@ -17,6 +22,17 @@ def raise_for_error(finish: Finish) -> None:
     if finish.error is not None:
         e = finish.error
         raise RequestError(e.message, param=e.param, code=e.code, status=e.status, retry_after_s=e.retry_after_s)
+
+
+@contextlib.contextmanager
+def engine_errors() -> Iterator[None]:
+    """Raise EngineError for requests that ended because the engine failed."""
+    try:
+        yield
+    except RequestError as error:
+        if error.code == ENGINE_DEAD:
+            raise EngineError(error.message) from None
+        raise
 
 
 class Completion(RequestOutput, frozen=True, kw_only=True):

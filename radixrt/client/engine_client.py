@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from radixrt.channel import Outbox
-from radixrt.client.answers import raise_for_error
+from radixrt.client.answers import ENGINE_DEAD, raise_for_error
 from radixrt.client.fleet_stats import merge_stats
 from radixrt.client.validation import Question, Request, check_request
 from radixrt.errors import EngineError, RequestError
@@ -35,9 +35,6 @@ from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq, Relea
 from radixrt.messages.scheduler_stats import SchedulerStats
 
 CONTROL_TIMEOUT_S = 30.0
-ENGINE_DEAD = "engine_dead"
-"""Code of the error of requests that ended with a process of the engine."""
-
 
 State = Literal["starting", "serving", "restarting", "failed"]
 
@@ -207,6 +204,19 @@ class EngineClient:
         """`ask` for the running event loop; cancelling it aborts the request."""
         async with contextlib.aclosing(self.astream(request)) as outputs:
             return _answer(await anext(outputs))
+
+    async def ainfo(self) -> EngineReady:
+        """Return the properties of the engine and its model; raises EngineError before the engine is ready."""
+        if self.info is None:
+            raise EngineError("the engine is starting")
+        return self.info
+
+    async def arelease(self, program: str, branch: str | None = None) -> None:
+        """`release` for an event loop."""
+        self.release(program, branch)
+
+    async def aclose(self) -> None:
+        """Do nothing: the owner of the engine closes it."""
 
     def _submit(self, request: Request, stream: _Stream) -> None:
         check_request(request)

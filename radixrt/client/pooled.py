@@ -13,6 +13,7 @@ from typing import Any
 
 from radixrt.client.answers import raise_for_error
 from radixrt.client.engine_client import EngineClient
+from radixrt.client.http_client import TokenClient
 from radixrt.client.requests import NO_DEADLINE_S, Prompt, new_rid, token_ids
 from radixrt.errors import RequestError
 from radixrt.messages.client import ClassifyReq, EmbedReq, RequestOutput
@@ -99,7 +100,7 @@ def ask_all(client: EngineClient, jobs: list[PooledJob]) -> Answered:
     return answered
 
 
-async def aask_all(client: EngineClient, jobs: list[PooledJob]) -> Answered:
+async def aask_all(client: TokenClient, jobs: list[PooledJob]) -> Answered:
     """`ask_all` for an event loop; cancelling it aborts the requests."""
     slots = asyncio.Semaphore(WINDOW)
 

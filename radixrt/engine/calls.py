@@ -1,4 +1,4 @@
-"""Common parts of the calls of `Engine`: their outputs, their errors, and a progress bar."""
+"""Common parts of the calls of `Engine`: their outputs, and a progress bar."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 from radixrt.client.answers import Chunk, Completion, as_chunk, as_completion
 from radixrt.client.collector import OutputCollector
 from radixrt.client.requests import Job
-from radixrt.errors import EngineError, RequestError
 from radixrt.messages.client import RequestOutput
 
 
@@ -23,17 +22,6 @@ def chunk_of(job: Job, collector: OutputCollector, output: RequestOutput) -> Chu
     """Return one increment of a streamed call."""
     whole = collector.add(output)
     return as_chunk(output, None if whole is None else completion_of(job, whole))
-
-
-@contextlib.contextmanager
-def engine_errors() -> Iterator[None]:
-    """Raise EngineError for requests that ended because the engine failed."""
-    try:
-        yield
-    except RequestError as error:
-        if error.code == "engine_dead":
-            raise EngineError(error.message) from None
-        raise
 
 
 @contextlib.contextmanager

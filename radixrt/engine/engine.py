@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any, Unpack, overload
 
-from radixrt.client.answers import Chunk, Completion, Decision, as_decision
+from radixrt.client.answers import Chunk, Completion, Decision, as_decision, engine_errors
 from radixrt.client.collector import OutputCollector
 from radixrt.client.engine_client import EngineClient
 from radixrt.client.pooled import aask_all, ask_all, pooled_jobs
@@ -30,7 +30,7 @@ from radixrt.client.requests import (
 )
 from radixrt.client.requests import token_ids as as_token_ids
 from radixrt.config import make_config
-from radixrt.engine.calls import chunk_of, completion_of, engine_errors, progress_bar
+from radixrt.engine.calls import chunk_of, completion_of, progress_bar
 from radixrt.engine.external import is_other_rank, serve_rank
 from radixrt.engine.in_process import InProcessEngine
 from radixrt.engine.launcher import Launcher

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import httpx
+from httpx_sse import EventSource
 
 from radixrt.errors import RequestError
 from radixrt.openai_api import CONNECT_TIMEOUT_S, OpenAIServer, error_message
@@ -95,19 +96,15 @@ class ChatClient:
 
 
 def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a stream of server-sent events. `iter_lines` would also split inside JSON, at U+2028."""
-    rest = b""
-    for data in response.iter_raw():
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            content = line[5:].strip() if line.startswith(b"data:") else b""
-            if content and content != b"[DONE]":
-                try:
-                    event = json.loads(content)
-                except ValueError:
-                    raise RequestError(f"the server sent an event that is no JSON: {content[:80]!r}") from None
-                if isinstance(event, dict):
-                    yield event
+    """Yield the objects of a stream of server-sent events."""
+    for sent in EventSource(response).iter_sse():
+        if sent.data and sent.data != "[DONE]":
+            try:
+                event = json.loads(sent.data)
+            except ValueError:
+                raise RequestError(f"the server sent an event that is no JSON: {sent.data[:80]!r}") from None
+            if isinstance(event, dict):
+                yield event
 
 
 def _pieces(event: dict[str, Any], answer: Answer) -> Generator[Piece, None, None]:

@@ -57,13 +57,13 @@ def as_backend(backend: Any = None) -> Backend:
     if isinstance(backend, Backend):
         return backend
     if isinstance(backend, str):
-        from radixrt.lang.backends.endpoint import Endpoint
+        from radixrt.lang.backends.token_backend import Endpoint
 
         return Endpoint(backend)
     from radixrt.engine.engine import Engine
 
     if isinstance(backend, Engine):
-        from radixrt.lang.backends.engine import EngineBackend
+        from radixrt.lang.backends.token_backend import EngineBackend
 
         with _lock:
             if backend not in _of_engines:

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
+from httpx_sse import EventSource
 
 from radixrt.client.collector import OutputCollector
+from radixrt.client.http import HttpClient
 from radixrt.errors import ConfigError, EngineError, RequestError
 from radixrt.lang.backends.base import Call, EmbedCall, Prompt, RerankCall
-from radixrt.lang.backends.endpoint import Endpoint
-from radixrt.lang.backends.http import HttpClient, events
+from radixrt.lang.backends.token_backend import Endpoint
 from radixrt.lang.observe.run_log import TEXT_KINDS, CallRecord, TextOptions
 from radixrt.messages.parts import ProgramHint, SelectMethod, TemplateText, Usage
 from radixrt.sampling_params import SamplingParams
@@ -153,11 +154,11 @@ class CompletionsTarget(Target):
                 raise RequestError(
                     f"HTTP {response.status_code}: {(await response.aread())[:300].decode(errors='replace')}"
                 )
-            async with aclosing(events(response)) as answers:
-                async for data in answers:
-                    if data == b"[DONE]":
+            async with aclosing(EventSource(response).aiter_sse()) as answers:
+                async for event in answers:
+                    if event.data == "[DONE]":
                         continue
-                    chunk = msgspec.json.decode(data)
+                    chunk = msgspec.json.decode(event.data)
                     if "error" in chunk:
                         raise RequestError(str(chunk["error"]))
                     usage = chunk.get("usage") or usage

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Protocol, TypeVar
 
@@ -120,16 +120,19 @@ async def _events(service: Service, group: RequestGroup, encoder: Encoder) -> As
 
 
 async def send_events(
-    send: Send, events: AsyncGenerator[bytes, None], error_event: Callable[[RequestError], bytes]
+    send: Send,
+    events: AsyncGenerator[bytes, None],
+    error_event: Callable[[RequestError], bytes],
+    headers: Sequence[tuple[bytes, bytes]] = _EVENT_HEADERS,
 ) -> None:
-    """Send server-sent events, each already framed, one write each.
+    """Send events, each already framed, one write each; by default server-sent events.
 
     The response starts with the first event, so an error before it is still an HTTP error. A later one is sent as an
     event, encoded by `error_event`, and ends the stream.
     """
     async with aclosing(events):
         event = await anext(events)
-        await send({"type": "http.response.start", "status": 200, "headers": list(_EVENT_HEADERS)})
+        await send({"type": "http.response.start", "status": 200, "headers": list(headers)})
         await send({"type": "http.response.body", "body": event, "more_body": True})
         try:
             async for event in events:

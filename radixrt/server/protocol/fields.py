@@ -342,35 +342,39 @@ def envelope_options(request: OpenAIFields | NativeRequest | RoutingFields, cont
     rid = request.rid
     if rid is None:
         rid = context.rid
-    elif not (1 <= len(rid) <= MAX_RID_CHARS and rid.isascii() and rid.isprintable()):
+    priority, salt = request.priority or 0, request.cache_salt or ""
+    program = None if isinstance(request, OpenAIFields) else _program_hint(request.program)
+    check_envelope(rid, priority, salt, request.timeout, program)
+    return {
+        "rid": rid, "priority": priority, "cache_salt": salt, "timeout_s": request.timeout, "program": program,
+    }  # fmt: skip
+
+
+def check_envelope(
+    rid: str, priority: int, cache_salt: str, timeout_s: float | None, program: ProgramHint | None
+) -> None:
+    """Hold the fields that every request has to the server's limits; raises RequestError naming the field."""
+    if not (1 <= len(rid) <= MAX_RID_CHARS and rid.isascii() and rid.isprintable()):
         raise RequestError(f"rid must be 1 to {MAX_RID_CHARS} printable ASCII characters", param="rid")
-    priority = request.priority or 0
     if abs(priority) > MAX_PRIORITY:
         raise RequestError(f"priority must be between {-MAX_PRIORITY} and {MAX_PRIORITY}", param="priority")
-    salt = request.cache_salt or ""
-    if len(salt) > MAX_SALT_CHARS:
+    if len(cache_salt) > MAX_SALT_CHARS:
         raise RequestError(f"cache_salt must have at most {MAX_SALT_CHARS} characters", param="cache_salt")
-    timeout = request.timeout
-    if timeout is not None and not 0.0 < timeout <= MAX_TIMEOUT_S:
+    if timeout_s is not None and not 0.0 < timeout_s <= MAX_TIMEOUT_S:
         raise RequestError(f"timeout must be above 0 and at most {MAX_TIMEOUT_S:g} seconds", param="timeout")
-    return {
-        "rid": rid,
-        "priority": priority,
-        "cache_salt": salt,
-        "timeout_s": timeout,
-        "program": None if isinstance(request, OpenAIFields) else _program_hint(request.program),
-    }
+    if program is None:
+        return
+    if not 1 <= len(program.program) <= MAX_RID_CHARS:
+        raise RequestError(f"program.id must have 1 to {MAX_RID_CHARS} characters", param="program.id")
+    if len(program.branch) > MAX_BRANCH_CHARS:
+        raise RequestError(f"program.branch must have at most {MAX_BRANCH_CHARS} characters", param="program.branch")
+    for name in ("fork_len", "siblings"):
+        value = getattr(program, name)
+        if not 0 <= value < 2**31:
+            raise RequestError(f"program.{name} must be between 0 and 2147483647", param=f"program.{name}")
 
 
 def _program_hint(given: ProgramFields | None) -> ProgramHint | None:
     if given is None:
         return None
-    if not 1 <= len(given.id) <= MAX_RID_CHARS:
-        raise RequestError(f"program.id must have 1 to {MAX_RID_CHARS} characters", param="program.id")
-    if len(given.branch) > MAX_BRANCH_CHARS:
-        raise RequestError(f"program.branch must have at most {MAX_BRANCH_CHARS} characters", param="program.branch")
-    for name in ("fork_len", "siblings"):
-        value = getattr(given, name)
-        if not 0 <= value < 2**31:
-            raise RequestError(f"program.{name} must be between 0 and 2147483647", param=f"program.{name}")
     return ProgramHint(given.id, given.branch, given.fork_len, given.siblings, given.will_continue)

@@ -12,8 +12,9 @@ from radixrt._version import __version__
 from radixrt.errors import RequestError
 from radixrt.server.http.access import check_admin
 from radixrt.server.http.errors import json_response, model_not_found
-from radixrt.server.http.receive import is_served, receive_json
+from radixrt.server.http.receive import admit, is_served, receive_json
 from radixrt.server.protocol.fields import abort_decoder, release_decoder
+from radixrt.server.routes.engine_calls import engine_info, is_engine_client
 from radixrt.server.service import Service
 from radixrt.server.tenants import Tenant
 
@@ -35,6 +36,9 @@ def _model_card(service: Service) -> dict[str, Any]:
 
 
 async def list_models(service: Service, request: Request) -> Response:
+    """List the served model. A client of the engine gets the engine's properties instead."""
+    if is_engine_client(request):
+        return engine_info(admit(service))
     return json_response({"object": "list", "data": [_model_card(service)]})
 
 

@@ -85,11 +85,14 @@ from radixrt.server.protocol.fields import (
 from radixrt.server.protocol.prompts import make_requests, read_parts, split_prompts
 from radixrt.server.request_context import RequestContext
 from radixrt.server.request_groups import RequestGroup
+from radixrt.server.routes.engine_calls import answer_call, is_engine_client
 from radixrt.server.service import Service
 
 
 async def generate(service: Service, request: Request) -> Response:
-    """See the module's docstring."""
+    """See the module's docstring; clients of the engine are answered by `radixrt.server.routes.engine_calls`."""
+    if is_engine_client(request):
+        return await answer_call(service, request)
     body, info = await receive(service, request, native_decoder)
     check_supported(body)
     context: RequestContext = request.state.context

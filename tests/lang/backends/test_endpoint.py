@@ -14,7 +14,7 @@ import radixrt as rt
 from radixrt.client.collector import OutputCollector
 from radixrt.errors import EngineError, RequestError
 from radixrt.lang.backends.base import Backend, Call, EmbedCall, Prompt
-from radixrt.lang.backends.endpoint import Endpoint
+from radixrt.lang.backends.token_backend import Endpoint
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import ProgramHint, TemplateText
 from radixrt.sampling_params import SamplingParams
@@ -103,7 +103,7 @@ async def test_hidden_states(backend: Endpoint) -> None:
 
 
 async def test_embeddings(backend: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("radixrt.lang.backends.endpoint.TEXTS_AT_ONCE", 2)
+    monkeypatch.setattr("radixrt.client.pooled.PROMPTS_PER_REQUEST", 2)
     texts = ["one", "two", "a third"]
     found = await backend.embed(EmbedCall(texts, dimensions=32))
     assert found.vectors.shape == (3, 32)

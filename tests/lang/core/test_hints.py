@@ -10,7 +10,7 @@ import pytest
 import radixrt as rt
 from radixrt.client.answers import Decision
 from radixrt.lang.backends.base import Call, Prompt
-from radixrt.lang.backends.engine import EngineBackend
+from radixrt.lang.backends.token_backend import EngineBackend
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import ProgramHint, SelectMethod
 from tests.engine.helpers import LONG

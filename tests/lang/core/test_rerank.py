@@ -15,8 +15,11 @@ import uvicorn
 
 import radixrt as rt
 from radixrt.cli import main
+from radixrt.client.relevance import Reranking
 from radixrt.config import ServerConfig
 from radixrt.errors import RequestError
+from radixrt.lang.backends.base import RerankCall
+from radixrt.lang.backends.token_backend import Endpoint
 from radixrt.server import create_app
 from radixrt.server.routes import similarity
 from radixrt.server.routes.similarity import RerankRequest
@@ -101,8 +104,7 @@ def test_a_plan(reranker: rt.Engine) -> None:
 def test_more_documents_than_a_request_holds(
     reranker: rt.Engine, url: str, serves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, name = ("endpoint", "TEXTS_AT_ONCE") if serves else ("engine", "ENGINE_TEXTS_AT_ONCE")
-    monkeypatch.setattr(f"radixrt.lang.backends.{module}.{name}", 2)
+    monkeypatch.setattr("radixrt.lang.backends.token_backend.DOCUMENTS_AT_ONCE", 2)
     documents = [*DOCUMENTS, "Paris", "a small engine"]
 
     @rt.function
@@ -134,20 +136,25 @@ def test_files_traces_and_replays(
     (log,) = rt.read_trace(tmp_path / "t.jsonl")
     assert log.calls[0].texts == (QUERY, *DOCUMENTS)
 
-    asked: list[RerankRequest] = []
-    decoder = similarity.rerank_decoder
+    asked: list[tuple[int, str | None, bool]] = []
+    decoder, rerank = similarity.rerank_decoder, Endpoint.rerank
 
     class Recorder:
         def decode(self, data: bytes) -> RerankRequest:
-            asked.append(decoder.decode(data))
-            return asked[-1]
+            body = decoder.decode(data)
+            asked.append((body.top_n or 0, body.instruction, body.use_activation is not False))
+            return body
+
+    async def record(endpoint: Endpoint, call: RerankCall) -> Reranking:
+        asked.append((call.top_n or 0, call.instruction, call.activation))
+        return await rerank(endpoint, call)
 
     monkeypatch.setattr(similarity, "rerank_decoder", Recorder())
+    monkeypatch.setattr(Endpoint, "rerank", record)
     for options in ((), ("--plain",)):
         asked.clear()
         assert main(["replay", str(tmp_path / "t.jsonl"), "--base-url", url, "--speed", "inf", *options]) == 0
-        found = sorted((each.top_n or 0, each.instruction, each.use_activation is not False) for each in asked)
-        assert found == [(0, None, True), (1, "Find a city.", False)]
+        assert sorted(asked) == [(0, None, True), (1, "Find a city.", False)]
 
 
 def test_errors(reranker: rt.Engine, engine: rt.Engine, url: str) -> None:

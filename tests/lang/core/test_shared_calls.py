@@ -10,7 +10,7 @@ import pytest
 
 import radixrt as rt
 from radixrt.lang.backends.base import Call, Prompt
-from radixrt.lang.backends.engine import EngineBackend
+from radixrt.lang.backends.token_backend import EngineBackend
 from radixrt.lang.core.shared_calls import JOIN_SHARE, SharedCalls
 from radixrt.messages.client import RequestOutput
 from radixrt.sampling_params import SamplingParams

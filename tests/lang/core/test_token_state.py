@@ -20,7 +20,7 @@ import radixrt as rt
 from radixrt.client.requests import Part
 from radixrt.engine.engine import Engine
 from radixrt.lang.backends.base import Call
-from radixrt.lang.backends.engine import EngineBackend
+from radixrt.lang.backends.token_backend import EngineBackend
 from radixrt.lang.observe.run_log import CallRecord
 from radixrt.messages.client import RequestOutput
 from radixrt.tokenizer.prompt_parts import PartsEncoder

@@ -1,32 +1,28 @@
-"""The endpoint's HTTP client against servers that send exactly the bytes of a test, on a real socket."""
+"""The HTTP client against servers that send exactly the bytes of a test, on a real socket."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
-from radixrt.errors import ConfigError, EngineError, RequestError
-from radixrt.lang.backends.base import Call, Prompt
-from radixrt.lang.backends.endpoint import Endpoint
-from radixrt.sampling_params import SamplingParams
+from radixrt.client.http import HttpClient
+from radixrt.errors import ConfigError, EngineError
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 HEY = b'HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"hey"'
 
 
 @asynccontextmanager
-async def serving(handler: Handler, **options: Any) -> AsyncIterator[Endpoint]:
+async def serving(handler: Handler, headers: Mapping[str, str] | None = None) -> AsyncIterator[HttpClient]:
     server = await asyncio.start_server(handler, "127.0.0.1", 0, backlog=1024)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        endpoint = Endpoint(f"http://127.0.0.1:{port}/base/", **options)
-        yield endpoint
-        await endpoint.aclose()
+        client = HttpClient(f"http://127.0.0.1:{port}/base/", headers=headers)
+        yield client
+        await client.aclose()
 
 
 def answering(*pieces: bytes, close: bool = True, heads: list[bytes] | None = None) -> Handler:
@@ -51,22 +47,16 @@ def answering(*pieces: bytes, close: bool = True, heads: list[bytes] | None = No
     return handle
 
 
-async def get(endpoint: Endpoint) -> Any:
-    """The JSON value that a GET is answered with."""
-    return await endpoint.chat_template()
+async def get(client: HttpClient) -> bytes:
+    """The body that a GET is answered with."""
+    async with client.stream("GET", "/x") as response:
+        return await response.aread()
 
 
-def streamed(endpoint: Endpoint) -> AsyncIterator[Any]:
-    return endpoint.generate(Call(Prompt(["a"]), SamplingParams(), stream=True))
-
-
-def event(text: str, finish: dict[str, Any] | None = None) -> bytes:
-    meta = {
-        "finish_reason": finish, "prompt_tokens": 1, "completion_tokens": 1, "cached_tokens": 0, "queue_s": 0.0,
-        "prefill_s": 0.0, "decode_s": 0.0, "retractions": 0,
-    }  # fmt: skip
-    answer = {"text": text, "output_ids": [], "meta_info": meta}
-    return json.dumps(answer, ensure_ascii=False).encode()
+async def streamed(client: HttpClient) -> AsyncGenerator[bytes, None]:
+    async with client.stream("POST", "/generate", b"{}") as response:
+        async for data in response.aiter_raw():
+            yield data
 
 
 @pytest.mark.parametrize(
@@ -86,22 +76,21 @@ def event(text: str, finish: dict[str, Any] | None = None) -> bytes:
 )
 async def test_bodies(pieces: tuple[bytes, ...]) -> None:
     heads: list[bytes] = []
-    async with serving(answering(*pieces, heads=heads), api_key="b") as endpoint:
-        assert await get(endpoint) == "hey"
-    assert heads[0].startswith(b"GET /base/chat_template HTTP/1.1\r\nHost: 127.0.0.1:")
+    async with serving(answering(*pieces, heads=heads), headers={"Authorization": "Bearer b"}) as client:
+        assert await get(client) == b'"hey"'
+    assert heads[0].startswith(b"GET /base/x HTTP/1.1\r\nHost: 127.0.0.1:")
     assert b"Authorization: Bearer b\r\n" in heads[0]
 
 
 async def test_no_body() -> None:
-    async with serving(answering(b"HTTP/1.1 204 No Content\r\n\r\n")) as endpoint:
-        with pytest.raises(RequestError, match="status 204"):
-            await get(endpoint)
+    async with serving(answering(b"HTTP/1.1 204 No Content\r\n\r\n")) as client, client.stream("GET", "/x") as response:
+        assert (response.status_code, await response.aread()) == (204, b"")
 
 
 async def test_a_connection_is_used_again() -> None:
     connections = 0
     answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-    piece = b"data: " + event("a") + b"\n\n"
+    piece = b"a piece"
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal connections
@@ -115,21 +104,21 @@ async def test_a_connection_is_used_again() -> None:
             writer.write(HEY if head.startswith(b"GET") else answer + b"%x\r\n%s\r\n" % (len(piece), piece))
         writer.close()
 
-    async with serving(handle) as endpoint:
+    async with serving(handle) as client:
         for _ in range(3):
-            assert await get(endpoint) == "hey"
+            assert await get(client) == b'"hey"'
         assert connections == 1
-        stream = streamed(endpoint)
-        assert (await anext(stream)).text == "a"
-        await stream.aclose()  # type: ignore[attr-defined]  # left unread, so that its connection cannot be used again
-        await get(endpoint)
+        stream = streamed(client)
+        assert await anext(stream) == piece
+        await stream.aclose()  # left unread, so that its connection cannot be used again
+        await get(client)
         assert connections == 2
 
 
 async def test_a_kept_connection_that_the_server_closed_is_replaced() -> None:
-    async with serving(answering(HEY)) as endpoint:  # the answer has no "Connection: close"
+    async with serving(answering(HEY)) as client:  # the answer has no "Connection: close"
         for _ in range(20):
-            assert await get(endpoint) == "hey"
+            assert await get(client) == b'"hey"'
 
 
 async def test_any_number_of_connections() -> None:
@@ -141,16 +130,8 @@ async def test_any_number_of_connections() -> None:
         await all_here.wait()
         await answering(HEY)(reader, writer)
 
-    async with serving(handle) as endpoint:
-        assert await asyncio.gather(*(get(endpoint) for _ in range(number))) == ["hey"] * number
-
-
-async def test_events() -> None:
-    first, second, last = event("aé\u2028"), event("b"), event("c", {"type": "length", "matched": None})
-    body = b"data: %s\n\n: note\n\ndata:%s\n\ndata:[DONE]\r\n\r\ndata: %s" % (first, second, last)
-    pieces = [b"HTTP/1.1 200 OK\r\n\r\n", *(body[i : i + 100] for i in range(0, len(body), 100))]
-    async with serving(answering(*pieces)) as endpoint:
-        assert [delta.text async for delta in streamed(endpoint)] == ["aé\u2028", "b", "c"]
+    async with serving(handle) as client:
+        assert await asyncio.gather(*(get(client) for _ in range(number))) == [b'"hey"'] * number
 
 
 @pytest.mark.parametrize(
@@ -169,29 +150,29 @@ async def test_events() -> None:
     ],
 )
 async def test_broken_answers(pieces: tuple[bytes, ...], words: str) -> None:
-    async with serving(answering(*pieces)) as endpoint:
+    async with serving(answering(*pieces)) as client:
         with pytest.raises(EngineError, match=rf"the connection to 127.0.0.1:\d+ broke: .*({words})"):
-            await get(endpoint)
+            await get(client)
 
 
 async def test_nobody_listens() -> None:
-    async with serving(answering(b"")) as endpoint:
+    async with serving(answering(b"")) as client:
         pass
     with pytest.raises(EngineError, match=r"cannot connect to 127.0.0.1:\d+: .*is the server running"):
-        await get(endpoint)
+        await get(client)
 
 
-def test_one_endpoint_in_several_event_loops() -> None:
-    async def use() -> Endpoint:
-        async with serving(answering(HEY, close=False)) as endpoint:
-            await get(endpoint)
-            return endpoint
+def test_one_client_in_several_event_loops() -> None:
+    async def use() -> HttpClient:
+        async with serving(answering(HEY, close=False)) as client:
+            await get(client)
+            return client
 
-    endpoint = asyncio.run(use())
+    client = asyncio.run(use())
 
     async def again() -> None:
         with pytest.raises(EngineError, match="cannot connect"):  # the server was closed with its loop
-            await get(endpoint)
+            await get(client)
 
     asyncio.run(again())
 
@@ -199,9 +180,9 @@ def test_one_endpoint_in_several_event_loops() -> None:
 @pytest.mark.parametrize("url", ["127.0.0.1:80", "ftp://h", "http://", "http://h:99999", "http://h/?q=1"])
 def test_urls(url: str) -> None:
     with pytest.raises(ConfigError, match="base_url"):
-        Endpoint(url)
+        HttpClient(url)
 
 
 def test_headers() -> None:
     with pytest.raises(ConfigError, match="line break"):
-        Endpoint("http://h", api_key="a\r\nX: y")
+        HttpClient("http://h", headers={"A": "a\r\nX: y"})

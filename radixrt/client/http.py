@@ -1,11 +1,10 @@
-"""`HttpClient`: httpx with what calls of programs need: any number at once, from any event loop, with errors that name
-the server."""
+"""`HttpClient`: httpx for any number of requests at once, from any event loop, with errors that name the server."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -45,7 +44,9 @@ class HttpClient:
         self._clients: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
 
     @asynccontextmanager
-    async def stream(self, method: str, path: str, content: bytes | None = None) -> AsyncIterator[httpx.Response]:
+    async def stream(
+        self, method: str, path: str, content: bytes | None = None, accept: str = "*/*"
+    ) -> AsyncIterator[httpx.Response]:
         """Send a request, whose content is JSON, and yield the response once its headers are there.
 
         Leaving the context before the body was read closes the connection, so that the server ends its work.
@@ -53,7 +54,9 @@ class HttpClient:
         Raises:
             EngineError: the server cannot be reached, or the connection broke.
         """
-        headers = None if content is None else {"Content-Type": "application/json"}
+        headers = {"Accept": accept}
+        if content is not None:
+            headers["Content-Type"] = "application/json"
         try:
             async with self._client().stream(method, path, content=content, headers=headers) as response:
                 yield response
@@ -84,21 +87,6 @@ class HttpClient:
                 trust_env=False,
             )
         return self._clients[loop]
-
-
-async def events(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    """Yield the data of each server-sent event, one per `data:` line.
-
-    `httpx.Response.aiter_lines` also splits at characters that JSON may hold as they are, such as U+2028.
-    """
-    rest = b""
-    async for data in response.aiter_raw():
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                yield line[5:].strip()
-    if rest.startswith(b"data:"):
-        yield rest[5:].strip()
 
 
 @dataclass(eq=False)
