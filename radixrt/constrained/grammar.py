@@ -85,7 +85,7 @@ class Grammar(ABC):
         """Closing suffix: tokens of a shortest completion from the current state; empty where the output may end."""
 
     def ahead(self) -> Grammar:
-        """The grammar whose parser states this one comes to, or will: itself, or one that it contains."""
+        """Return the grammar whose parser states `LookAhead` may compute early: self, or a grammar inside of self."""
         return self
 
     def settle(self) -> None:  # noqa: B027 (most have nothing to do)

@@ -1,7 +1,7 @@
 """`Matcher` and `GrammarBackend`: the seam between constrained decoding and the libraries that compute masks.
 
-Both libraries execute the same `Productions`; a backend only writes them in its notation, and a matcher is one text's
-parser state. Whatever a library does when it fails, a matcher raises `GrammarError`.
+Both libraries execute the same `Productions`. A backend writes the productions in the notation of its library, and a
+matcher is the parser state of a text. However a library fails, its matcher raises `GrammarError`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Matcher(ABC):
 
 
 class GrammarBackend(ABC):
-    """A library that computes masks, with its view of one vocabulary."""
+    """A library that computes masks, set up for a vocabulary."""
 
     name: str
 
@@ -78,7 +78,7 @@ class GrammarBackend(ABC):
         """A matcher at the beginning of a text.
 
         Args:
-            serialized: what `serialize` gave for it, perhaps in another process.
+            serialized: result of `serialize` for the same grammar, perhaps from another process.
 
         Raises:
             GrammarError: the library refuses the grammar.

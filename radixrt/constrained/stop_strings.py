@@ -44,10 +44,11 @@ MAX_COUNTED = 64
 
 
 def regex_with_stops(regex: Regex, stops: Sequence[str]) -> Regex:
-    """The texts of `regex` that a stop string may follow, with it or without one.
+    """Return the texts of `regex`, each optionally followed by a stop string. Texts that contain a stop string are
+    excluded.
 
     Raises:
-        RequestError: each of them has a stop string in it.
+        RequestError: every text of `regex` contains a stop string.
     """
     if _is_apart(regex, stops):
         return concat(regex, optionally(literals(_reachable(stops))))
@@ -147,7 +148,7 @@ class _Search:
                 return False
 
     def _after(self, expr: Expr, states: int) -> int:
-        """The states after a text of the expression that was begun in one of these."""
+        """Return the states after a text of the expression that began in any state of `states`."""
         self._count()
         if states & self._found:
             return self._found
@@ -253,5 +254,5 @@ def _is_apart(regex: Regex, stops: Sequence[str]) -> bool:
 
 
 def _reachable(stops: Sequence[str]) -> list[str]:
-    """Without those that have another one in them, which is complete sooner."""
+    """Return the stop strings that can end a text: if another stop string ends inside of a string, it comes sooner."""
     return [stop for stop in stops if not any(other in stop[:-1] for other in stops)]

@@ -180,7 +180,7 @@ class Vocabulary:
         return found
 
     def tokens_of(self, chars: CharSet) -> TokenSet:
-        """Text tokens that consist of some of these characters alone.
+        """Return the text tokens that consist of characters of the set only.
 
         A token with a character outside of ASCII is among them only if the set has all such characters.
         """
@@ -215,7 +215,7 @@ class Vocabulary:
 
     @cached_property
     def num_chars(self) -> bytes:
-        """Number of characters of each token, those that it completes; 0 of longer ones than `MAX_CHARS`."""
+        """Number of characters that begin in each token; 0 for tokens with more than `MAX_CHARS` characters."""
         data, starts = self._joined
         chars = np.concatenate([[0], np.cumsum(data & 0xC0 != 0x80)])
         counts = chars[starts[1:]] - chars[starts[:-1]]

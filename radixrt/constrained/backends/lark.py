@@ -125,7 +125,7 @@ class _Writer:
         return "\n".join([*lines, *self._terminal_lines]) + "\n"
 
     def _name(self, wanted: str) -> str:
-        """A name in lower case that no other rule has, near to the one that is wanted."""
+        """Return an unused rule name in lower case that resembles `wanted`."""
         is_plain = wanted.isascii() and wanted.isalnum() and wanted.islower()
         plain = wanted if is_plain else _NO_NAME.sub("_", wanted.lower()).strip("_")
         base = name = plain if plain[:1].isalpha() else f"r_{plain}"

@@ -45,12 +45,13 @@ def cut_literals(productions: Productions) -> dict[str, list[str]]:
 
 
 class _Pieces:
-    """Literals being cut; each cut makes pieces, which other literals may have to be cut for.
+    """Literals being cut. A cut creates new terminals, because of which further literals may have to be cut.
 
     Args:
-        after: the bits that may follow each literal.
-        languages: the other terminals with the bits that they begin with and that may follow them.
-        bits: of each character.
+        after: for each literal, the bits of the characters that may follow the literal.
+        languages: (language, bits of its first characters, bits of the following characters) of each terminal that is
+            no literal.
+        bits: the bit of each character.
     """
 
     def __init__(self, after: dict[str, int], languages: list[tuple[Regex, int, int]], bits: dict[str, int]) -> None:
@@ -110,9 +111,10 @@ class _Pieces:
         return found
 
     def _beginning_with(self, bit: int) -> dict[str, _Group]:
-        """The languages that begin with a character, by the text with which their strings end.
+        """Return the languages that begin with a character, grouped by the last text of their strings.
 
-        Languages that differ only in strings that are excluded from them are one, without the strings that all exclude.
+        Languages that differ only in excluded strings become a single language, from which the strings are excluded
+        that all of these languages exclude.
         """
         groups = self._beginning.get(bit)
         if groups is None:
@@ -134,8 +136,8 @@ class _Group:
     """Languages whose strings all end with the same text.
 
     Attributes:
-        follow: the bits that may follow any of them.
-        languages: each with the bits that may follow it, and strings that are excluded from it.
+        follow: bits of the characters that may follow any language of the group.
+        languages: (language, bits of the following characters, excluded strings) of each language.
     """
 
     follow: int = 0

@@ -156,7 +156,7 @@ def to_ebnf(productions: Productions) -> str:
 
 
 class _Writer:
-    """One grammar being written: its rules, and those of the terminals that they share."""
+    """Writes a grammar in xgrammar's EBNF: a rule for each rule of the productions, and for each shared terminal."""
 
     def __init__(self, productions: Productions) -> None:
         self._productions = productions
@@ -176,7 +176,7 @@ class _Writer:
         return "\n".join([*lines, *self._lines]) + "\n"
 
     def _name(self, wanted: str) -> str:
-        """A name that no other rule has, near to the one that is wanted."""
+        """Return an unused rule name that resembles `wanted`."""
         plain = re.sub(r"[^A-Za-z0-9_]+", "_", wanted)
         base = plain if plain[:1].isalpha() else f"r_{plain}"
         name = base

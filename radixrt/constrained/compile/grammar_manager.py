@@ -67,7 +67,7 @@ class _Waiting:
 
 @dataclass
 class _Compilation:
-    """A constraint on its way, and the requests that wait for it."""
+    """A constraint that is being compiled, and the requests that wait for the result."""
 
     key: str
     constraint: Constraint
@@ -139,7 +139,7 @@ class GrammarManager:
     # --- requests ---
 
     def submit(self, message: TokenizedReq, now: float) -> None:
-        """Take a request that has a constraint (`message.sampling.constraint`); `poll` gives it back."""
+        """Accept a request with a constraint (`message.sampling.constraint`). `poll` returns the request later."""
         constraint = self._constraint(message)
         key = constraint.key
         timeout_s = self._default_timeout_s if message.timeout_s is None else message.timeout_s
@@ -187,11 +187,11 @@ class GrammarManager:
             compilation.waiting.clear()
 
     def poll(self, now: float, *, steps_in_flight: bool = False, crowded: bool = False) -> list[ReadyGrammar]:
-        """Requests whose wait is over, among them those whose deadline passed; never blocks.
+        """Return the requests whose grammar is ready, was refused, or missed the request's deadline. Never blocks.
 
         Args:
-            steps_in_flight: rows wait for what the calling thread does.
-            crowded: they run on the cores that compile workers would need as well.
+            steps_in_flight: running requests wait for the calling thread.
+            crowded: the running requests compute on the cores that compile workers would need as well.
         """
         self._steps_in_flight = steps_in_flight
         if self._loader is not None:

@@ -126,7 +126,7 @@ class _Translator:
         return self._spaced(Term(regex))
 
     def _spaced(self, expr: Expr) -> Expr:
-        """The terminal with what is ignored behind it; llguidance ignores nothing before the first one."""
+        """Return the terminal followed by ignored text. Like llguidance, ignore nothing before the first terminal."""
         return seq(expr, Ref(IGNORED)) if self._grammar.ignored else expr
 
     def _regex(self, node: Node) -> Regex:

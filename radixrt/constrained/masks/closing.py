@@ -87,13 +87,14 @@ class Completions:
         return self._vocabulary.tokens_of(chars)
 
     def kinds_of_chars(self, parser_state: ParserState) -> list[str]:
-        """Characters that may come next, one of each class of which all lead to one parser state; none of many."""
+        """Return one character of each class of possible next characters, where a class is a set of characters that
+        lead to the same parser state. Empty if there may be many classes."""
         state, pending = parser_state
         return [] if pending else self._recognizer.kinds_of_chars(state)
 
     def uniform_tokens(self, parser_state: ParserState, token: int) -> TokenSet | None:
-        """Text tokens of which all that have as many characters as this one, which is among them, lead to one parser
-        state, as far as masks allow them; None where none are known."""
+        """Return a set of text tokens that contains `token` and in which all allowed tokens with as many characters as
+        `token` lead to the same parser state; None where no such set is known."""
         state, pending = parser_state
         text, rest = self._vocabulary.split(token)
         if pending or rest or not text:
@@ -139,13 +140,13 @@ class Completions:
         return tokens + self._vocabulary.encode_bytes(data)
 
     def _finish(self, state: State, pending: bytes) -> str | None:
-        """A character that begins with these bytes and that the grammar allows here."""
+        """Return a character that the grammar allows here and whose UTF-8 begins with `pending`."""
         low, high = code_points(pending)
         return self._recognizer.first_char(state, low, high)
 
 
 def code_points(pending: bytes) -> tuple[int, int]:
-    """The least and the largest code point whose UTF-8 begins with these bytes, which are a proper part of it."""
+    """Return the smallest and the largest code point whose UTF-8 begins with `pending` and is longer than `pending`."""
     lead = pending[0]
     length = 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
     missing = 6 * (length - len(pending))

@@ -1,6 +1,7 @@
 """`GrammarTemplate`: a compiled constraint, from which the grammars of requests are made.
 
-Its subclasses stand beside the grammars that they make: `TextTemplate` and `OpaqueTemplate`.
+Each subclass is defined beside the grammar of its requests: `TextTemplate` beside `TextGrammar`, `OpaqueTemplate`
+beside `OpaqueGrammar`.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ MAX_KEPT = 64
 class GrammarTemplate(ABC):
     """A compiled constraint, ready for any number of requests.
 
-    What a library builds lazily is shared by all matchers that come from one loaded grammar, up to a limit that then
-    holds for all of them; `renew` loads the grammar afresh.
+    All matchers of a loaded grammar share the automaton that the library builds lazily, and the library's limit on the
+    automaton holds for all of them together. `renew` loads the grammar again, with an empty automaton.
 
     Args:
-        load: gives a matcher at the beginning of a text, of a grammar loaded anew.
+        load: loads the grammar and returns a matcher at the beginning of a text.
         shortest: tokens of a shortest text.
         specials: ids of the control tokens in the grammar.
         make_completions: builds the shortest completions, when first needed.
         masks: shared with other templates of the vocabulary.
 
     Attributes:
-        generation: how often the grammar was renewed.
-        building_s: seconds of slow masks since it was loaded.
-        own_ends: end tokens that requests bring.
-        looks_ahead: `LookAhead` may try its tokens: none has taken too long.
+        generation: number of times that the grammar was loaded again.
+        building_s: seconds spent on slow masks since the grammar was loaded.
+        own_ends: masks of the end tokens that requests bring.
+        looks_ahead: `LookAhead` may compute states of this grammar, because none has taken too long so far.
         start: entry of the parser state before the first token, with its mask; the other states are in `masks`.
 
     Raises:
@@ -180,5 +181,6 @@ class OwnEnds:
                 self._joined.clear()
             joined = row | ends
             joined.flags.writeable = False
-            found = self._joined[key] = row, ends, joined  # keeps both, so that no other array has their ids
+            # Keep the arrays alive, because the key consists of their ids.
+            found = self._joined[key] = row, ends, joined
         return found[2]

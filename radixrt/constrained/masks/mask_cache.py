@@ -46,11 +46,11 @@ class CachedState:
     Attributes:
         state: the parser state; None at the beginning of a text.
         row: the mask, read only.
-        row_bytes: its size, 0 where it is another state's.
+        row_bytes: size of the mask; 0 where the mask belongs to another state.
         forced: the tokens that the grammar forces.
         may_end, must_end: see `Matcher`.
         safe: with this many remaining tokens or more the text can be completed; an upper bound until `is_exact`.
-        after: the states after tokens that the grammar allows, of those that were followed.
+        after: the state after each token that some text has followed from here.
         healed: what `Grammar.healed` returns for `forced`, by the token before.
         loops: the text tokens that the mask allows and that lead back to this state.
         runs: the states after tokens of one kind, whichever they are.
@@ -173,7 +173,7 @@ class MaskCache:
         """Remember the state after all tokens of a set that have as many characters as this one, which the mask allows.
 
         Args:
-            tokens, num_chars: see `Runs`; a state has one such set, and other ones are ignored.
+                tokens, num_chars: see `Runs`. A state has a single set; calls with another set are ignored.
         """
         runs = state.runs
         if runs is None and state.state is not None and self._known.get(state.state) is state:
@@ -195,7 +195,7 @@ class MaskCache:
             state.runs = None
 
     def put_loops(self, state: CachedState, tokens: TokenSet) -> None:
-        """Store which of these tokens, each of which leads from the state back to it, its mask allows."""
+        """Store the tokens that the state's mask allows, out of tokens that lead from the state back to itself."""
         assert state.row is not None
         allowed = np.unpackbits(state.row.view(np.uint8), count=len(tokens), bitorder="little")
         state.loops = (np.frombuffer(tokens, np.uint8) & allowed).tobytes()

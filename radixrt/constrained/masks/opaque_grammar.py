@@ -1,4 +1,4 @@
-"""`OpaqueGrammar`: one request's constraint, of a grammar that only its library can read.
+"""`OpaqueGrammar`: the constraint of a request whose grammar only llguidance can read.
 
 There are no productions, and so no recognizer: outputs are not closed when tokens run out, nothing is known about the
 length of a shortest one, and every mask is computed. Equal masks are the same array, so that each is sent once. Every

@@ -44,7 +44,7 @@ class Marker:
         self.longest = max(len(self.rest(state)) for state in range(len(self.data)))
 
     def check_stops(self, stop_token_ids: Iterable[int]) -> None:
-        """Raises RequestError if one of them belongs to the marker, so that the output would end before its answer."""
+        """Raise RequestError if a token of the marker is an end token: the output would end before the answer."""
         for token in stop_token_ids:
             if token in self._control:
                 raise RequestError(

@@ -221,7 +221,11 @@ def left_recursion(productions: Productions) -> list[str]:
 
 
 def _pruned(expr: Expr, below: list[Expr]) -> Expr:
-    """An expression that derives something, given what is directly under it, `NOTHING` where that derives nothing."""
+    """Return the expression without options that derive no text.
+
+    Args:
+        below: the pruned children; `NOTHING` for a child that derives no text.
+    """
     if isinstance(expr, Alt):
         kept = [option for option in below if option is not NOTHING]
         return with_children(expr, kept) if len(kept) == len(below) else alt(*kept)

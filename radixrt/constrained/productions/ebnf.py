@@ -281,7 +281,7 @@ class _Parser:
         return Term(chars(~charset if negated else charset))
 
     def _class_char(self, start: int) -> str | None:
-        """One character of a class; None for the bracket that closes it."""
+        """Read a character of a class; return None for the bracket that closes the class."""
         if self._at >= len(self._text) or self._text[self._at] == "\n":
             self.fail(start, "this class is not closed in its line")
         at = self._at

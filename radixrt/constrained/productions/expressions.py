@@ -69,7 +69,7 @@ class Rep:
 
 @dataclass(frozen=True, slots=True)
 class Special:
-    """A control token of the vocabulary, e.g. "<tool_call>", as that one token and never as its characters."""
+    """A control token of the vocabulary, e.g. "<tool_call>": the token itself, never the characters of its text."""
 
     text: str
 
@@ -128,7 +128,7 @@ def postorder(roots: Iterable[Expr]) -> list[Expr]:
         stack.append(root)
         while stack:
             expr = stack.pop()
-            if expr is None:  # the one below it has all its children in the order
+            if expr is None:  # marks that all children of the next expression on the stack are in the order
                 done = stack.pop()
                 assert done is not None
                 order.append(done)

@@ -31,10 +31,10 @@ AGAIN: Final = 4
 
 
 class Layout:
-    """Every expression once, equal ones too, children before their parents, and rules before those that call them.
+    """The distinct expressions of a grammar in rows: children before their parents, and rules before their callers.
 
-    Where rules call one another, some call comes before the rule. Rules with the same body are one: their calls are
-    calls of the first.
+    Equal expressions share a row. Where rules call one another, some call comes before the body of the rule. Rules with
+    the same body are treated as the first of them.
 
     Args:
         rules: the rules by name. They are kept alive, because rows are found by identity.
@@ -98,7 +98,8 @@ class Layout:
         self._distinct: dict[str, dict[str, int]] = {}
 
     def distinct(self, start: str) -> dict[str, int]:
-        """The row of each rule's body, without rules other than `start` whose body is that of a rule that is called."""
+        """Return the row of each rule's body. Rules that nobody calls are excluded if a called rule has the same body,
+        except for `start`."""
         found = self._distinct.get(start)
         if found is None:
             names = {start, *[rule for _, rule in self.calls]}
@@ -188,7 +189,7 @@ class Layout:
 
 
 def _callees_first(rules: Mapping[str, Expr]) -> list[Expr]:
-    """The rows of a `Layout`. A call within the rule that it calls comes before that rule's body."""
+    """Return the rows of a `Layout`. A recursive call comes before the body of the called rule."""
     order: list[Expr] = []
     seen: set[int] = set()
     unfinished: set[int] = set()
@@ -197,7 +198,7 @@ def _callees_first(rules: Mapping[str, Expr]) -> list[Expr]:
         stack.append(root)
         while stack:
             expr = stack.pop()
-            if expr is None:  # the one below it has everything under it in the order
+            if expr is None:  # marks that everything under the next expression on the stack is in the order
                 done = stack.pop()
                 assert done is not None
                 if id(done) in unfinished:

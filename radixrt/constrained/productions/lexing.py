@@ -123,7 +123,7 @@ class _Draft:
         return expr
 
     def _whole(self, expr: Expr, sources: dict[Terminal, list[_Source]]) -> Expr | None:
-        """The expression as one terminal; None if it cannot be one, or is one no more."""
+        """Return the expression as a single terminal; None if it is not regular, or has been split before."""
         regex = self._regexes[id(expr)]
         if regex is None or id(expr) in self._apart or id(expr) in self._cuts:
             return None
@@ -199,7 +199,7 @@ def _language(expr: Expr, below: list[Regex]) -> Regex | None:
 
 
 def _callees_first(productions: Productions) -> list[str]:
-    """The rules, each after those that it calls, except where they call one another."""
+    """Return the rules in an order in which callees precede their callers, except where rules call one another."""
     order: list[str] = []
     seen: set[str] = set()
     calls = {

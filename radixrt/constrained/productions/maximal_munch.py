@@ -1,4 +1,4 @@
-"""The maximal-munch rule: the terminals for which a greedy lexer reads a grammar correctly, and those that violate it.
+"""The maximal-munch rule, with which a greedy lexer reads a grammar correctly, and terminals that violate the rule.
 
     No text s of a terminal T, followed by a character c that may follow T, begins a text of any terminal U.
 
@@ -34,7 +34,11 @@ def terminals_of(productions: Productions) -> list[Terminal]:
 
 
 def followers(productions: Productions, begins: Mapping[Terminal, int]) -> dict[Terminal, int]:
-    """The bits that may follow each terminal, given those that each begins with."""
+    """Return the follow set of each terminal.
+
+    Args:
+        begins: the first set of each terminal, in the caller's bits.
+    """
     layout = productions.layout
     firsts = [0] * len(layout.order)
     for row, terminal in layout.terminals:
@@ -88,7 +92,7 @@ def _bits_of(inner: _Inner, empty: list[bool], firsts: list[int]) -> int:
 
 
 def _pass_down(layout: Layout, inner: list[_Inner | None], empty: list[bool], firsts: list[int]) -> list[int]:
-    """The bits that may follow each row: from all rows, parents first, then from those that got more after that."""
+    """Return the follow set of each row. Pass over all rows, parents first, then over rows whose set has grown."""
     after = [0] * len(inner)
     again: list[int] = []  # rows that got more bits after they were passed, negated
     waiting = bytearray(len(inner))  # the same as flags

@@ -57,8 +57,8 @@ def _distance(entry: Return) -> int:
 class Closure:
     """The epsilon closure of some nodes: follows calls, forks and returns up to the nodes that read something.
 
-    Calls of one rule from the current text position share one frame, which collects its returns until `finish`. A rule
-    that may be empty is also passed over at its call, so that its return without reading anything needs no notice.
+    Calls of the same rule from the current text position share a frame, which collects its return points until
+    `finish`. A call of a nullable rule is also passed over, so that a return without reading anything can be ignored.
     """
 
     def __init__(self, frames: dict[frozenset[Return], Frame]) -> None:

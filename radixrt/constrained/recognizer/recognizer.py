@@ -31,7 +31,7 @@ MAX_CLOSING: Final = 1_000_000
 _MAX_REMEMBERED: Final = 20_000
 _MAX_SKIP_ITEMS: Final = 32
 _FEW_EDGES: Final = 3
-"""Characters that are followed from a state before those of one class are looked for."""
+"""Characters that are followed from a state one by one before the recognizer computes the state's character classes."""
 _MIN_COUNT: Final = 8
 """Smaller counts stay: computing the few masks that they could share takes less than finding the longest token."""
 
@@ -201,8 +201,9 @@ class Recognizer:
         return [chr(one.edges[0]) for one in self._classes(state)]
 
     def uniform_chars(self, state: State, text: str) -> CharSet:
-        """Characters of which any text as long as this one leads to the state that it leads to, its own among them;
-        empty where none are known. Within a counted repetition they are those of its items, for instance."""
+        """Return a set of characters, those of `text` included, such that every text over the set with the length of
+        `text` leads to the same state as `text`. Empty where no such set is known. Within a counted repetition, for
+        instance, the set has the characters of the repeated item."""
         chars = self._class_of(state, text[0])
         after: State | None = state
         for char in text:
@@ -365,10 +366,11 @@ def _pattern(chars: CharSet) -> re.Pattern[str]:
 def _small_counts(regex: Regex, longest: Callable[[CharSet], int]) -> Regex:
     """Return a language with the same beginnings, as far as a token goes, that counts no further than necessary.
 
-    Every item of a repetition has a character at least, so that a token holds no more items than characters of their
-    alphabet. A repetition of more items than that is like one of just one more. Repetitions in the first two parts of a
-    sequence are made smaller: a repetition itself, and one behind an item that has been begun. A repetition of a
-    single string stays, because a library may look further ahead where the text is forced.
+    Every item of a repetition has at least one character, so a token holds at most n items, where n is the largest
+    number of characters of the items' alphabet in a token. Counts above n + 1 therefore allow the same next tokens as
+    n + 1. Only repetitions in the first two parts of a sequence are made smaller: the sequence may begin with a
+    repetition, or with the rest of an item followed by the repetition. A repetition of a single string is kept, because
+    a library may look further ahead where the text is forced.
 
     Args:
         longest: a bound on the characters of a set that a token can begin with.

@@ -79,7 +79,7 @@ Tree: TypeAlias = "Regex | Start | End | Look | Sequence | Choice | Loop"
 
 
 def sequence(parts: list[Tree]) -> Tree:
-    """The parts one after the other; neighbours without assertions become one Regex."""
+    """Return the concatenation of the parts, where adjacent parts without assertions are joined into a Regex."""
     joined: list[Tree] = []
     plain: list[Regex] = []
     for part in parts:
@@ -96,7 +96,7 @@ def sequence(parts: list[Tree]) -> Tree:
 
 
 def choice(options: list[Tree]) -> Tree:
-    """Any of the options; those without assertions become one Regex."""
+    """Return the alternation of the options, where all options without assertions are joined into a Regex."""
     plain = [option for option in options if isinstance(option, Regex)]
     others: list[Tree] = [option for option in options if not isinstance(option, Regex)]
     if not others:

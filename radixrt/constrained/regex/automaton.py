@@ -160,7 +160,8 @@ def _minimal(arrows: Sequence[Mapping[int, CharSet]], accepting: Sequence[bool])
     """The automaton without dead states, equivalent states merged, numbered in the order in which they are reached.
 
     Returns:
-        Its arrows, and for each of its states one of those that it stands for; None if the language is empty.
+        The transitions of the minimal automaton, and for each of its states a state of the given automaton that was
+        merged into it; None if the language is empty.
     """
     alive = {state for state, accepts in enumerate(accepting) if accepts}
     into: list[list[int]] = [[] for _ in arrows]

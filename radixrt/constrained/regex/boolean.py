@@ -62,7 +62,7 @@ def complement(item: Regex) -> Regex:
 
 
 def _narrowed(items: list[Regex]) -> list[Regex]:
-    """Apply repeated character classes to the other items, and drop those that are used up by that."""
+    """Apply repeated character classes to the other items, and drop each class that has been applied."""
     for wide in items:
         if not (isinstance(wide, Repeat) and isinstance(wide.item, Chars)):
             continue
@@ -76,7 +76,7 @@ def _narrowed(items: list[Regex]) -> list[Regex]:
 
 
 def _listed(made: Intersect) -> Regex:
-    """The strings one by one, if one of the items has so few that they can be tried."""
+    """Return the intersection as a list of its strings if some item has few enough strings to test each."""
     limit = _FEW_STRINGS if _excludes_words(made) else _MANY_STRINGS
     for item in made.items:
         if not item.has_boolean and item.max_length is not None and item.max_length <= _LONG_STRING:
@@ -226,8 +226,9 @@ class _Clipper:
 def _ways(part: Regex, shortest: int, low: int, high: int | None) -> int:
     """Number of lengths of a part that must be distinguished, where all parts together are at least `shortest`.
 
-    With an upper bound these are all lengths that leave room for the others; without one, those that leave something
-    for the others to make up, and one for all that do not.
+    With an upper bound, count every length that leaves enough for the other parts. Without an upper bound, count every
+    length with which the other parts must exceed their shortest length to reach `low`, and one more for all longer
+    lengths.
     """
     others = shortest - part.min_length
     longest = max(low - others, part.min_length) if high is None else high - others

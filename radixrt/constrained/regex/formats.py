@@ -70,7 +70,7 @@ _LETTER_DIGIT: Final = "[A-Za-z0-9]"
 def _label(longest: int) -> str:
     """A label of letters, digits and inner hyphens, without hyphens in both third and fourth position.
 
-    Those mark an encoded label, whose validity is a question about what it decodes to.
+    Hyphens in third and fourth position mark an encoded label, whose validity depends on the decoded text.
     """
     inner = f"[A-Za-z0-9-]{{0,{longest - 5}}}"
     rest = f"-{_LETTER_DIGIT}(?:{inner}{_LETTER_DIGIT})?|{_LETTER_DIGIT}(?:[A-Za-z0-9-]?{inner}{_LETTER_DIGIT})?"

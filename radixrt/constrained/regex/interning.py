@@ -24,7 +24,7 @@ from radixrt.constrained.regex.nodes import (
 
 
 class _Ref(weakref.ref[Regex]):
-    """A weak reference that knows the key under which it is filed."""
+    """A weak reference to a node, with the node's key in the table."""
 
     __slots__ = ("key",)
     key: tuple[Any, ...]
@@ -41,7 +41,7 @@ def _forget(ref: weakref.ref[Regex]) -> None:
 
 
 def _intern(key: tuple[Any, ...], make: type[Regex], *fields: Any) -> Regex:
-    """The one node of that key; two threads that make it at once get the same."""
+    """Return the node of a key, created on the first call. Threads that race to create a node get the same node."""
     ref = _nodes.get(key)
     node = ref() if ref is not None else None
     if node is None:

@@ -106,7 +106,7 @@ def _spelled(node: Regex, images: dict[Regex, Regex]) -> Regex:
 
 
 def _signed(node: Intersect | Complement) -> tuple[list[Regex], list[Regex]]:
-    """The languages that a string must be in, and those that it must not be in."""
+    """Return the intersected languages, and the languages whose complements are intersected."""
     items = node.items if isinstance(node, Intersect) else (node,)
     positive = [item for item in items if not isinstance(item, Complement)]
     return positive, [item.item for item in items if isinstance(item, Complement)]

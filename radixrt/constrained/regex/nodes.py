@@ -95,7 +95,7 @@ class Regex:
         return reduce(CharSet.union, [part.alphabet() for part in self.parts()], NONE)
 
     def parts(self) -> tuple[Regex, ...]:
-        """The languages that this one is built from, in order."""
+        """Return the direct subexpressions, in order."""
         return ()
 
 
@@ -119,7 +119,7 @@ EPSILON.text = ""
 
 
 class Chars(Regex):
-    """One character out of a set that is not empty."""
+    """A single character of a set; the set is not empty."""
 
     __slots__ = ("charset",)
 
@@ -314,7 +314,7 @@ def needed(node: Regex) -> tuple[Regex, ...]:
 
 
 def first_sets(node: Regex) -> frozenset[CharSet]:
-    """The sets that decide, for the first character, which derivative it is."""
+    """Return sets of characters such that two characters in the same sets give the same derivative."""
     pending = [node]
     while pending and node.first is None:  # innermost first, so that nothing calls itself deeply
         whole = pending[-1]

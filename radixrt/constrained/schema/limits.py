@@ -1,4 +1,4 @@
-"""Bounds on the work that one schema may cause, and the budget that counts it.
+"""Bounds on the work that a schema may cause, and the budget that counts the work.
 
 An exceeded limit is reported with the place in the schema, because its author can change the schema there.
 """
@@ -20,7 +20,7 @@ class Limits:
         depth: nesting of the document, and of subschemas that apply to one and the same value.
         subschemas: schema objects in the document.
         nodes: nodes of the normal form (each becomes about one rule).
-        branches: alternatives that are tried while one node is expanded.
+        branches: alternatives that are tried during the expansion of a node.
         enum_values: values of one `enum`.
         array_states: states of one array's counters (`contains`, `uniqueItems`) or of one object's property count.
         key_classes: classes of undeclared names that the patterns of one object distinguish.

@@ -1,8 +1,8 @@
 """`Piece`: a part of a text's grammar with facts about its edges, so that parts can be combined safely.
 
 A backend splits a text into terminals by the longest match (see `lark`), so two parts may be adjacent, or be
-alternatives, only where the longest match finds the right borders. Each function here combines parts so that it does,
-if necessary by merging them into one terminal, or raises `Ambiguous`.
+alternatives, only where the longest match finds the right borders. Each function of this module combines parts such
+that the longest match is right, if necessary by merging the parts into a single terminal, or raises `Ambiguous`.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def _one_terminal(pieces: Sequence[Piece]) -> Piece:
 def _alike(pieces: Sequence[Piece]) -> set[int]:
     """Indices of pieces that can begin like another one, as far as their constants do not distinguish them."""
     found: set[int] = set()
-    unknown = NO_CHARS  # what those begin with of which no constants are known
+    unknown = NO_CHARS  # first characters of the pieces without known constants
     known = NO_CHARS
     for piece in pieces:
         if piece.starts is None:
@@ -231,7 +231,7 @@ def _check_parting(alike: Sequence[Piece], *, at_end: bool) -> None:
 
 
 def together(options: Sequence[Piece]) -> Piece:
-    """One of the options, which are known to be distinguishable."""
+    """Return the alternation of options that are known to be distinguishable."""
     if len(options) == 1:
         return options[0]
     first, more = NO_CHARS, NO_CHARS

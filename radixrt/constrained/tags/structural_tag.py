@@ -119,7 +119,7 @@ class _Reader:
         return self.read(get(value, "", "format", dict), "/format", ())
 
     def read(self, node: Any, at: str, ends: Ends) -> Piece:
-        """The piece of a format together with what ends it."""
+        """Return the piece of a format, including the text that ends the format."""
         if not isinstance(node, dict):
             refuse(at, f"must be a format, an object with a type, not {shown(node)}")
         kind = node.get("type")
@@ -314,7 +314,7 @@ class _Reader:
         """Free text with tags in it; with at_least_one, a tag comes first (as xgrammar has it).
 
         Args:
-            bodies: (trigger, what follows it) of each, for what ends the whole.
+            bodies: returns (trigger, piece after the trigger) of each tag, given the ends of the whole.
         """
         excludes = texts(node, at, "excludes")
         ends = _known(ends, at)

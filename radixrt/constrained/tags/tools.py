@@ -29,7 +29,7 @@ class ToolFormat:
     Attributes:
         before, after: texts before and after each call's JSON.
         begin, separator, end: texts before the first call, between two calls, and after the last call.
-        arguments_key: the member of a call that holds its arguments.
+        arguments_key: name of the member that holds a call's arguments.
         in_text: calls may come after free text; otherwise an answer either begins with a call or has none.
         optional_token: a token that may stand before everything else.
         markers: texts that are single tokens in the vocabularies of models that were trained on this format. Where
@@ -68,7 +68,8 @@ class ToolFormat:
 
     @property
     def trigger(self) -> str:
-        """A text that begins with this, or, with `in_text`, that holds this, is one with calls."""
+        """Text by which an answer with calls is recognized. With `in_text` the trigger may stand anywhere in the
+        answer, otherwise the answer begins with the trigger."""
         return self.markers[0] if self.in_text else f'{self.begin}{self.before}{{"name"'
 
 
@@ -148,8 +149,8 @@ def tools_constraint(
 class _Calls:
     """Builds the parts of a constraint that hold calls.
 
-    What tools have in common stands before the choice between them only where it is a token: as text it is part of the
-    constant that names the tool, so that all of it is one terminal.
+    The common beginning of all calls stands before the choice between the tools only where that beginning is a token.
+    As text, the beginning is part of the constant that names the tool, so that both are a single terminal.
     """
 
     def __init__(self, tools: Sequence[Tool], form: ToolFormat, several: bool, tokens: Collection[str]) -> None:

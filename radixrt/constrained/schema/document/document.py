@@ -1,4 +1,4 @@
-"""`Document`: a schema document with its draft, its located subschemas and its resolved references.
+"""`Document`: a schema document, its draft, the located subschemas and the resolved references.
 
 References are resolved within the document and to the official metaschemas; nothing is fetched.
 """
@@ -237,7 +237,8 @@ def _metaschema(uri: str) -> Any:
     """Return the content of an official metaschema, or None."""
     if "json-schema.org/" not in uri:
         return None
-    from jsonschema_specifications import REGISTRY  # imported late: few schemas need it, and it takes milliseconds
+    # Imported late: few schemas refer to a metaschema, and the import takes milliseconds.
+    from jsonschema_specifications import REGISTRY
 
     resource = REGISTRY.get(uri) or REGISTRY.get(uri + "#")
     return None if resource is None else resource.contents

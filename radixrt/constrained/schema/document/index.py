@@ -99,7 +99,7 @@ class Index:
     Attributes:
         resources: the resources by URI.
         by_schema: resources by the identity of their root schema.
-        walked: identities of the schemas that have been checked, each with that of its resource.
+        walked: (identity of the schema, identity of its resource) of each schema that has been checked.
         legacy_ids: schemas by `id`, for documents that do not state their draft.
         annotations: known keywords (pointer of their schema, name) without meaning at their place.
     """

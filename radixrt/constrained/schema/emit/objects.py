@@ -57,8 +57,9 @@ class _ObjectEmitter:
     def _body(self) -> Expr:
         """Return at least one member.
 
-        An optional member before the first required one brings the comma that follows it. Where no member is required,
-        each becomes a rule: the member and what may follow, or only what may follow. So every member is written once.
+        An optional member before the first required member is written with the comma behind it. Where no member is
+        required, each member becomes a rule: the member and the members that may follow, or only the members that may
+        follow. So every member is written once.
         """
         members = self._plan.members
         if not members:
@@ -200,7 +201,7 @@ class _UndeclaredEmitter:
         return alt(*found) if found else NOTHING
 
     def _others(self, gone: set[int]) -> Expr:
-        """Return one member of a class that is still open, with a comma before it."""
+        """Return a member of any open class, preceded by a comma."""
         pairs = [pair for place, pair in enumerate(self._pairs) if place not in gone]
         return joined(self._emitter.style.after(","), alt(*pairs)) if pairs else NOTHING
 

@@ -41,7 +41,7 @@ MAX_LISTED_NAMES = 32
 MAX_KNOWN = 1024
 """Languages of scalars that are remembered from one schema to the next."""
 MAX_COMPARED_ITEMS = 8
-"""Items that are compared pairwise to prove that `uniqueItems` always holds."""
+"""Largest number of items that are compared pairwise to prove that `uniqueItems` always holds."""
 
 
 class Witness(NamedTuple):

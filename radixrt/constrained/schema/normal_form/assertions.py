@@ -21,13 +21,13 @@ from radixrt.constrained.schema.values import ALL, ARRAY, NUMBER, OBJECT, STRING
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Assertion:
-    """One keyword, with the keywords that are read together with it.
+    """A keyword, together with the adjacent keywords that it depends on.
 
     Attributes:
         located: the schema that holds the keyword.
         keyword: its name.
         domain: types of values that the assertion can reject; it holds for all others.
-        is_deferred: the assertion depends on what the other assertions of its schema have evaluated.
+        is_deferred: the assertion depends on the members and items that the schema's other assertions evaluate.
     """
 
     domain: ClassVar[int] = ALL

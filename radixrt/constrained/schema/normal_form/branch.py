@@ -51,7 +51,7 @@ class Frame:
         denied: the number of the deferred assertion that must fail; None if all must hold.
         names, tests: evaluated property names, listed and by pattern; `all_members`: every member is evaluated.
         prefix: items before this index are evaluated; `all_items`: every item is.
-        kinds: items that satisfy one of these conjunctions are evaluated.
+        kinds: conjunctions; an item that satisfies any of the conjunctions is evaluated.
     """
 
     outer: Frames
@@ -145,7 +145,7 @@ class Branch:
         types: types that are still possible, as bits.
         booleans: booleans that are still possible, as bits (1 false, 2 true).
         number, string, array, object: the knowledge about a value of the type.
-        finite: if not None, the value equals one of these.
+        finite: the only values that are still possible; None if they are not listed.
         choices: choices that are still open.
         assumed: subschemas that the branch already satisfies, with the frames that they were evaluated for.
         frames: what has been evaluated, for each schema with deferred assertions.

@@ -67,7 +67,7 @@ class SomeMember:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class OnlyOne:
-    """One option of `oneOf` holds; the other options that are still possible do not."""
+    """A given option of `oneOf` holds, and all other possible options fail."""
 
     assertion: OneOf
     option: Located

@@ -1,9 +1,8 @@
-"""Expansions that need no solving: of schemas whose keywords cannot affect one another.
+"""Expansions without the solver, for schemas whose keywords are independent.
 
-Most schemas of a document are of one of two kinds. A schema without subschemas, such as that of a string with a
-pattern, means the same in every document, so its expansion is remembered by its content. A schema of a plain object or
-array has one alternative for each of its types, which can be read off its keywords. What this module returns equals
-what the solver would find.
+Most schemas of a document are of one of two kinds. A schema without subschemas, such as a string with a pattern, means
+the same in every document, so its expansion is remembered by its content. A schema of a plain object or array has one
+alternative for each of its types, and the keywords state each alternative directly. The expansions equal the solver's.
 """
 
 from __future__ import annotations

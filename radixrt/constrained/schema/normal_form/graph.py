@@ -117,7 +117,7 @@ class Graph:
         return self._open
 
     def _forget(self, *, closing: UnevaluatedProperties | None) -> None:
-        """Set the assertion that closes objects, and drop everything that depends on it."""
+        """Set the assertion that closes objects, and drop all results that depend on the previous assertion."""
         self.closing = closing
         self.facts = StaticFacts()
         self._nodes = {}
@@ -280,7 +280,7 @@ class Graph:
         return keys
 
     def _strings(self, located: Located) -> tuple[str, ...] | Regex:
-        """Return the strings that satisfy a schema: one by one if the schema lists them, else as a language."""
+        """Return the strings that satisfy a schema: a tuple if the schema lists the strings, else a language."""
         pending = [self.node((Is(self._string_schema, True), *self.formulas(located)))]
         listed: dict[str, None] = {}
         languages: list[Regex] = []

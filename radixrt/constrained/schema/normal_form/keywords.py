@@ -1,4 +1,4 @@
-"""`KeywordReader`: from the keywords of one schema object to its assertions, as its draft defines them."""
+"""`KeywordReader`: translates the keywords of a schema object into assertions, according to the schema's draft."""
 
 from __future__ import annotations
 
@@ -158,7 +158,8 @@ class KeywordReader:
         return bool(self._ignored)
 
     def keywords(self, located: Located) -> frozenset[str]:
-        """Return the keywords that are read at a schema: those of its draft that the caller does not ignore there."""
+        """Return the keywords that are read at a schema: the draft's keywords without the ones that the caller ignores
+        at this schema."""
         known = located.resource.dialect.keywords
         if self._ignored:
             known = known.difference(keyword for pointer, keyword in self._ignored if pointer == located.pointer)

@@ -70,7 +70,7 @@ def apply_all(branch: Branch, conditions: Iterable[Condition], frames: Frames = 
     """Keep the values of the branch for which every condition holds.
 
     Args:
-        frames: the frames that record what the conditions evaluate.
+        frames: the frames that record the members and items evaluated by the conditions.
 
     Returns:
         False if no value is left; the branch is of no further use then.
@@ -176,7 +176,7 @@ def _one_of(branch: Branch, a: OneOf, frames: Frames) -> bool:
 
 
 def _only_one(branch: Branch, c: OnlyOne, frames: Frames) -> bool:
-    """Deny only those other options that can hold at the same time."""
+    """Assume an option, and deny the options that can hold together with it."""
     graph = branch.graph
     if c.possible.count(c.option) > 1 or not assume(branch, c.option, frames):
         return False

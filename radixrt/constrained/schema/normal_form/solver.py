@@ -1,8 +1,8 @@
 """The solver: from the formulas of a node to its expansion.
 
-The search is that of a satisfiability solver: a choice with only one possible alternative is made at once (unit
-propagation), and otherwise the choice with the fewest possible alternatives is split. That keeps chains of conditions
-that exclude one another from multiplying.
+The search works as in a satisfiability solver: a choice with a single possible alternative is made at once (unit
+propagation); otherwise the choice with the fewest possible alternatives is split. So the number of branches does not
+multiply along a chain of mutually exclusive conditions.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _closing_frame(branch: Branch, node: Node) -> Frames:
 
 
 def _only_assertion(graph: Graph, node: Node) -> Assertion | None:
-    """Return the assertion of a node that is nothing but one schema with one assertion."""
+    """Return the assertion of a node that consists of a single schema with a single assertion; None for other nodes."""
     if len(node.formulas) != 1:
         return None
     formula = node.formulas[0]

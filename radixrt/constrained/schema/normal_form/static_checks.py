@@ -131,7 +131,7 @@ def _covers_all(graph: Graph, assertion: Assertion) -> bool:
 
 
 def contradict(graph: Graph, formulas: Formulas) -> bool:
-    """Return True if the formulas exclude one another by their types, or by the values that one of them lists."""
+    """Return True if the formulas exclude one another by their types, or by the values that a formula lists."""
     conjunction = frozenset(formulas)
     found = graph.facts.contradict.get(conjunction)
     if found is None:
