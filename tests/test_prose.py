@@ -11,6 +11,7 @@ from tests.prose import ROOT, Sentence, folder_sentences, sentences, vague_share
 REWRITTEN = (
     "config",
     "constrained",
+    "engine",
     "live_tree",
     "mem_cache",
     "terminal_chat",

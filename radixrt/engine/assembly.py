@@ -80,7 +80,7 @@ def make_runner(
     """An unloaded runner.
 
     Args:
-        rank_info: which rank of how many it is; default: the only one.
+        rank_info: rank and number of ranks; default: a single rank.
         mask_path: where the scheduler puts grammar masks, in another process.
         progress: called after each layer that the host computes or launches.
         start_log: gets the phases of loading.

@@ -13,7 +13,11 @@ from radixrt.messages.client import RequestOutput
 
 
 def completion_of(job: Job, output: RequestOutput | None) -> Completion:
-    """Return the whole answer of a call; `output` is what its collector has made of the outputs."""
+    """Return the whole answer of a call.
+
+    Args:
+        output: result of the call's collector.
+    """
     assert output is not None
     return as_completion(output, job.reader, job.request.input_ids)
 

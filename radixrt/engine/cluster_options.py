@@ -13,7 +13,7 @@ OLDEST, TOO_NEW = (2, 52), (3, 0)
 
 
 def resolve_cluster(given: ExecutorConfig) -> ExecutorConfig:
-    """Return the options with those that follow from others, as given if there is no cluster.
+    """Return the options with dependent values filled in; the given options if there is no cluster.
 
     Raises:
         ConfigError: options contradict each other, or Ray is missing.
@@ -52,7 +52,7 @@ def check_address(name: str, address: str) -> None:
 
 
 def check_ray() -> None:
-    """Raise ConfigError if Ray is missing or has another version; does not import it."""
+    """Raise ConfigError if Ray is missing or has an unsupported version. Does not import Ray."""
     fix = "pip install 'radixrt[ray]'"
     try:
         found = importlib.metadata.version("ray")

@@ -1,8 +1,9 @@
-"""`EngineFolder`: the private folder of one engine, with its sockets and shared files, and the removal of old ones.
+"""`EngineFolder`: the private folder of an engine, for sockets and shared files, and the removal of stale folders.
 
 The main process creates and removes its folder; workers never do. A main process that was killed leaves its folder
-behind, and the next engine of the same user on this machine removes it. Two facts must both say that its owner is gone:
-the pid and start time in the folder's name, and the owner's lock on the folder, which also other pid namespaces see.
+behind, and the next engine of the same user on this machine removes the folder. A folder is stale if two checks agree
+that its owner is gone: the pid and start time in the folder's name, and the owner's lock on the folder, which processes
+in other pid namespaces see as well.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Ranks that torchrun or SLURM started. Every rank runs the same command; rank 0's is the engine, with its processes as
-its children, and each other rank becomes one runner that lives until rank 0 is gone.
+"""Ranks started by torchrun or SLURM. Every rank runs the same command. Rank 0 becomes the engine, whose children are
+the worker processes; every other rank becomes a ModelRunner that exits when rank 0 is gone.
 
-Rank 0's runner publishes in the store of torch.distributed's rendezvous where the scheduler listens, and the key
-without which it lets nobody in.
+Rank 0's ModelRunner writes the scheduler's addresses, and the key that the scheduler demands, into the store of
+torch.distributed's rendezvous.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ logger = logging.getLogger(__name__)
 
 STORE_KEY = "radixrt/scheduler"
 LAST_WORDS_S = 0.3
-"""Time for which a rank that failed lives on, so that its message leaves."""
+"""Seconds between the failure of a rank and its exit, in which ZMQ sends the rank's last message."""
 
 
 def is_other_rank(config: Config) -> bool:
-    """Return True if the launcher gave this process a rank above 0: it is no engine but one of its runners.
+    """Return True if the launcher gave this process a rank above 0, so that it is a ModelRunner of rank 0's engine.
 
     Raises:
         ConfigError: executor=external, and the environment does not say which rank this is.
@@ -50,10 +50,13 @@ def is_other_rank(config: Config) -> bool:
 
 
 def publish_addresses(rank_info: RankInfo, path: str) -> None:
-    """Tell the other ranks, from rank 0's runner, what the scheduler wrote.
+    """Publish the scheduler's addresses to the other ranks. Called by rank 0's ModelRunner.
+
+    Args:
+        path: file to which the scheduler writes its addresses; waits for the file.
 
     Raises:
-        EngineError: the scheduler wrote nothing, or there is no store.
+        EngineError: the scheduler did not write the file in time, or there is no store.
     """
     from radixrt.distributed.parallel import launcher_store
 
@@ -68,7 +71,7 @@ def publish_addresses(rank_info: RankInfo, path: str) -> None:
 
 
 def serve_rank(config: Config) -> NoReturn:
-    """Be a rank above 0 for as long as rank 0 lives, and end the process: with 0, or with 2 if this rank failed."""
+    """Serve as a rank above 0 until rank 0 is gone, then exit the process: with code 0, or 2 if this rank failed."""
     rank_info = rank_from_environment(os.environ, config.executor.start_timeout_s, config.executor.pp)
     server, name = config.server, f"ModelRunner {rank_info.known_as}"
     configure_logging(server.log_level, name, format=server.log_format, force=True)
@@ -96,7 +99,7 @@ def _run(config: Config, settings: EngineSettings, rank_info: RankInfo) -> None:
         context, addresses["ranks"][str(rank_info.known_as)], ToRunner, bind=False, curve=keys
     )
     answers: ZmqOutbox[FromRunner] = ZmqOutbox(context, addresses["answers"], curve=keys)
-    for number in (signal.SIGINT, signal.SIGTERM):  # they reach every rank; rank 0 decides when it is over
+    for number in (signal.SIGINT, signal.SIGTERM):  # the launcher signals every rank; rank 0 decides when to stop
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(
         target=_exit_with_scheduler, args=(ConnectionWatch(inbox.socket, accepts=False),), daemon=True

@@ -1,6 +1,6 @@
 """`InProcessEngine`: tokenizer, scheduler and runner in one thread of the caller's process.
 
-It uses the same components and messages as the multi-process engine. It is meant for notebooks, debugging and tests.
+The components and messages are those of the multi-process engine. Meant for notebooks, debugging and tests.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`Launcher`: the engine in worker processes, as the offline API and the server start it.
+"""`Launcher`: starts an engine in worker processes, for the offline API and for the server.
 
-It owns what the processes share, the private folder and the ZMQ context; `Supervisor` owns the processes, and
-`ReplicaSet` those of replicas.
+The launcher owns the private folder and the ZMQ context of the engine. `Supervisor` owns the worker processes, and
+`ReplicaSet` owns the supervisors of replicas.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Launcher:
     """Worker processes of one engine.
 
     Attributes:
-        client: connection to the engine; usable once `start` has returned.
+        client: connection to the engine, usable after `start` has returned.
         replicas: the engine's replicas; None for an engine without a router.
 
     Raises:
@@ -99,7 +99,7 @@ class Launcher:
 
     @property
     def exit_code(self) -> ExitCode | None:
-        """Exit code for a server whose engine has failed; None while it works."""
+        """Exit code for a server whose engine has failed; None while the engine works."""
         return self._supervisor.exit_code or self._exit_code
 
     def start(self) -> EngineClient:

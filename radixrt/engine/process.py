@@ -1,8 +1,9 @@
-"""The worker processes: the module that `WorkerProcess` runs with a KIND as its argument and settings on stdin.
+"""Entry point of the worker processes. `WorkerProcess` runs this module with a kind of worker as its argument and the
+settings on stdin.
 
-A worker exits when its main process does: the main process holds the other end of the worker's stdin, and when that
-closes, for any reason, the worker exits; one that is stopped or stuck is killed by the kernel. A worker that fails
-reports the error to the main process as one JSON line on the original stdout; all other output goes to stderr.
+A worker exits when its main process exits: the main process has the other end of the worker's stdin, and the worker
+exits when stdin closes for any reason. The kernel kills a worker that is stopped or stuck. A worker that fails reports
+the error to the main process as a JSON line on the original stdout; all other output goes to stderr.
 """
 
 from __future__ import annotations
@@ -44,10 +45,11 @@ if TYPE_CHECKING:
 
 
 class EpochNotices:
-    """The main process's notices on stdin: a ModelRunner that outlives the scheduler learns of the next epoch.
+    """Reads the main process's notices from stdin, which inform a ModelRunner that outlives its scheduler of the next
+    epoch. Exits the process when stdin closes.
 
     Attributes:
-        epoch: the current one.
+        epoch: current epoch of the supervisor.
     """
 
     def __init__(self, epoch: int) -> None:
@@ -69,10 +71,10 @@ class WorkerSetup:
     """Configuration and place of one worker process.
 
     Attributes:
-        rank: of a runner.
+        rank: rank of a ModelRunner; unused in other processes.
         replica: number of the replica that the process belongs to, if there are replicas.
-        heartbeat: of this process; the main process expects the first beat once loading is over.
-        start_log: of this process, in its first phase.
+        heartbeat: this process's heartbeat; the main process expects the first beat after `loaded`.
+        start_log: start log of this process, in its first phase.
     """
 
     config: Config
@@ -87,8 +89,8 @@ class WorkerSetup:
 
     def loaded(self) -> None:
         """Begin the main loop: report progress from now on."""
-        # Exclude all objects that exist after start-up from garbage collection. The first requests may be waiting: to
-        # collect what loading has left would take a ModelRunner a tenth of a second, for a megabyte.
+        # Exclude all objects that exist after start-up from garbage collection. Do not collect before: the first
+        # requests may be waiting, and a collection takes a ModelRunner a tenth of a second to free a megabyte.
         gc.freeze()
         gc.enable()
         self.start_log.ready()
@@ -146,7 +148,8 @@ def run_scheduler(setup: WorkerSetup) -> NoReturn:
     executor = _make_executor(setup, epoch)
     setup.start_log.begin("scheduler")
     config = setup.config
-    if setup.replica is not None:  # the router refuses what would wait too long; what it has bound is not refused again
+    if setup.replica is not None:
+        # The router refuses requests that would wait too long. A replica accepts every request that the router sends.
         scheduler = dataclasses.replace(config.scheduler, max_queue_wait_s=math.inf)
         config = dataclasses.replace(config, scheduler=scheduler)
     loop = assembly.make_scheduler_loop(config, setup.settings, executor, inbox, outbox, socket, epoch=epoch)
@@ -229,6 +232,7 @@ def run_runner(setup: WorkerSetup) -> NoReturn:
     setup.loaded()
     while True:
         serve_steps(worker, inbox, setup.heartbeat, allowance, until=functools.partial(notices.ended, epoch))
+        # The scheduler was restarted: connect to the new one, with the model and the pools still loaded.
         epoch = notices.epoch
         inbox.close()
         answers.close()
@@ -266,7 +270,7 @@ def _rank_info(setup: WorkerSetup, epoch: int) -> RankInfo:
 
 
 def _local_rank(setup: WorkerSetup) -> int:
-    """Number of this runner among those of all replicas, which is that of its device."""
+    """Return the index of this ModelRunner's device. Replicas use consecutive devices, ordered by their numbers."""
     return (setup.replica or 0) * setup.settings.num_ranks + setup.rank
 
 

@@ -1,4 +1,4 @@
-"""`ProcessGroup`: processes that one supervisor looks after; `Owner`: the object for which they work."""
+"""`ProcessGroup`: the processes of a supervisor; `Owner`: the object on whose behalf a supervisor runs them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from radixrt.messages.scheduler_stats import SchedulerStats
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """Processes that one supervisor looks after.
+    """The processes of a supervisor.
 
     Attributes:
-        kinds: of the processes.
-        folder: private folder with their sockets and shared files.
-        core: kind that main sends to; it holds the requests.
-        owner_kind: kind that the group's owner sends to.
+        kinds: kinds of the processes.
+        folder: private folder with the sockets and shared files of the group.
+        core: kind of the process that has the state of the requests; the supervisor sends its messages there.
+        owner_kind: kind of the process that the group's owner sends messages to.
         messages: union of the messages that the owner reads.
-        replica: number of the replica that they are, if there are replicas.
+        replica: number of the replica that the processes form, if there are replicas.
     """
 
     kinds: tuple[str, ...]
@@ -35,7 +35,8 @@ class ProcessGroup:
 
 
 class Owner(Protocol):
-    """Object for which a group of processes works, e.g. an `EngineClient`; called from the supervisor's threads."""
+    """The object on whose behalf a supervisor runs its processes: an `EngineClient`, or a replica of `ReplicaSet`. The
+    supervisor's threads call the methods."""
 
     @property
     def info(self) -> EngineReady | SchedulerReady | None:
@@ -51,15 +52,22 @@ class Owner(Protocol):
     def open_requests(self) -> int: ...
 
     def dispatch(self, message: Any) -> None:
-        """Take a message of the processes."""
+        """Handle a message from the processes."""
 
     def runners_restart(self, reason: str, names: Iterable[str], epoch: int) -> None:
-        """Note that ModelRunners are started anew, and that requests wait for them."""
+        """Record that the ModelRunners restart, while requests wait in the scheduler."""
 
     def reconnect(self, reason: str, names: Iterable[str], epoch: int, outbox: Outbox[ToTokenizer]) -> None:
-        """Note that processes which know the requests are started anew."""
+        """Record that the core restarts, which loses the state of all requests.
+
+        Args:
+            reason: why, for clients and the log.
+            names: names of the processes that restart.
+            epoch: epoch of the new processes.
+            outbox: connection to the new process of kind `ProcessGroup.owner_kind`.
+        """
 
     def fail(self, reason: str) -> None:
-        """Note that the processes are not started anew any more."""
+        """Record that the processes have failed for good."""
 
     def close(self) -> None: ...

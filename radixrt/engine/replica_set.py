@@ -1,7 +1,11 @@
-"""`ReplicaSet`: the replicas of an engine: adds, drains and removes them, and tells the router which there are.
+"""`ReplicaSet`: adds, drains and removes the replicas of an engine, and announces every change to the router.
 
-Each replica is a group of processes with a supervisor, a folder and a number of its own. Its scheduler tells main when
-it is ready; main alone decides which replicas the router has, and tells it again when the router was started anew.
+Each replica is a group of processes with its own supervisor, folder and number. The replica's scheduler reports to the
+main process when the replica is ready. The main process alone decides which replicas the router has, and announces all
+of them again after a restart of the router.
+
+Two numbers tell old messages from new. The *epoch* counts the restarts within a replica's supervisor. The *life* counts
+the schedulers of all replicas: each start of a scheduler begins a life, and no two replicas have a life in common.
 """
 
 from __future__ import annotations
@@ -46,11 +50,11 @@ class ReplicaStatus:
     """State of one replica, for operators.
 
     Attributes:
-        state: drained: draining, and nothing is left to do; fenced: it was silent for too long, and counts as dead
-            until it is heard.
-        reason: why it is restarting or has failed.
+        state: "drained": no new requests, and none is left; "fenced": the router has heard nothing for
+            `replica_stall_s`, and treats the replica as dead until the next message.
+        reason: why the replica is restarting or has failed.
         pids: process ids by process name.
-        stats: latest numbers; None before the first.
+        stats: the latest report; None before the first.
     """
 
     replica: int
@@ -61,14 +65,14 @@ class ReplicaStatus:
 
 
 class _Replica:
-    """Main's end of one replica; the `Owner` of its processes.
+    """A replica in the main process; the `Owner` of the replica's processes.
 
     Attributes:
-        life: number of this life of its scheduler.
-        info: sizes of its pools; None until it was ready for the first time.
-        is_up: its scheduler has been ready in this life.
-        has_runner: so has its ModelRunner.
-        is_draining: it gets no new requests.
+        life: current life of the scheduler; see the module's docstring.
+        info: sizes of the pools; None until the replica was ready for the first time.
+        is_up: the scheduler has been ready in this life.
+        has_runner: the ModelRunner has been ready in this life, and is not restarting.
+        is_draining: the router sends no new requests.
     """
 
     def __init__(self, replicas: ReplicaSet, number: int, life: int) -> None:
@@ -112,15 +116,15 @@ class _Replica:
 
 
 class ReplicaSet:
-    """See the module's docstring. Any thread may call its methods.
+    """See the module's docstring. Any thread may call the methods.
 
     Args:
-        folder: private folder of the engine, in which each replica gets one.
+        folder: private folder of the engine; each replica gets a folder inside.
         tell: sends a notice to the router.
-        give_up: called with the reason once no replica is left that could serve.
+        give_up: called with the reason when all replicas have failed.
 
     Attributes:
-        client: learns of restarts, and has the replicas' numbers.
+        client: is informed of restarts, and has the latest reports of the replicas.
     """
 
     def __init__(
@@ -149,8 +153,8 @@ class ReplicaSet:
     # --- operators ---
 
     def add(self) -> int:
-        """Start a replica with the engine's options; returns its number, the smallest that is free. On CUDA it uses the
-        devices of that number.
+        """Start a replica with the engine's options; return the smallest free number, which becomes the replica's. On
+        CUDA, the number selects the replica's devices.
 
         Raises:
             EngineError: the engine is being closed, or the temporary folder is full.
@@ -176,16 +180,16 @@ class ReplicaSet:
             except OSError as error:
                 raise EngineError(f"cannot use the temporary folder {group.folder}: {error}") from error
             self._replicas[number] = replica
-            if self.client.info is not None:  # not one of those with which the engine starts
+            if self.client.info is not None:  # silent for the replicas with which the engine starts
                 logger.info("replica %d is being started", number)
-            replica.supervisor.start()  # under the lock: `close` must find it started, or not at all
+            replica.supervisor.start()  # under the lock: `close` must find a started supervisor, or no replica
         return number
 
     def drain(self, number: int, *, on: bool = True) -> None:
-        """Give a replica no new requests from now on, or, with `on` False, new ones again.
+        """Stop sending new requests to a replica, or, with `on` False, resume.
 
         Raises:
-            RequestError: there is no such replica, or it is the last one that takes requests.
+            RequestError: there is no such replica, or no other replica takes requests.
         """
         with self._lock:
             replica = self._get(number)
@@ -197,16 +201,19 @@ class ReplicaSet:
             self._notify(replica)
 
     def remove(self, number: int, timeout_s: float | None = None) -> None:
-        """Drain a replica, wait until nothing is open there, and stop its processes. What is open after timeout_s
-        seconds goes on elsewhere; None: after the timeout of requests that bring none.
+        """Drain a replica, wait until it has no open requests, and stop its processes.
+
+        Args:
+            timeout_s: requests still open after this time move to other replicas; None: `request_timeout_s`, the
+                timeout of requests that set none.
 
         Raises:
-            RequestError: as `drain`.
+            RequestError: see `drain`.
         """
         self._finish_remove(self._drain_to_remove(number), timeout_s)
 
     def begin_remove(self, number: int, timeout_s: float | None = None) -> None:
-        """`remove` without waiting for its end."""
+        """Start `remove` in a thread of its own, and return without waiting."""
         replica = self._drain_to_remove(number)
         threading.Thread(target=self._finish_remove, args=(replica, timeout_s), name="radixrt-remove").start()
 
@@ -222,9 +229,11 @@ class ReplicaSet:
         deadline = time.monotonic() + limit
         while time.monotonic() < deadline and not self._closing and not self._is_idle(replica):
             time.sleep(POLL_S)
+        # The router moves the open requests as soon as the notice says that the replica is down; only then are the
+        # processes stopped. The number stays taken until they are gone, because they may still use their devices.
         with self._lock:
             if self._replicas.get(replica.number) is not replica:
-                return  # another call was faster, or the engine is closed
+                return  # another call removed the replica, or the engine is closed
             logger.info("replica %d is removed; its open requests: %d", replica.number, replica.open_requests)
             del self._replicas[replica.number]
             self._ending.add(replica.number)
@@ -278,7 +287,7 @@ class ReplicaSet:
             return True
         return latest is not None and latest.view.state != "serving" and not latest.view.open and not latest.view.queued
 
-    # --- what main asks ---
+    # --- for the launcher ---
 
     @property
     def pids(self) -> dict[str, int]:
@@ -301,7 +310,7 @@ class ReplicaSet:
                     raise EngineError(replica.status.reason)
 
     def router_restarted(self) -> None:
-        """Tell a new router of all replicas."""
+        """Announce all replicas to a new router."""
         with self._lock:
             for replica in self._replicas.values():
                 self._notify(replica)
@@ -325,7 +334,7 @@ class ReplicaSet:
     # --- the supervisors' threads ---
 
     def ready(self, replica: _Replica, message: SchedulerReady) -> None:
-        """Note that a replica serves, unless the message is that of an earlier life."""
+        """Mark a replica as serving. Ignore messages from an earlier epoch, and from a replica that has failed."""
         with self._lock:
             if message.epoch != replica.epoch or replica.status.state == "failed":
                 return
@@ -334,8 +343,8 @@ class ReplicaSet:
             self._notify(replica)
 
     def runners_restart(self, replica: _Replica, reason: str, names: Iterable[str], epoch: int) -> None:
-        """Note that the ModelRunner of a replica is started anew; what it has waits there, and new requests go
-        elsewhere."""
+        """Mark a replica whose ModelRunner restarts. The replica's requests wait there; the router sends new requests
+        to other replicas."""
         with self._lock:
             replica.status, replica.epoch, replica.has_runner = EngineStatus("restarting", reason), epoch, False
             self.client.restarts.update(names)
@@ -343,12 +352,13 @@ class ReplicaSet:
             self._check_any(reason)
 
     def lost(self, replica: _Replica, status: EngineStatus, names: Iterable[str], epoch: int) -> None:
-        """Note that a replica's scheduler is dead; its requests go on elsewhere."""
+        """Mark a replica whose scheduler is dead. The router moves the replica's requests to other replicas."""
         with self._lock:
             replica.is_up = replica.has_runner = False
             self._notify(replica)
             self.client.restarts.update(names)
             self.client.forget_replica(replica.number, replica.life)
+            # The notice above ends the old life. Messages of the next scheduler belong to the new life.
             replica.status, replica.epoch, replica.life = status, epoch, next(self._lives)
             if status.state == "failed" and self.client.info is not None:
                 logger.error(
@@ -359,7 +369,7 @@ class ReplicaSet:
             self._check_any(status.reason)
 
     def _check_any(self, reason: str) -> None:
-        """Tell the client if nobody serves any more."""
+        """Pause the client if no replica can serve, and give up if all replicas have failed."""
         replicas = self._replicas.values()
         if self._closing or any(each.is_up and each.has_runner for each in replicas):
             return
@@ -369,7 +379,7 @@ class ReplicaSet:
             self.client.pause(reason)
 
     def _notify(self, replica: _Replica) -> None:
-        """Tell the router the state of a replica."""
+        """Send the state of a replica to the router, once the sizes of the replica's pools are known."""
         if replica.info is None:
             return
         endpoint = Endpoints(replica.supervisor.folder).of("scheduler", replica.supervisor.core_epoch)
@@ -378,7 +388,7 @@ class ReplicaSet:
 
 
 def _config_of(config: Config, number: int) -> Config:
-    """Return the options of a replica, which writes a step trace of its own: steps.json becomes steps.1.json."""
+    """Return the engine's options with a step trace file for this replica: steps.json becomes steps.1.json."""
     if config.executor.step_trace is None:
         return config
     path = Path(config.executor.step_trace)

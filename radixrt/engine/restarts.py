@@ -1,4 +1,4 @@
-"""`RestartPolicy`: decides which processes are started anew when some have failed, and when to give up. Sans I/O."""
+"""`RestartPolicy`: decides which processes to restart after a failure, and when to give up. Sans I/O."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Plan:
     """Reaction to a failure.
 
     Attributes:
-        restart: kinds of the processes to kill, if they live, and to start anew.
-        ends_requests: open requests end with an error, because the process that knew them is gone.
+        restart: kinds of the processes to kill, if alive, and to start again.
+        ends_requests: open requests end with an error, because the process with their state is gone.
         description: for the log, e.g. "restarting ModelRunner, restart 1 of 3 in 300 s".
         exit_code: set if the engine gives up instead.
     """
@@ -36,13 +36,13 @@ class Plan:
 
 
 class RestartPolicy:
-    """Decisions for one engine; remembers its latest restarts.
+    """Decides for a group of processes, with a budget of restarts.
 
     Args:
-        kinds: kinds of all processes of the engine.
-        external: some ranks were started by others, who alone can start them anew.
-        max_restarts, window_s: restarts allowed within so many seconds.
-        replica: number of the replica that the processes are, if there are replicas.
+        kinds: kinds of all processes of the group.
+        external: some ranks were started by a launcher (torchrun, SLURM), which alone can start them again.
+        max_restarts, window_s: at most `max_restarts` restarts within `window_s` seconds.
+        replica: number of the replica that the processes form, if there are replicas.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class RestartPolicy:
         self._killers = 0
         self._replica = replica
 
-    def forgive(self, killers: int) -> None:
-        """Take back the restarts that requests caused which the scheduler has found out, two for each: they do not
-        recur.
+    def refund(self, killers: int) -> None:
+        """Take the restarts off the budget that were caused by requests which the scheduler has identified as killers
+        of the ModelRunner. Each killer caused two restarts, the first and the one of its trial, and causes no more.
 
         Args:
-            killers: number of these requests since the scheduler started.
+            killers: number of identified killers since the scheduler started.
         """
         for _ in range(2 * max(killers - self._killers, 0)):
             if self._times:
@@ -69,15 +69,19 @@ class RestartPolicy:
         self._killers = killers
 
     def decide(self, failed: Collection[str], now: float, *, scheduler_serves: bool) -> Plan:
-        """Return the reaction to the failure of these processes, and count it as a restart if it is one.
+        """Return the reaction to a failure of processes, and count a restart against the budget.
 
-        One dead rank restarts all ranks: the others wait for it in a collective. The tokenizer and the scheduler, or
-        the router, are restarted together, because each of them holds a part of every request. Ranks outlive the
-        scheduler. Several ranks do so once: a scheduler may have died between sending a step to one rank and to the
-        next, and then the new scheduler fails before it serves, or a rank hangs in that step.
+        - A dead rank restarts all ranks, because the other ranks wait for the dead one in a collective.
+        - The tokenizer and the scheduler (or the router) are restarted together, because each of them has a part of
+          the state of every request.
+        - Ranks outlive the scheduler. Several ranks outlive a single scheduler only: the scheduler may have died
+          between sending a step to one rank and to the next. Then the new scheduler fails before it serves, or a rank
+          hangs in that step, and everything is restarted.
 
         Args:
-            scheduler_serves: the scheduler has been ready, so that it can wait for new ranks.
+            failed: kinds of the processes that failed.
+            now: time of a monotonic clock, in seconds.
+            scheduler_serves: the scheduler has been ready before, so that it can wait for new ranks.
         """
         if self._external:
             return self._give_up(ExitCode.EXTERNAL_RANK, "exiting: ranks that were started externally cannot restart")

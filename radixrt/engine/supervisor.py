@@ -1,19 +1,20 @@
-"""`Supervisor`: the thread that starts the worker processes of one group, watches them, and starts them anew.
+"""`Supervisor`: a thread that starts, watches and restarts the worker processes of a group.
 
-A group is an engine, or, where there are replicas, one replica (scheduler and ModelRunners), or what they share
-(tokenizer and router).
+A group is a whole engine; or, in an engine with replicas, the processes of a replica (scheduler and ModelRunners), or
+the processes that all replicas share (tokenizer and router).
 
-A worker fails by ending, or by hanging, which `Watchdog` decides from its heartbeat; a worker that hangs is killed.
-`RestartPolicy` decides what follows. Each restart begins an *epoch*: its processes have endpoints of their own, because
-ZMQ would deliver what is queued for a dead process to its successor. Old processes are dead before new ones start.
+A worker fails by ending, or by hanging. `Watchdog` recognizes a hanging worker from the heartbeat, and the supervisor
+kills the worker. `RestartPolicy` decides which processes to restart. Each restart begins an *epoch*. The sockets of an
+epoch have their own endpoints, because ZMQ would deliver messages queued for a dead process to its successor. All
+processes to be restarted are dead before the first new process starts.
 
-- ModelRunners fail: all ranks are killed and started anew with as many KV slots as before, and the scheduler, which
-  learns of it by `RunnerRestarted`, resumes every request.
-- The tokenizer or the scheduler fails: both are started anew, and open requests end with an error. The ModelRunners go
-  on living: they connect to the new scheduler. The same for the tokenizer and the router; and for the scheduler of a
-  replica, whose requests the router gives to others.
+- A ModelRunner fails: all ranks are killed and restarted with as many KV slots as before. `RunnerRestarted` informs the
+  scheduler, which resumes every request.
+- The tokenizer or the scheduler fails: both are restarted, and open requests end with an error. The ModelRunners
+  continue and connect to the new scheduler. The tokenizer and the router are restarted in the same way, and so is the
+  scheduler of a replica, whose requests the router moves to other replicas.
 
-The kernel kills a worker when the thread that started it ends, so all of them are started by this thread.
+The supervisor's thread starts all workers, because the kernel kills a worker when the starting thread ends.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ logger = logging.getLogger(__name__)
 RECEIVE_WAIT_S = 0.1
 STOP_TIMEOUT_S = 3.0
 SETTLE_S = 0.05
-"""Seconds within which processes that fail for the same reason end."""
+"""Seconds to wait after the first failure: processes that fail for the same reason end within this time."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,9 @@ class Failure:
     """Workers that failed together.
 
     Attributes:
-        kinds: of the workers.
-        reason: which of them failed first and how, for clients and the log.
-        output: its last lines of stderr, on one line.
+        kinds: kinds of the workers.
+        reason: which worker failed first and how, for clients and the log.
+        output: last lines of that worker's stderr, joined into one line.
     """
 
     kinds: tuple[str, ...]
@@ -72,7 +73,7 @@ class Failure:
 
 
 class Receiver:
-    """A thread that delivers what the processes of one epoch send to main."""
+    """A thread that delivers the messages from an epoch's processes to the owner of the group."""
 
     def __init__(self, inbox: ZmqInbox[Any], owner: Owner) -> None:
         self._inbox = inbox
@@ -82,7 +83,7 @@ class Receiver:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and close the inbox; what is in it is lost."""
+        """End the thread and close the inbox. Messages still in the inbox are lost."""
         self._stopping.set()
         self._thread.join()
 
@@ -95,12 +96,14 @@ class Receiver:
 
 
 class Supervisor:
-    """Worker processes of one group; see the module's docstring.
+    """Supervises the worker processes of a group; see the module's docstring.
+
+    The *core* of a group is the process that has the state of the requests: the scheduler, or the router.
 
     Args:
-        context: for the sockets of the main process.
-        owner: learns of every failure and restart; it has an outbox of epoch 0 already.
-        on_epoch: called with the epoch when the core is started anew, once messages can be sent to it.
+        context: ZMQ context for the sockets of the main process.
+        owner: is informed of every failure and restart. The owner has an outbox for epoch 0 already.
+        on_epoch: called with the new epoch after a restart of the core, as soon as messages can be sent to the core.
 
     Attributes:
         core_epoch: epoch in which the core was started.
@@ -132,8 +135,9 @@ class Supervisor:
             window_s=config.recovery.restart_window_s,
             replica=group.replica,
         )
-        # The router fences a replica whose scheduler is stopped, and which may go on later. Nobody stands in for any
-        # other process: the scheduler of a stopped ModelRunner is heard, and its requests would wait.
+        # A replica's scheduler that is stopped by a signal may continue later. It gets the full hang timeout, because
+        # the router fences the replica meanwhile. No other process has such a replacement: while a ModelRunner is
+        # stopped, its scheduler still responds, the router does not fence the replica, and the requests would wait.
         self._watchdog = Watchdog({} if group.replica is None else {"scheduler": config.recovery.hang_timeout_s})
         self._memory = [MemoryFile(path) for path in (self._endpoints.heartbeats, self._endpoints.masks)]
         self._heartbeats = HeartbeatFile(self._endpoints.heartbeats, len(self._kinds))
@@ -161,11 +165,12 @@ class Supervisor:
         return self._group.folder
 
     def start(self) -> None:
-        """Start the thread, and with it the workers; the owner learns of the result."""
+        """Start the thread, which starts the workers. The owner is informed of the result."""
         self._thread.start()
 
     def send(self, message: Any) -> None:
-        """Send a message to the core, unless it is about to be started anew; any thread may call it."""
+        """Send a message to the core. During a restart of the core, the message is dropped. Any thread may call this
+        method."""
         with self._core_lock:
             if not self._to_core.socket.closed:
                 self._to_core.send(message)
@@ -215,18 +220,20 @@ class Supervisor:
         poller.poll(SAMPLE_INTERVAL_S * 1000)
 
     def _find_failure(self) -> Failure | None:
+        # Dead processes first. One failure often ends several processes, so wait for the rest before naming the cause.
         if any(worker.is_dead for worker in self._workers.values()):
             time.sleep(SETTLE_S)
             dead = [worker for worker in self._workers.values() if worker.is_dead]
             first = _root_cause(dead)
             return Failure(tuple(worker.kind for worker in dead), first.describe_exit(), first.last_lines())
+        # Then the heartbeats of living processes.
         now = time.monotonic()
         for slot, worker in enumerate(self._workers[kind] for kind in self._kinds):
             if not worker.is_local:
-                continue  # ZMQ's heartbeats watch it
+                continue  # ZMQ's heartbeats watch ranks on other machines
             stat = read_stat(worker.pid)
             if stat is None or stat.state == "Z":
-                continue  # it has just ended
+                continue  # the process has just ended; the next round finds it
             how = self._watchdog.observe(worker.kind, worker.pid, self._heartbeats.read(slot), stat, now)
             if how is not None:
                 worker.kill()
@@ -237,6 +244,7 @@ class Supervisor:
     # --- failures ---
 
     def _react(self, failure: Failure) -> None:
+        # A group that was never ready is not restarted: the cause is most likely the configuration.
         info, requests = self._owner.info, self._owner.open_requests
         if info is None:
             self._give_up(failure.reason, ExitCode.FAILED)
@@ -244,7 +252,7 @@ class Supervisor:
         serves = info.epoch >= self.core_epoch
         stats = self._owner.stats
         if stats is not None:
-            self._policy.forgive(stats.killers)
+            self._policy.refund(stats.killers)
         plan = self._policy.decide(failure.kinds, time.monotonic(), scheduler_serves=serves)
         fate = "waiting"
         if plan.ends_requests:
@@ -264,21 +272,24 @@ class Supervisor:
         self._down_since = self._down_since or time.monotonic()
         self._epoch += 1
         names = [self._workers[kind].name for kind in plan.restart]
+        # Inform the owner first, so that clients stop sending requests to processes that are about to be killed.
         if plan.ends_requests:
             self._disconnect()
             self._owner.reconnect(reason, names, self._epoch, self._owner_outbox())
         else:
             self._owner.runners_restart(reason, names, self._epoch)
+        # Kill all processes before the first new one starts, because the new ones use the same devices and files.
         for kind in plan.restart:
             self._workers[kind].kill()
         for kind in plan.restart:
             self._workers.pop(kind).close()
+        # Open the sockets of the new epoch, and inform the processes that continue.
         if plan.ends_requests:
             self.core_epoch = self._epoch
             self._connect()
             if self._on_epoch is not None:
                 self._on_epoch(self._epoch)
-            for worker in self._workers.values():  # a ModelRunner that lives
+            for worker in self._workers.values():  # ModelRunners that outlived the scheduler
                 worker.tell({"epoch": self._epoch})
         else:
             self.send(RunnerRestarted(self._epoch, reason))
@@ -309,6 +320,7 @@ class Supervisor:
         Args:
             info: sizes of the pools of new ModelRunners; None: as configured.
         """
+        # New ModelRunners need pools of the old sizes: the scheduler's slots refer to them.
         config = self._config
         if info is not None:
             cache = dataclasses.replace(
@@ -348,9 +360,9 @@ class Supervisor:
 
 
 def _root_cause(dead: list[WorkerProcess | RemoteRank]) -> WorkerProcess | RemoteRank:
-    """Return the worker whose failure made the others fail.
+    """Return the worker whose failure most likely made the other workers fail.
 
-    A rank fails without the other ranks, and the scheduler without a rank, so that several processes may end within
-    moments: processes killed by a signal come first, then runners.
+    A rank cannot run without the other ranks, nor the scheduler without its ranks, so several processes may end within
+    moments. Processes killed by a signal come first, then ModelRunners.
     """
     return min(dead, key=lambda worker: (not worker.was_signalled, not is_runner(worker.kind)))

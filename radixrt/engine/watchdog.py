@@ -1,4 +1,4 @@
-"""`Watchdog`: decides from samples of the workers' heartbeats which of them hangs. Does no I/O and reads no clock."""
+"""`Watchdog`: recognizes hanging workers from samples of their heartbeats. Does no I/O and reads no clock."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from radixrt.heartbeat import Beats
 from radixrt.os_process import ProcessStat
 
 SAMPLE_INTERVAL_S = 0.5
-"""Time between two samples. A longer one means that the main process itself did not run."""
+"""Time between two samples, in seconds. A longer gap means that the main process itself did not run."""
 STOPPED_S = 2.0
 """Time after which a process that was stopped by a signal counts as hung, if nobody can take its place."""
 
 
 @dataclass
 class _Record:
-    """Samples of one process since its last beat.
+    """Samples of a process since its last beat.
 
     Attributes:
-        silent_s: time that it had and did not use for a beat.
-        stopped_s: time for which it was stopped by a signal.
+        silent_s: seconds in which the process could run and did not beat.
+        stopped_s: seconds for which the process has been stopped by a signal.
     """
 
     pid: int
@@ -32,15 +32,16 @@ class _Record:
 
 
 class Watchdog:
-    """Measures for each process how long its loop has not advanced although it could have.
+    """Measures for each process how long its loop has not advanced although the process could run.
 
-    Time counts only as far as the process had a chance to run: at most two intervals between two samples, because a
-    longer gap means that the main process was stopped, suspended or starved, and probably the worker with it; and for
-    a runnable process only the processor time that it got, because on an overloaded machine it waits for a core.
+    Only time in which the process had a chance to run counts. Between two samples, at most two intervals count: a
+    longer gap means that the main process was stopped, suspended or starved, and probably the worker as well. For a
+    runnable process, only the processor time counts that the process got, because on an overloaded machine a process
+    waits for a core.
 
     Args:
-        stopped_s: time after which a process that was stopped by a signal counts as hung, by its name; STOPPED_S for
-            those that are missing.
+        stopped_s: by process name, the seconds after which a process stopped by a signal counts as hung; processes
+            without an entry have `STOPPED_S`.
     """
 
     def __init__(self, stopped_s: Mapping[str, float] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""`WorkerProcess`: one worker process as the main process sees it: its start, its output, its end."""
+"""`WorkerProcess`: starts a worker process from the main process, keeps the end of its output, and stops it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from radixrt.os_process import child_command, end_group
 
 TAIL_BYTES = 8192
 TAIL_LINES = 5
-"""Last output of a worker that is kept for the log line about its end."""
+"""Last lines of a worker's output that are kept for the log line about the worker's end."""
 TAIL_WAIT_S = 0.1
 KILL_TIMEOUT_S = 30.0
-"""Longest wait for a killed process: a driver that frees a GPU's memory holds it in the kernel for seconds."""
+"""Longest wait for a killed process: the GPU driver may keep the process in the kernel for seconds to free memory."""
 
 CHILDREN_WAIT_S = 1.0
-"""Longest wait for what a dead worker had started, e.g. compile workers."""
+"""Longest wait for the children of a dead worker, e.g. compile workers."""
 
 
 class WorkerProcess:
@@ -35,8 +35,8 @@ class WorkerProcess:
 
     Args:
         kind: a key of `radixrt.engine.endpoints.NAMES`, with a rank for one of several runners.
-        given: settings, which the worker reads from its stdin as one line of JSON.
-        replica: number of the replica that it belongs to, if there are replicas.
+        given: settings, sent to the worker's stdin as a line of JSON.
+        replica: number of the replica that the worker belongs to, if there are replicas.
     """
 
     is_local = True
@@ -77,7 +77,7 @@ class WorkerProcess:
         return (self._process.poll() or 0) < 0
 
     def tell(self, message: dict[str, Any]) -> None:
-        """Write a line of JSON to the worker's stdin; a dead worker does not read it."""
+        """Write a line of JSON to the worker's stdin. Do nothing if the worker is dead."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
@@ -90,10 +90,10 @@ class WorkerProcess:
             self._process.stdin.close()
 
     def kill(self) -> None:
-        """Kill the process, if it lives, and reap it.
+        """Kill the process, if it is alive, and wait for its end.
 
         Raises:
-            EngineError: it does not end, because a driver holds it in the kernel.
+            EngineError: the process does not end within `KILL_TIMEOUT_S`, because a driver keeps it in the kernel.
         """
         self._process.kill()
         self.reap(KILL_TIMEOUT_S)
@@ -102,7 +102,7 @@ class WorkerProcess:
         """Wait until the process has ended.
 
         Raises:
-            EngineError: it lives after timeout_s seconds.
+            EngineError: the process is alive after timeout_s seconds.
         """
         try:
             self._process.wait(timeout_s)
@@ -110,7 +110,7 @@ class WorkerProcess:
             raise EngineError(f"the {self.name} process (pid {self.pid}) does not end") from None
 
     def close(self) -> None:
-        """Close the pipes to a dead process, and end what it started."""
+        """Close the pipes to a dead process, and end the process's children."""
         end_group(self.pid, CHILDREN_WAIT_S)
         self.ask_to_exit()
         assert self._process.stdout is not None
@@ -119,7 +119,7 @@ class WorkerProcess:
             os.close(self.pidfd)
 
     def describe_exit(self) -> str:
-        """Describe how the dead process ended, with the error that it reported on its stdout."""
+        """Describe how the dead process ended, including the error that the process reported on stdout."""
         assert self._process.stdout is not None
         said = ""
         with contextlib.suppress(OSError, ValueError):
@@ -130,7 +130,7 @@ class WorkerProcess:
         return f"the {self.name} process (pid {self.pid}) {how}{said}"
 
     def last_lines(self) -> str:
-        """Return the last lines that the dead process wrote to its stderr, as one line."""
+        """Return the last lines of the dead process's stderr, joined into one line."""
         self._reader.join(TAIL_WAIT_S)  # the pipe may stay open: children of the process have it too
         lines = self._tail.decode(errors="replace").replace("\r", "\n").splitlines()
         return " | ".join([line.strip() for line in lines if line.strip()][-TAIL_LINES:])

@@ -57,13 +57,13 @@ def test_the_budget_is_of_restarts_within_a_window() -> None:
 def test_restarts_that_a_request_caused_are_not_counted() -> None:
     p = policy(max_restarts=2)
     for killers in range(5):
-        p.forgive(killers)
+        p.refund(killers)
         for now in (0.0, 1.0):
             assert p.decide(("runner",), now, scheduler_serves=True).exit_code is None
-    p.forgive(4)
+    p.refund(4)
     assert p.decide(("runner",), 2.0, scheduler_serves=True).exit_code is ExitCode.RESTARTS_SPENT
-    p.forgive(0)  # the scheduler was started anew
-    p.forgive(1)
+    p.refund(0)  # the scheduler was started anew
+    p.refund(1)
     assert p.decide(("runner",), 3.0, scheduler_serves=True).exit_code is None
 
 

@@ -1,4 +1,4 @@
-"""`DriverProcess`: the process of `ray_driver` as the main process sees it."""
+"""`DriverProcess`: the main process's connection to the process of `ray_driver`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ READ_BYTES = 65536
 
 
 class DriverProcess:
-    """Start it from a thread that lives as long as the engine, see `radixrt.engine.worker_process`.
+    """Starts the process of `ray_driver`. Create it in a thread that lives as long as the engine, because the kernel
+    kills the process when the creating thread ends (see `radixrt.engine.worker_process`).
 
     Args:
-        outlives_thread: it is started by another thread, and ends with this process alone.
+        outlives_thread: the creating thread may end; the process ends with the main process.
 
     Attributes:
-        error: what the process reported before it ended, or "".
+        error: error reported by the process before it ended, or "".
     """
 
     def __init__(self, settings: DriverSettings, *, outlives_thread: bool = False) -> None:
@@ -41,7 +42,7 @@ class DriverProcess:
         return self._process.stdout.fileno()
 
     def reports(self) -> list[dict[str, Any]] | None:
-        """Read what has come; None once the process has ended. Waits if `fileno` is not readable."""
+        """Read the reports that have arrived; None after the process has ended. Waits if `fileno` is not readable."""
         assert self._process.stdout is not None
         piece = self._process.stdout.read1(READ_BYTES)  # type: ignore[attr-defined]
         if not piece:
@@ -52,7 +53,7 @@ class DriverProcess:
         return [each for each in found if isinstance(each, dict)]
 
     def spawn(self, batch: Sequence[Spawn]) -> None:
-        """Start processes through the agents; their reports follow."""
+        """Start processes through the agents. `reports` returns their reports later."""
         self._write(msgspec.json.encode(batch))
 
     def ask_to_exit(self) -> None:
@@ -62,7 +63,7 @@ class DriverProcess:
             self._process.stdin.close()
 
     def reap(self, timeout_s: float) -> bool:
-        """Wait until the process has ended; return False if it lives after timeout_s."""
+        """Wait until the process has ended; return False if it is alive after timeout_s."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:

@@ -1,7 +1,7 @@
-"""Connections between the main process and its ranks on other machines, one for each rank, over which almost nothing
-is sent: a rank lives as long as its connection does, and the main process notices by it that a rank is gone.
+"""Connections between the main process and each of its ranks on other machines. A rank exits when its connection ends,
+and the main process recognizes a lost rank by the end of the connection. Almost nothing is sent over a connection.
 
-ZMQ's heartbeats end a connection whose other end has fallen silent. Neither end connects anew.
+ZMQ's heartbeats end a connection whose other end has fallen silent. Neither end reconnects.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from radixrt.executor.external_executor import ConnectionWatch
 from radixrt.messages.ranks import RankAddresses
 
 ORPHAN_S = 60.0
-"""Time for which a rank whose scheduler is gone waits for the next one."""
+"""Seconds that a rank waits for the next scheduler after its scheduler is gone."""
 CONNECT_S = HEARTBEAT_TIMEOUT_S
-"""Time for which a rank whose starter is gone waits for its connection."""
+"""Seconds that a rank waits for its connection after the end of the process that started the rank."""
 
 
 class RankLines:
-    """The main process's ends. All but the constructor belong to one thread.
+    """The main process's ends of the connections. All methods must be called by the same thread.
 
     Args:
         host: address at which the ranks reach this machine.
@@ -44,16 +44,16 @@ class RankLines:
         self._unsent: dict[int, RankAddresses] = {}
 
     def of_rank(self, rank: int) -> dict[str, str]:
-        """Return what a rank needs to connect."""
+        """Return the endpoint and the key with which a rank connects."""
         return {"endpoint": self._outboxes[rank].endpoint, "key": self._key}
 
     def sockets(self) -> list[zmq.Socket[Any]]:
-        """Sockets that become readable when `changes` may return something."""
+        """Sockets that become readable when `lost` may have something to return."""
         return [watch.socket for watch in self._watches]
 
     def lost(self) -> list[int]:
-        """Return the ranks whose connections have ended since the last call; send those that have come what is for
-        them. Never waits."""
+        """Return the ranks whose connections have ended since the last call. Also send the pending addresses to ranks
+        that have connected since. Never waits."""
         gone = [rank for rank, watch in enumerate(self._watches) if watch.lost()]
         self._send()
         return gone
@@ -62,7 +62,7 @@ class RankLines:
         return self._watches[rank].is_connected
 
     def announce(self, epoch: int, addresses: str) -> None:
-        """Tell all ranks where the scheduler of an epoch listens, those that do not run yet as soon as they connect.
+        """Send the addresses of an epoch's scheduler to all ranks; to ranks that have not connected yet, later.
 
         Args:
             addresses: JSON of `radixrt.executor.external_executor.write_addresses`.
@@ -77,7 +77,7 @@ class RankLines:
             self._outboxes[rank].send(self._unsent.pop(rank))
 
     def close(self) -> None:
-        """End the connections, and with them the ranks."""
+        """End the connections, which ends the ranks."""
         for watch in self._watches:
             watch.socket.close()
         for outbox in self._outboxes:
@@ -85,8 +85,10 @@ class RankLines:
 
 
 class Lifeline:
-    """A rank's end. It ends the process when the connection ends. Whoever started the rank shows by the standard input
-    that it lives; once that has ended, the process ends too unless it is connected or soon is.
+    """A rank's end of the connection. Exits the process when the connection ends.
+
+    The process that started the rank keeps the rank's standard input open. After standard input has ended, the rank
+    exits unless it is connected, or connects within `CONNECT_S`.
 
     Args:
         endpoint, key: from `RankLines.of_rank`.
@@ -104,7 +106,7 @@ class Lifeline:
         threading.Thread(target=self._watch_stdin, name="radixrt-stdin", daemon=True).start()
 
     def addresses(self, after: int = -1, timeout_s: float | None = None) -> RankAddresses | None:
-        """Wait for the addresses of an epoch after the given one; None if they do not come within timeout_s."""
+        """Wait for the addresses of an epoch later than `after`; None if none arrive within timeout_s."""
         with self._news:
             self._news.wait_for(lambda: self._epoch > after, timeout_s)
             return self._latest if self._epoch > after else None
@@ -118,11 +120,11 @@ class Lifeline:
         return -1 if self._latest is None else self._latest.epoch
 
     def exit_without_scheduler(self, epoch: int, watches: Sequence[ConnectionWatch]) -> None:
-        """Start a thread that ends the process if a connection to the scheduler of an epoch has ended and no later
-        epoch follows: messages may be missing.
+        """Start a thread that exits the process if a connection to an epoch's scheduler ends and no later epoch
+        follows, because messages may be missing.
 
         Args:
-            watches: of the rank's sockets; the thread closes them when the epoch has ended.
+            watches: watches of the rank's sockets; the thread closes the watches when the epoch has ended.
         """
 
         def guard() -> None:
@@ -161,7 +163,7 @@ class Lifeline:
 
 
 def exit_with_error(why: str) -> NoReturn:
-    """End the process with code 1 at once, from any thread."""
-    with contextlib.suppress(OSError):  # whoever read it may be gone as well
+    """Exit the process with code 1 at once, from any thread."""
+    with contextlib.suppress(OSError):  # the reader of stderr may be gone as well
         print(f"radixrt: {why}", file=sys.stderr, flush=True)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""`LocalCluster`: a Ray cluster of this machine alone, which lives as long as the engine that started it."""
+"""`LocalCluster`: a Ray cluster on this machine alone, with the lifetime of the engine that started it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ CLOSE_S = 5.0
 
 
 class LocalCluster:
-    """Owner of the process that started Ray's.
+    """Owner of the driver process that started Ray's processes.
 
     Args:
-        path: file to write, for this user alone: the cluster's address and its token.
+        path: file to which the cluster's address and token are written, readable by this user only.
 
     Raises:
         EngineError: the cluster does not start.
@@ -61,7 +61,7 @@ class LocalCluster:
 
 
 def start_local_cluster(config: Config, folder: str) -> tuple[LocalCluster, Config]:
-    """Start a cluster; return it, and the config of an engine that joins it.
+    """Start a cluster; return the cluster, and the config with which an engine joins the cluster.
 
     Args:
         folder: private folder of the engine.

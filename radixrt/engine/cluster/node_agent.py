@@ -1,8 +1,8 @@
 """`NodeAgent`: the actor that starts radixrt's processes on a node of a Ray cluster, and reports how they ended.
 
-It is all that runs inside of Ray: its processes are none of Ray's, and nobody's data passes through it. Ray imports it
-by name, so every node needs radixrt, and its methods take and return numbers and JSON text alone. This module imports
-nothing heavy, and Ray only in a node's process.
+Only the agent runs inside of Ray. The processes that the agent starts are unknown to Ray, and no request data passes
+through the agent. Ray imports the class by name, so every node needs radixrt installed. The methods take and return
+numbers and JSON text only. This module imports nothing heavy, and Ray only in a node's process.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ MODULES = {"rank": "radixrt.engine.cluster.rank_process"}
 """Modules that an agent runs, by kind of process."""
 
 TAIL_BYTES = 8192
-"""Last output of a process that is kept for the report about its end."""
+"""Last bytes of a process's output that are kept for the report about its end."""
 TAIL_WAIT_S = 0.1
 FIRST_INHERITED = 64
-"""Descriptors from here on are those that a process inherits on purpose."""
+"""Descriptors from here on are inherited by a process on purpose."""
 SHELL = 'exec 8>&2 9<&0 2>/dev/null; "$@" <&9 2>&8 8>&- 9<&- & exec 8>&- 9<&-; echo $!; wait $!; exit $?'
-"""Runs a command as a child of the shell, and writes its pid first. When an agent ends, Ray kills its children: that is
-the shell. The command goes on while its engine does; see `rank_process`."""
+"""Runs a command as a child of the shell, and writes the pid of the command first. When an agent ends, Ray kills the
+agent's children, which is only the shell. The command continues while its engine runs; see `rank_process`."""
 
 
 class NodeAgent:
-    """Owner of the processes on one node that share the devices which Ray gave it.
+    """Owner of processes on a node, which share the devices that Ray assigned to this actor.
 
-    A process has its settings from its standard input, which stays open for as long as the agent lives.
+    A process reads its settings from standard input, which stays open for as long as the agent lives.
     """
 
     def __init__(self) -> None:
@@ -53,8 +53,8 @@ class NodeAgent:
         return json.dumps({"version": __version__, "address": node_address()})
 
     async def open_store(self) -> str:
-        """Open the port for the store of the ranks' rendezvous, which the first rank will serve; return it and the
-        number of the descriptor that the rank inherits, as JSON."""
+        """Open the port of the store for the ranks' rendezvous, which the first rank serves later. Return the port, and
+        the descriptor that the rank inherits, as JSON."""
         self._store = socket.create_server((node_address(), 0))
         descriptor = fcntl.fcntl(self._store, fcntl.F_DUPFD, FIRST_INHERITED)
         return json.dumps({"port": self._store.getsockname()[1], "descriptor": descriptor})
@@ -63,8 +63,9 @@ class NodeAgent:
         """Start a process and return its pid.
 
         Args:
-            kind: of `MODULES`.
-            settings_json: one line, which the process reads; a descriptor named `store_descriptor` is inherited.
+            kind: a key of `MODULES`.
+            settings_json: one line for the process's stdin. The process inherits the descriptor that the field
+                `store_descriptor` names.
         """
         inherited = json.loads(settings_json).get("store_descriptor")
         shell = subprocess.Popen(
@@ -90,8 +91,8 @@ class NodeAgent:
         return pid
 
     async def wait(self, pid: int) -> str:
-        """Wait until a process has ended; return its exit code (minus the signal that killed it), the error that it
-        reported on its standard output, and its last output, as JSON."""
+        """Wait until a process has ended. Return JSON with `code`, the exit code or the negated number of the fatal
+        signal; `error`, the error reported on standard output, or ""; and `tail`, the end of the process's output."""
         shell = self._processes[pid]
         assert shell.stdout is not None
         code = await _exit_code(shell)
@@ -106,7 +107,7 @@ class NodeAgent:
         )
 
     async def stop(self) -> None:
-        """Kill what still runs, and what it started."""
+        """Kill all processes that still run, and their children."""
         for shell in self._processes.values():
             if shell.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -115,7 +116,7 @@ class NodeAgent:
             await _exit_code(shell)
 
     def _pass_stderr(self, pid: int) -> None:
-        """Copy a process's output to the agent's, which Ray keeps in its logs, and remember the end of it."""
+        """Copy a process's output to the agent's output, which Ray keeps in its logs, and remember the last bytes."""
         stderr = self._processes[pid].stderr
         assert stderr is not None
         while piece := os.read(stderr.fileno(), TAIL_BYTES):
@@ -139,7 +140,7 @@ async def _exit_code(process: subprocess.Popen[bytes]) -> int:
 
 
 def node_address() -> str:
-    """Return this node's address in the cluster, not what its host name resolves to."""
+    """Return this node's address in the cluster, which may differ from the address of its host name."""
     import ray
 
     return str(ray.util.get_node_ip_address())
@@ -153,11 +154,11 @@ def visible_devices() -> list[str]:
 
 
 def process_environment(own: Mapping[str, str], gpus: Sequence[str]) -> dict[str, str]:
-    """Return the environment of a process: that of the node, with all GPUs of this agent.
+    """Return the environment for a process: the node's environment, with all GPUs of this agent visible.
 
-    Ray hides GPUs from each actor, or from none if it was told so. Ranks of a stage map each other's memory, so each of
-    them sees all GPUs of the stage, and takes the one with its local rank. Ray also sets OMP_NUM_THREADS, to 1 for an
-    actor without CPUs.
+    Ray hides GPUs from each actor, or, if configured so, from none. Ranks of a stage map each other's memory, so each
+    rank sees all GPUs of the stage and uses the GPU with the number of its local rank. OMP_NUM_THREADS is removed,
+    because Ray sets it to 1 for an actor without CPUs.
     """
     environment = {name: value for name, value in own.items() if name != "OMP_NUM_THREADS"}
     if gpus:

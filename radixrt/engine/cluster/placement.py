@@ -1,4 +1,4 @@
-"""Placement of agents: one for the ranks of each pipeline stage, with all devices of these, on one node."""
+"""Placement of agents in a Ray cluster: one agent for each pipeline stage, on a node with devices for all its ranks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from radixrt.errors import EngineError
 logger = logging.getLogger(__name__)
 
 NOTICE_S = 5.0
-"""Time after which somebody is told what the agents wait for."""
+"""Seconds after which a log line says what the agents wait for."""
 HERE_S = 2.0
-"""Time for which the last agent waits for a place on this machine before it takes any."""
+"""Seconds that the last agent waits for a place on this machine before any other node is accepted."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class AgentRequest:
     """Agents to place.
 
     Attributes:
-        devices: of each agent. The last agent's stage samples, so it had better be on this machine.
+        devices: number of devices of each agent. The last agent's stage samples, so this machine is preferred for it.
         resource: Ray's name of a device, "GPU" or "CPU" or a custom one.
     """
 
@@ -60,19 +60,19 @@ def fitting_error(request: AgentRequest, nodes: Sequence[dict[str, Any]]) -> str
 def place_agents(request: AgentRequest, agent_class: type, here: str, timeout_s: float) -> tuple[Any, list[Any]]:
     """Create the placement group and an actor in each of its bundles.
 
-    A bundle is on one node, so that the ranks of a stage, which share a bundle, are as well; the group is packed onto
-    as few nodes as possible.
+    A bundle is on a single node, and the ranks of a stage share a bundle, so they share a node. Ray packs the group
+    onto as few nodes as possible.
 
     Args:
         agent_class: class of the actors.
         here: this machine's address in the cluster.
-        timeout_s: time for which other work may hold the devices.
+        timeout_s: seconds to wait for devices that are in use.
 
     Returns:
         The group, and handles of the actors.
 
     Raises:
-        EngineError: no place became free.
+        EngineError: the devices did not become free in time.
     """
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -101,7 +101,7 @@ def place_agents(request: AgentRequest, agent_class: type, here: str, timeout_s:
 
 
 def _placement_group(request: AgentRequest, here: str, timeout_s: float) -> Any | None:
-    """Return a group that has its place, with the last agent on this machine if there is room."""
+    """Return a placed group, with the last agent on this machine if there is room; None if none was placed in time."""
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
 

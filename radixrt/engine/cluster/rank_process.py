@@ -1,7 +1,7 @@
-"""A rank that a `NodeAgent` started: the module that the agent runs, with settings on stdin.
+"""Entry point of a rank that a `NodeAgent` started, with settings on stdin.
 
-The rank connects to the main process of its engine, from which it learns where the scheduler is. From then on it lives
-as long as that connection, whatever becomes of Ray. A failure is one JSON line on stdout, as in
+The rank connects to the main process of its engine, which sends the addresses of the scheduler. From then on the rank
+runs until that connection ends, whether or not Ray still runs. A failure is reported as a JSON line on stdout, as in
 `radixrt.engine.process`.
 """
 
@@ -40,20 +40,20 @@ from radixrt.start_log import StartLog
 logger = logging.getLogger(__name__)
 
 LAST_WORDS_S = 0.3
-"""Time for which a rank that failed lives on, so that its message leaves."""
+"""Seconds between the failure of a rank and its exit, in which ZMQ sends the rank's last message."""
 
 
 class RankSettings(msgspec.Struct, frozen=True):
     """Settings of one rank, one line of JSON.
 
     Attributes:
-        name: for its log lines.
-        config, settings: of the engine.
-        lifeline: from `RankLines.of_rank`.
-        local_rank, local_size: among the ranks of the same agent, which share its devices.
-        address: of the rank's node.
-        store_address, store_port: of the ranks' rendezvous.
-        store_descriptor: the rendezvous' listening socket, in the rank that serves it.
+        name: name of the rank in log lines.
+        config, settings: options and settings of the engine.
+        lifeline: result of `RankLines.of_rank`.
+        local_rank, local_size: rank and number of ranks among the ranks of the same agent, which share its devices.
+        address: address of the rank's node.
+        store_address, store_port: address and port of the ranks' rendezvous.
+        store_descriptor: the listening socket of the rendezvous, in the rank that serves the rendezvous.
     """
 
     name: str
@@ -71,10 +71,10 @@ class RankSettings(msgspec.Struct, frozen=True):
 
 
 def run_rank(given: RankSettings, config: Config) -> NoReturn:
-    """Be the rank until its main process is gone.
+    """Serve as a rank until the main process is gone.
 
     Raises:
-        RadixRTError: the rank cannot start or go on.
+        RadixRTError: the rank cannot start or continue.
     """
     context: zmq.Context[Any] = zmq.Context()
     start_log = StartLog()
@@ -120,7 +120,7 @@ def _connect(
 
 
 def rank_info(given: RankSettings, config: Config, stages: int = 1) -> RankInfo:
-    """Return the rank's place, and let it reach the other ranks by this node's address in the cluster.
+    """Return the rank's `RankInfo`, and configure torch.distributed to use this node's address in the cluster.
 
     Args:
         stages: pipeline stages of the model.
@@ -150,8 +150,8 @@ def interface_of(address: str) -> str | None:
 
 
 def _on_this_machine(config: Config, settings: EngineSettings) -> tuple[Config, EngineSettings]:
-    """Replace the main process's paths: a model that is not at the same path here is looked up, downloaded or
-    converted anew."""
+    """Replace the main process's paths by paths of this machine. A model that is not at the same path here is looked
+    up, downloaded or converted again."""
     kernels = str(cache_folder() / "kernels")
     if Path(settings.folder).exists():
         return config, dataclasses.replace(settings, kernel_cache=kernels)

@@ -1,8 +1,9 @@
-"""The process of an engine that speaks with Ray: places its agents in the cluster, starts processes through them, and
-reports what becomes of these. Lines of JSON on its stdin and stdout; `AgentGroup` is the other end.
+"""Entry point of the engine's Ray driver, the only process that talks to Ray. The driver places agents in the cluster,
+starts processes through the agents, and reports the start and the end of each process. The driver and `DriverProcess`
+in the main process exchange lines of JSON over the driver's stdin and stdout.
 
-It is a process of its own because Ray ends those that it is loaded into when the cluster's head is gone for a minute.
-The engine then goes on without it.
+The driver is a separate process because Ray ends every process that loaded it when the cluster's head is gone for a
+minute. The engine then continues without the driver.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from radixrt.logs import configure_logging
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
-"""Longest wait within Ray: a process that is blocked in it while Ray shuts down crashes."""
+"""Longest wait within Ray, in seconds: a process that is blocked in Ray while Ray shuts down crashes."""
 CONNECT_S = 5.0
 RETRY_S = 5.0
-"""A head that cannot be reached within the first is tried again after the second."""
+"""Connecting to the cluster's head fails after CONNECT_S seconds and is tried again RETRY_S seconds later."""
 
 AGENT_START_S = 60.0
 STOP_S = 2.0
@@ -47,13 +48,13 @@ class DriverSettings(msgspec.Struct, frozen=True):
     """First line on stdin.
 
     Attributes:
-        address: "auto", "HOST:PORT", "local" for a new cluster of this machine, or "file:PATH" for the one of which
-            `LocalCluster` wrote the file.
-        agents: devices of each agent; none to place none.
+        address: "auto", "HOST:PORT", "local" for a new cluster of this machine, or "file:PATH" for the cluster whose
+            address `LocalCluster` wrote to that file.
+        agents: number of devices of each agent; empty to place no agents.
         resource: Ray's name of the devices.
-        timeout_s: time for which the agents may wait for a place.
-        waits_for_cluster: wait as long for the cluster itself, which has been there before.
-        option: option that gave the address, for errors.
+        timeout_s: seconds that the agents may wait for a place.
+        waits_for_cluster: wait up to `timeout_s` for the cluster, which has been reachable before.
+        option: name of the option that gave the address, for errors.
     """
 
     address: str
@@ -70,10 +71,11 @@ class Spawn(msgspec.Struct, frozen=True):
     """Later lines on stdin: processes to start.
 
     Attributes:
-        key: by which reports name the process.
+        key: name of the process in reports.
         agent: index of the agent.
-        settings: of the process, as JSON; `address` is filled in, and the rendezvous of ranks if `rendezvous`.
-        rendezvous: of the ranks among these processes; the first one serves it.
+        settings: settings of the process. The driver fills in `address`, and, with `rendezvous`, the address of the
+            ranks' rendezvous.
+        rendezvous: the process is a rank that takes part in the rendezvous. The first of these ranks serves the store.
     """
 
     key: str
@@ -84,7 +86,7 @@ class Spawn(msgspec.Struct, frozen=True):
 
 
 def connect(address: str, option: str) -> str:
-    """Join a cluster, or start one of this machine alone; return this machine's address in it.
+    """Join a cluster, or start a cluster of this machine alone; return this machine's address in the cluster.
 
     Args:
         option: see `DriverSettings`.
@@ -119,7 +121,7 @@ def connect(address: str, option: str) -> str:
 
 
 def connect_again(settings: DriverSettings) -> str:
-    """Join a cluster that may come back; otherwise same as `connect`."""
+    """Join a cluster, retrying for up to `timeout_s` seconds while it cannot be reached; otherwise like `connect`."""
     deadline = time.monotonic() + settings.timeout_s
     while True:
         try:
@@ -135,14 +137,14 @@ OWN_VARIABLES = ("RAY_USAGE_STATS_ENABLED", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
 
 
 def own_cluster_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a cluster that the engine starts: whoever reaches Ray's ports runs code, so that a new
-    token guards them, unless the user has said otherwise."""
+    """Return environment variables for a cluster that the engine starts. Whoever reaches Ray's ports can run code, so a
+    new token guards the ports, unless the user has set the variables."""
     values = ("0", "token", secrets.token_hex(32))
     return {name: given.get(name, value) for name, value in zip(OWN_VARIABLES, values, strict=True)}
 
 
 def warn_without_token(environment: Mapping[str, str]) -> None:
-    """Log a warning if a cluster was joined that asks for no token. Ray sets the variable where it found one."""
+    """Log a warning if the joined cluster demands no token. Ray sets the variable where it found a token."""
     if environment.get("RAY_AUTH_MODE", "").lower() != "token":
         logger.warning(
             "this Ray cluster has no token authentication: whoever reaches its ports runs code on its nodes; start it "
@@ -151,7 +153,7 @@ def warn_without_token(environment: Mapping[str, str]) -> None:
 
 
 def check_reachable(address: str, option: str) -> None:
-    """Raise ConfigError if nothing listens there: Ray itself would try for minutes."""
+    """Raise ConfigError if nothing listens at the address. Ray itself would keep trying for minutes."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
@@ -162,7 +164,7 @@ def check_reachable(address: str, option: str) -> None:
 
 
 class Driver:
-    """The agents of one engine, and calls to them that have not returned.
+    """The agents of an engine, and the pending calls to the agents.
 
     Attributes:
         places: addresses of the agents' nodes.
@@ -205,7 +207,7 @@ class Driver:
         self.places = [each["address"] for each in found]
 
     def spawn(self, batch: Sequence[Spawn]) -> None:
-        """Have the agents start processes; `reports` tells the rest."""
+        """Have the agents start processes. `reports` returns their starts and ends."""
         import ray
 
         store: dict[str, Any] = {}
@@ -221,7 +223,7 @@ class Driver:
             self._starting[agent.spawn.remote(each.kind, json.dumps(given))] = each
 
     def reports(self) -> list[dict[str, Any]]:
-        """Return what has become of processes, after waiting for at most POLL_S."""
+        """Return the starts and ends of processes since the last call, after waiting for at most POLL_S."""
         import ray
 
         pending = [*self._starting, *self._running]

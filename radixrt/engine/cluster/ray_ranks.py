@@ -1,8 +1,8 @@
-"""`RayRanks`: all ranks of one epoch in a Ray cluster, as the supervisor sees them.
+"""`RayRanks`: the supervisor's end of an epoch's ranks in a Ray cluster.
 
-A rank's end is known by its agent, which reports exit code and last output, or because its connection to this process
-ended. What becomes of Ray itself matters only until the ranks are connected: then they go on without it, and only new
-ranks need it again.
+The supervisor knows that a rank has ended from the rank's agent, which reports exit code and last output, or because
+the rank's connection to this process ended. Ray must run only until the ranks are connected. Then the ranks continue
+without Ray, and only new ranks need it again.
 """
 
 from __future__ import annotations
@@ -33,16 +33,18 @@ logger = logging.getLogger(__name__)
 
 ADDRESS_POLL_MS = 20
 REPORT_S = 0.3
-"""Time that an agent has to report the end of a rank whose connection has ended."""
+"""Seconds that an agent has to report the end of a rank after the rank's connection has ended."""
 KILL_TIMEOUT_S = 3.0
 
 
 class RemoteRank:
-    """A rank with the interface of `WorkerProcess`. Ranks of an epoch live and die together.
+    """A rank with the interface of `WorkerProcess`. The ranks of an epoch are started and killed together.
 
     Attributes:
-        pid: on its node; 0 until it has started.
+        pid: process id on the rank's node; 0 until the rank has started.
         pidfd: descriptor that becomes readable when the rank is dead.
+        address: address of the rank's node.
+        lost_at: time at which the connection ended; None while it stands.
     """
 
     is_local = False
@@ -81,7 +83,7 @@ class RemoteRank:
         return " | ".join([line.strip() for line in self._tail.splitlines() if line.strip()][-5:])
 
     def tell(self, message: dict[str, Any]) -> None:
-        """Tell the rank that there is another scheduler, in the epoch of the message."""
+        """Have the rank connect to the scheduler of the message's epoch."""
         self._group.turn_to(message["epoch"])
 
     def ask_to_exit(self) -> None:
@@ -103,14 +105,14 @@ class RayRanks:
     """See the module's docstring.
 
     Args:
-        context: for the connections.
-        config: with the sizes of the ranks' pools.
-        kinds: of the ranks, in their order.
-        epoch: of the scheduler to which the ranks connect first.
-        replica: number of the replica that they belong to, if there are replicas.
+        context: ZMQ context for the connections.
+        config: options, with the sizes of the ranks' pools filled in.
+        kinds: kind of each rank, in the order of the ranks.
+        epoch: epoch of the scheduler to which the ranks connect first.
+        replica: number of the replica that the ranks belong to, if there are replicas.
 
     Attributes:
-        ranks: in the order of `kinds`.
+        ranks: the ranks in the order of `kinds`.
     """
 
     def __init__(
@@ -128,7 +130,7 @@ class RayRanks:
         self._settings = settings
         self._endpoints = endpoints
         self.ranks = [RemoteRank(kind, replica, self) for kind in kinds]
-        self._epoch: int | None = epoch  # whose addresses the ranks do not know yet
+        self._epoch: int | None = epoch  # epoch whose addresses are to be sent to the ranks; None when sent
         self._lines: RankLines | None = None
         self._driver: DriverProcess | None = DriverProcess(_driver_settings(config, settings, restarts=epoch > 0))
         self._process = self._driver
@@ -140,7 +142,7 @@ class RayRanks:
     # --- from the supervisor's thread ---
 
     def turn_to(self, epoch: int) -> None:
-        """Let the ranks serve the scheduler of this epoch as soon as it listens."""
+        """Have the ranks connect to the scheduler of this epoch as soon as the scheduler listens."""
         self._epoch = epoch
         self._wake_up()
 
@@ -160,15 +162,15 @@ class RayRanks:
             raise EngineError("the agents of the Ray cluster do not answer")
 
     def kill(self) -> None:
-        """End the ranks, wait, and close what belongs to them; where agents do not answer, ranks end because their
-        connections have. Called for each rank; only the first call does something."""
+        """End the ranks, wait, and close the descriptors. If the agents do not answer, the ranks end because their
+        connections ended. Called for each rank; only the first call has an effect."""
         if self._closed:
             return
         self.ask_to_exit()
         with contextlib.suppress(EngineError):
             self.reap(KILL_TIMEOUT_S)
         self._process.kill()
-        if not self._thread.is_alive():  # it polls these descriptors
+        if not self._thread.is_alive():  # a living thread still polls these descriptors
             self._closed = True
             self._process.close()
             os.close(self._wake)
@@ -313,13 +315,13 @@ def start_ranks(
 
 
 def rank_stages(settings: EngineSettings) -> list[list[int]]:
-    """Return the ranks of each pipeline stage: they share a node."""
+    """Return the ranks of each pipeline stage. The ranks of a stage share a node."""
     tp = settings.tp
     return [list(range(stage * tp, (stage + 1) * tp)) for stage in range(settings.stages)]
 
 
 def rank_options(config: Config) -> dict[str, Any]:
-    """Return the options that a rank needs; those of the HTTP server, its keys among them, stay here."""
+    """Return the options that a rank needs. The HTTP server's options, which include API keys, are not sent."""
     server = {"log_level": config.server.log_level, "log_format": config.server.log_format}
     section = set(vars(config.server))
     return {name: value for name, value in config_to_dict(config).items() if name not in section} | server
