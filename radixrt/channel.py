@@ -169,11 +169,11 @@ class ZmqOutbox(Generic[M]):
 
 
 class Tag(NamedTuple):
-    """Mark of a frame between a router and a scheduler.
+    """Tag of a frame between a router and a scheduler.
 
     Attributes:
-        replica: replica that sends it, or that it is for.
-        epoch: life of the replica that it belongs to; 0 for any.
+        replica: number of the sending or receiving replica.
+        epoch: epoch of the replica to which the frame belongs; 0 for any epoch.
     """
 
     replica: int

@@ -1,8 +1,8 @@
 """Log lines: one format for all processes, and the id of the HTTP request that a line of the main process concerns.
 
-The main process works for one request in one context, so that each line that it logs there carries the request's id. A
-worker process handles many requests at a time, and a line of it that concerns one names it as "request ID"; that id
-begins with the id of the HTTP request (see `radixrt.server.tenants.RequestContext.rid`).
+The main process serves each HTTP request in a context of its own, so each line logged in this context carries the
+request's id. A worker process handles many requests at a time. A worker's line about a request contains "request ID",
+and the ID begins with the id of the HTTP request (see `radixrt.server.tenants.RequestContext.rid`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""`MemoryFile`: a file in memory that other processes of this user open by a path, for what they map together.
+"""`MemoryFile`: a file in memory that processes of the same user open by a path, for shared mappings.
 
-A mapped file on a disk is not free to write: the kernel writes its pages back every few seconds and protects them for
-it, and the first write to each page afterwards waits for the file system's journal, at times for tens of milliseconds.
-A file in memory is never written back. It needs no room in /dev/shm, which containers keep small, and leaves nothing
-behind: the kernel frees it with the last process that maps it.
+Writing to a mapped file on a disk may block: the kernel writes the pages back every few seconds and write-protects them
+for that time, and the first write to each page afterwards waits for the file system's journal, at times for tens of
+milliseconds. A file in memory is never written back. The file does not use /dev/shm, which is small in containers, and
+nothing has to be removed: the kernel frees the file when the last process has unmapped it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import os
 
 
 class MemoryFile:
-    """A file in memory, and a symbolic link to it. Where there can be none, on an old kernel or without /proc, nothing
-    is at the path, and who creates a file there gets an ordinary one.
+    """A file in memory, and a symbolic link to the file. On an old kernel, or without /proc, no link is created, and a
+    process that creates a file at the path gets an ordinary file.
 
     Args:
-        path: of the link; nothing is there yet. It leads to the file while this process keeps it.
+        path: path of the link, which must not exist yet. The link is valid until `close`.
     """
 
     def __init__(self, path: str) -> None:

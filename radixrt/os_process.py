@@ -79,10 +79,11 @@ def _is_alive(group: int) -> bool:
 
 @contextlib.contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Hold SIGINT and SIGTERM back while something is made that nobody could close before it is complete.
+    """Defer SIGINT and SIGTERM to the end of the block, so that no `KeyboardInterrupt` leaves an object half-created,
+    which nobody could close.
 
-    What would raise `KeyboardInterrupt` in the middle of the block does so at its end. Signals without a handler of
-    Python's end the process as ever. In other threads than the main one, which runs no handlers, this does nothing.
+    Signals without a Python handler end the process as usual. Does nothing outside of the main thread, because Python
+    runs signal handlers in the main thread only.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -102,16 +103,16 @@ def interrupts_deferred() -> Iterator[None]:
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process when the thread that started it ends, however it ends.
+    """Have the kernel kill this process when the thread that started the process ends, for whatever reason.
 
-    SIGKILL also ends a process that is stopped or stuck, which would not notice that its standard input closed. A
-    parent that ended before this call is noticed by the closed standard input.
+    SIGKILL also ends a stopped or stuck process, which would not notice the end of its standard input. If the parent
+    ended before this call, the process finds its standard input closed.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def child_command(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module in a process that dies with the thread that starts it."""
+    """Return the command that runs a module in a process which the kernel kills when the starting thread ends."""
     return [sys.executable, "-m", "radixrt.os_process", module, *arguments]
 
 

@@ -62,7 +62,7 @@ def json_schema(adapter: TypeAdapter[Any]) -> dict[str, Any]:
 
 
 def _closed(schema: JsonSchemaValue) -> JsonSchemaValue:
-    """Close an object schema that declares properties, unless its type allows additional ones."""
+    """Close an object schema that declares properties, unless the type allows additional properties."""
     if "properties" in schema:
         schema.setdefault("additionalProperties", False)
     return schema

@@ -164,7 +164,7 @@ def _wrapper(hint: Any) -> Any:
 def _culprit(
     kind: Any, error: Exception, path: tuple[str, ...], seen: tuple[Any, ...] = ()
 ) -> tuple[tuple[str, ...], Exception]:
-    """The innermost field that fails by itself, and its error."""
+    """Return the path of the innermost field whose type alone fails to build, and the error."""
     for name, part in _parts(kind):
         if any(part is other for other in seen):
             continue

@@ -1,4 +1,4 @@
-"""`SamplingParams`: the rules by which one request's tokens are chosen and its output ends. Frozen, sent as it is."""
+"""`SamplingParams`: how tokens of a request are sampled, and when its output ends. Frozen; a part of messages."""
 
 from __future__ import annotations
 

@@ -12,15 +12,15 @@ from radixrt.os_process import CLOCK_TICKS, read_stat
 logger = logging.getLogger(__name__)
 
 NOTICE_S = 5.0
-"""A phase that takes longer is announced while it lasts."""
+"""A phase is announced in the log after this many seconds, before its end."""
 
 
 class StartLog:
-    """Phases of one process, one after the other, each until the next one begins. The first one is the time since the
-    process was started, in which Python and its modules are loaded.
+    """Log of the consecutive phases of a process's start. A phase ends when the next phase begins. The first phase
+    begins with the process and covers loading Python and modules.
 
     Args:
-        first: name of the first phase; None to begin without one, in a process that has done other work before.
+        first: name of the first phase; None for no phase yet, in a process that has done other work before.
     """
 
     def __init__(self, first: str | None = "Python") -> None:

@@ -33,7 +33,7 @@ class TaskThread(Generic[K, T]):
         self._thread.start()
 
     def submit(self, key: K, task: Callable[[], T]) -> None:
-        """Queue a task; `take` gives its result, or the exception that it raised, under this key."""
+        """Queue a task. `take` returns the key with the task's result, or with the exception raised by the task."""
         self._tasks.put((key, task))
 
     def take(self) -> list[tuple[K, T | Exception]]:

@@ -9,11 +9,29 @@ import pytest
 from tests.prose import ROOT, Sentence, folder_sentences, sentences, vague_share
 
 REWRITTEN = (
+    "attention",
+    "bench",
+    "channel.py",
+    "chat",
+    "cli",
     "config",
     "constrained",
+    "distributed",
+    "doctor",
     "engine",
+    "executor",
+    "explain",
+    "kernels",
     "live_tree",
+    "logs.py",
     "mem_cache",
+    "memory_file.py",
+    "os_process.py",
+    "pydantic_schema.py",
+    "python_types.py",
+    "sampling_params.py",
+    "start_log.py",
+    "task_thread.py",
     "terminal_chat",
 )
 """Packages and modules of radixrt whose prose has been rewritten. The list only grows."""

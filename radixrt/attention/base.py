@@ -13,7 +13,7 @@ from radixrt.forward_batch.forward_batch import ForwardBatch
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """One layer's attention: its index in the KV pool and its shape on this rank.
+    """The attention of a layer: index of the layer in the KV pool, and shape on this rank.
 
     sliding_window is the number of positions that a query sees, including its own; None for all of them. has_sinks says
     whether `attend` is called with sinks.

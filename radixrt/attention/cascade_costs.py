@@ -1,7 +1,7 @@
 """Measured costs of computing attention over a shared prefix once, by device. The module imports no torch.
 
-A rank sends these costs to the scheduler with `RunnerReady`; `radixrt.scheduler.sharing_costs` holds the formula that
-uses them. docs/cascade.md explains how the figures were measured.
+A rank sends the costs to the scheduler with `RunnerReady`. `radixrt.scheduler.sharing_costs` computes the benefit of
+sharing from the costs. docs/cascade.md explains how the figures were measured.
 """
 
 from __future__ import annotations

@@ -206,7 +206,7 @@ def plan_step(
 
     Args:
         seq_lens, extend_lens: int32 [B].
-        shared: shared prefixes of rows that extend by one token.
+        shared: shared prefixes of rows that extend by a single token.
         group: query heads on a kv head.
         max_queries: maximum number of queries in a task.
     """

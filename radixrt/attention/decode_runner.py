@@ -107,7 +107,7 @@ class DecodeRows:
 
 
 class DecodeRunner:
-    """Launches the decode kernel; see the module's docstring. One instance serves all layers of one shape in turn.
+    """Launches the decode kernel; see the module's docstring. An instance serves all layers of the same shape in turn.
 
     Args:
         num_heads, num_kv_heads, head_dim: shape of the layers, on this rank.

@@ -410,7 +410,7 @@ class FlashInferBackend(AttentionBackend):
     def graph_part(
         self, tile: Tile | None, table_rows: torch.Tensor, seq_lens: torch.Tensor, arrays: Sequence[torch.Tensor]
     ) -> DecodePart:
-        """Return the part that the decode graphs of one bucket compute; give it to `begin_graph`.
+        """Return the `DecodePart` for the decode graphs of a bucket, the argument of `begin_graph`.
 
         Args:
             tile: tile of the kernel for shared prefixes; None for steps without shared prefixes.

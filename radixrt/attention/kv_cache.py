@@ -58,8 +58,8 @@ def size_pool(
     Args:
         wanted: number of tokens that the user configured; None to size the pool from memory. A configured pool may be
             smaller than a request of the context length, and then bounds requests; a pool sized from memory may not.
-        free_bytes: memory that is free on the device now.
-        fraction: fraction of it that the pool may take, together with what is reserved.
+        free_bytes: free memory of the device.
+        fraction: fraction of the free memory that the pool and `reserved_bytes` may take together.
         max_requests: maximum number of requests that run at once.
         context_length: longest sequence of one request, in tokens.
         reserved_bytes: for recurrent states.

@@ -66,7 +66,7 @@ class RecurrentLayer(Protocol):
 
 
 class StatePool:
-    """The states of all recurrent layers. A slot has those of one sequence, after one of its tokens, in all layers.
+    """The states of all recurrent layers. A slot has the states of all layers for one sequence, after one token of it.
 
     Slot 0 is all zeros and never written; slot 1 is scratch, see `StateRows`. A slot is written by steps alone, and
     never copied.

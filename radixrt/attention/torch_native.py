@@ -104,7 +104,7 @@ def _attention(
 ) -> torch.Tensor:
     """q [B, M, heads, D], k and v [B, N, kv_heads, D], mask broadcastable to [B, heads, M, N] -> [B, M, heads * D]."""
     group = layer.num_heads // layer.num_kv_heads
-    if sinks is not None:  # one more key, of zeros, whose score is the mask's
+    if sinks is not None:  # append a key of zeros per head; the mask's column adds the sink as the key's score
         shape = (q.shape[0], layer.num_heads, q.shape[1])
         mask = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill(~mask, -torch.inf)
         column = sinks.to(q.dtype)[:, None, None].expand(*shape, 1)

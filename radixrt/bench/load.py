@@ -97,7 +97,7 @@ class Load:
         return times
 
     async def ask(self, request: BenchRequest, outcome: Outcome) -> None:
-        """Send one request and record its answer; its failure is written into the outcome."""
+        """Send a request, and record the answer or the failure in `outcome`."""
         path = "/chat/completions" if self._options.chat else "/completions"
         events: list[tuple[float, str]] = []
         try:

@@ -63,8 +63,8 @@ def latency(
     """Generate for one batch after another and print how long a batch takes; return the exit code.
 
     Args:
-        dataset: its `num_prompts` are the requests of one batch. Each batch has prompts of its own, so that the cache
-            holds none of them; a file that is too short for that begins anew.
+        dataset: `num_prompts` is the number of requests in a batch. Each batch has different prompts, so that no prompt
+            is cached; a file with too few prompts is repeated.
 
     Raises:
         As `throughput`.

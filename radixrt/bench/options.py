@@ -1,4 +1,4 @@
-"""Flags of `radixrt bench`, with the names that `vllm bench` gives them, and what they mean to the commands."""
+"""Flags of `radixrt bench`, named as in `vllm bench`, and the options that the commands make from the flags."""
 
 from __future__ import annotations
 

@@ -82,7 +82,8 @@ def save(file: Path, result: dict[str, Any]) -> None:
 
 
 def _ruler(server: OpenAIServer, options: LoadOptions) -> Ruler:
-    """Let the server count two texts in requests of one token, which also show that it answers such requests."""
+    """Have the server count the tokens of two texts in requests for a single token. A server that does not answer
+    such requests is reported here."""
     texts = calibration_texts(options.seed)
     load = Load(server, replace(options, rate=None, max_concurrency=1, limit_s=min(options.limit_s, 120.0)))
     _, outcomes = asyncio.run(load.run([BenchRequest(text, 1) for text in texts]))

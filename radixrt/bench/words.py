@@ -39,7 +39,7 @@ winter wish with within without woman wonder wood word work world would write ye
 """
 
 WORDS = tuple(_TEXT.split())
-"""Common words, each of them one token of SmolLM2 with its leading space."""
+"""Common words; with a leading space, every word is a single token of SmolLM2."""
 
 SENTENCE = (7, 12)
 """Fewest and most words of a sentence."""

@@ -15,7 +15,7 @@ Part = Text | Reasoning | CallBegin | CallArguments
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """The parts that the answers to one request can have.
+    """The parts that the answers to a request can have.
 
     Attributes:
         tool_format: format of tool calls; None if the request allows no calls.

@@ -106,7 +106,7 @@ class RequestedConstraint:
 def constraint_fields(
     constraint: RequestedConstraint | None, structured: Mapping[str, Any] | None, **defaults: Any
 ) -> dict[str, Any]:
-    """The fields of `SamplingParams` that state a constraint; empty without one.
+    """Return the fields of `SamplingParams` for a constraint; empty without a constraint.
 
     Args:
         structured: the client's own options, which come before the constraint's, which come before the defaults.

@@ -38,7 +38,8 @@ class ReasoningSplitter:
     def __init__(self, thinking: Thinking, start: str = THINK_START, end: str = THINK_END) -> None:
         self._start = start
         self._end = end
-        self._expects_start = thinking is not Thinking.OFF  # also where the prompt has it: some models repeat it
+        # Expect the start marker even if the prompt ends with the marker, because some models repeat it.
+        self._expects_start = thinking is not Thinking.OFF
         self._inside = thinking is Thinking.BEGUN
         self._trims = thinking is not Thinking.OFF
         self._held = ""

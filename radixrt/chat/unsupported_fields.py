@@ -8,7 +8,7 @@ import msgspec
 
 
 class UnsupportedFields(msgspec.Struct, kw_only=True):
-    """Fields that other servers serve and radixrt refuses by name."""
+    """Fields of requests to other servers that radixrt refuses by name."""
 
     audio: Any = None
     prompt_embeds: Any = None

@@ -72,7 +72,7 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Nam
 
 
 def _flag_meant(flag: str, args: argparse.Namespace) -> str:
-    """Say that there is no such flag, and which one was probably meant."""
+    """Return the error text for an unknown flag, with the most similar known flag."""
     known = [name for name in vars(args) if name != "command"]
     meant = option_meant(flag.removeprefix("--").replace("-", "_"), known)
     if meant is None:

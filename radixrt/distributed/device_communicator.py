@@ -1,9 +1,9 @@
-"""`DeviceCommunicator`: collectives between GPUs of one machine, by Triton kernels over memory that all of them map.
+"""`DeviceCommunicator`: collectives between the GPUs of a machine, by Triton kernels over memory mapped by all ranks.
 
-There are an all-reduce fused with the residual sum and RMSNorm, an all-gather of logits, and sampling from logits that
-are sharded over ranks. torch's symmetric memory maps the memory; multicast is neither used nor requested. The kernels
-are `kernels/triton/all_reduce.py`, `all_gather.py` and `sharded_sampling.py`; shapes that they do not support go to
-NCCL.
+The collectives are an all-reduce fused with the residual sum and RMSNorm, an all-gather of logits, and sampling from
+logits that are sharded over ranks. torch's symmetric memory maps the memory; multicast is neither used nor requested.
+The kernels are in `kernels/triton/all_reduce.py`, `all_gather.py` and `sharded_sampling.py`. NCCL computes shapes that
+the kernels do not support.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PART_BYTES = {2: 64 << 20, 4: 32 << 20, 8: 16 << 20}
-"""By number of ranks, the bytes that one launch of the all-reduce receives from each other rank."""
+"""By number of ranks, the bytes that a launch of the all-reduce can receive from every other rank."""
 
 GATHER_BYTES = 64 << 20
 """Largest shard of a gathered matrix, in bytes."""
@@ -37,11 +37,11 @@ REGION_ALIGN_BYTES = 256
 
 
 class DeviceCommunicator:
-    """One rank's handle; `create_device_communicator` builds it on every rank at the same time.
+    """A rank's handle of the collectives. `create_device_communicator` creates the handles of all ranks collectively.
 
     Args:
-        own: uint8 [`memory_bytes`], prepared by `initialize`; this rank's memory, which all ranks map.
-        addresses: int64 [ranks], where this process maps every rank's memory.
+        own: uint8 [`memory_bytes`], this rank's memory, mapped by all ranks and filled by `initialize`.
+        addresses: int64 [ranks], addresses at which this process maps the memory of each rank.
     """
 
     def __init__(self, rank: int, size: int, own: torch.Tensor, addresses: torch.Tensor) -> None:
@@ -57,7 +57,7 @@ class DeviceCommunicator:
         assert end <= len(own)
 
     def supports(self, residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> bool:
-        """Return True if `all_reduce_add_rms_norm` supports these arguments. All ranks get the same answer."""
+        """Return True if `all_reduce_add_rms_norm` supports these arguments. The result is the same on all ranks."""
         rows, columns = x.shape
         one_shot = self._sum.num_shots(self._sums, rows, columns, x.itemsize) == 1
         return (
@@ -68,10 +68,10 @@ class DeviceCommunicator:
         )
 
     def send_buffer(self, rows: int, columns: int, dtype: torch.dtype) -> SymmetricMemory | None:
-        """Return the memory into which a GEMM writes its [rows, columns] for the next all-reduce, whose residual has
-        the same dtype; None where the all-reduce itself must send them.
+        """Return the memory into which a GEMM writes its output [rows, columns] for the next all-reduce; None if the
+        all-reduce itself must send the output. The residual has the same dtype as the output.
 
-        Ranks may differ in whether the GEMM or the all-reduce sends: the receivers get the same bytes.
+        On some ranks the GEMM may send and on others the all-reduce: the receivers get the same bytes.
         """
         fits = 0 < rows <= self._sum.rows_per_launch(self._sums, rows, columns, dtype.itemsize)
         return self._sums if fits and columns <= self._norm.MAX_HIDDEN else None
@@ -86,19 +86,24 @@ class DeviceCommunicator:
         *,
         early: bool,
     ) -> torch.Tensor:
-        """As `LayerOps.all_reduce_add_rms_norm`."""
+        """See `LayerOps.all_reduce_add_rms_norm`."""
         return self._sum.all_reduce_add_rms_norm(self._sums, residual, added.x, weight, eps, dtype, early, added.sent)
 
     def gather_buffer(self, rows: int, columns: int) -> torch.Tensor | None:
-        """Return the memory [rows, columns] of this rank's shard of a gathered float32 matrix; None if it is too
-        large."""
+        """Return memory [rows, columns] for this rank's shard of a gathered float32 matrix; None if the shard is larger
+        than GATHER_BYTES."""
         count = rows * columns
         if not 0 < count * torch.float32.itemsize <= GATHER_BYTES:
             return None
         return self._shard[: count * torch.float32.itemsize].view(torch.float32).view(rows, columns)
 
     def all_gather_columns(self, shard: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Concatenate the shards along columns into out, and return it. This rank's shard is a `gather_buffer`."""
+        """Concatenate the shards of all ranks along columns into `out`; return `out`.
+
+        Args:
+            shard: this rank's shard, in a `gather_buffer`.
+            out: float32 [rows, columns of all shards].
+        """
         return self._gather.all_gather_columns(self._gathers, shard.shape[1], out)
 
     def sample_buffer(self, rows: int, columns: int) -> torch.Tensor | None:
@@ -109,11 +114,11 @@ class DeviceCommunicator:
     def sample(
         self, shard: torch.Tensor, vocab: int, temperature: torch.Tensor, u: torch.Tensor, out: SampleWorkspace
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `Sampler.sample_plain`, from sharded logits; the same tokens on every rank.
+        """Sample like `Sampler.sample_plain`, from sharded logits. Every rank gets the same tokens.
 
         Args:
-            shard: this rank's logits, a `sample_buffer`.
-            vocab: columns of all shards; the columns behind them are padding.
+            shard: this rank's logits, in a `sample_buffer`.
+            vocab: total number of columns of all shards without padding.
         """
         return self._sampling.fused_sample(self._samples, self._gathers.addresses, shard, vocab, temperature, u, out)
 
@@ -124,7 +129,7 @@ def memory_bytes(size: int) -> int:
 
 
 def initialize(own: torch.Tensor, size: int) -> None:
-    """Fill a rank's memory, uint8, with the contents that the first launches expect."""
+    """Fill a rank's memory, uint8, with the initial contents that the kernels expect."""
     from radixrt.kernels.triton.symmetric_memory import fill_with_sentinels
 
     sums, end, *_ = _region_offsets(size)
@@ -150,14 +155,18 @@ def _region_offsets(size: int) -> list[int]:
 def create_device_communicator(
     rank: int, size: int, device: torch.device, group: dist.ProcessGroup | None = None
 ) -> DeviceCommunicator | None:
-    """Create a communicator and test it on every rank; None where it is not available, and the log gives the reason.
+    """Create and test a communicator on every rank. A collective call.
 
     Args:
-        rank, size: within the group.
-        group: the ranks; None for all.
+        rank, size: this rank, and the number of ranks in the group.
+        group: process group of the ranks; None for all ranks.
 
-    The ranks agree after each operation that may fail on one of them alone, before the next collective operation.
+    Returns:
+        The communicator; None, on all ranks, if a communicator cannot be created or computes wrong results. Then the
+        log gives the reason.
     """
+    # An operation may fail on a single rank. The ranks agree on the outcome before each next collective operation,
+    # because a rank that had given up would leave the others waiting.
     own: torch.Tensor | None = None
     reason = f"{size} ranks are not supported"
     if size in PART_BYTES:
@@ -186,7 +195,11 @@ def create_device_communicator(
 
 
 def _addresses(own: torch.Tensor, rank: int, size: int, group: dist.ProcessGroup | None) -> torch.Tensor:
-    """Map every rank's memory into this process: int64 [size] addresses, valid while `own` lives. A collective call."""
+    """Map every rank's memory into this process. A collective call.
+
+    Returns:
+        int64 [size], the address of each rank's memory, valid as long as `own` exists.
+    """
     import torch.distributed._symmetric_memory as symm_mem
 
     group = group or dist.group.WORLD
@@ -199,9 +212,9 @@ def _addresses(own: torch.Tensor, rank: int, size: int, group: dist.ProcessGroup
 
 
 def _has_native_atomics(device: torch.device, rank: int, size: int) -> bool:
-    """Return True if this GPU's links to those of the other ranks, its neighbours on this machine, have native atomics.
+    """Return True if the links from this GPU to the GPUs of the other ranks on this machine have native atomics.
 
-    NVLink has them, PCIe need not. True where the driver cannot be asked.
+    NVLink has native atomics, PCIe may not. True if the driver cannot be asked.
     """
     try:
         ask = ctypes.CDLL("libcuda.so.1").cuDeviceGetP2PAttribute
@@ -215,7 +228,7 @@ def _has_native_atomics(device: torch.device, rank: int, size: int) -> bool:
 
 
 def _all_agree(good: bool, device: torch.device, group: dist.ProcessGroup | None = None) -> bool:
-    """Return True if `good` is true on all ranks. All earlier launches of all ranks have completed on return."""
+    """Return True if `good` is true on all ranks. On return, all earlier launches of all ranks have completed."""
     agreed = torch.tensor(good, dtype=torch.int64, device=device)
     dist.all_reduce(agreed, dist.ReduceOp.MIN, group=group)
     return bool(agreed)
@@ -224,9 +237,10 @@ def _all_agree(good: bool, device: torch.device, group: dist.ProcessGroup | None
 def self_test(
     communicator: DeviceCommunicator, rank: int, size: int, device: torch.device, all_rows: tuple[int, ...] = (1, 3, 64)
 ) -> bool:
-    """Check a few all-reduces, an all-gather and draws of whole numbers, whose results are exact.
+    """Return True if a few all-reduces, an all-gather and a draw give the right results. A collective call.
 
-    Every operation is launched even after a wrong result: the other ranks wait for each.
+    The inputs are whole numbers, so that the right results are exact. All operations are launched even after a wrong
+    result, because the other ranks wait for each operation.
     """
     from radixrt.distributed.partial_sum import PartialSum
     from radixrt.kernels.triton.sampling import SampleWorkspace
@@ -245,7 +259,7 @@ def self_test(
     expected = torch.arange(vocab, device=device).float().repeat(3, 1)
     shard.copy_(torch.arange(columns, device=device).repeat(3, 1) + columns * rank)
     good.append(torch.equal(communicator.all_gather_columns(shard, torch.empty_like(expected)), expected))
-    # The last token's logit is so much larger that it is always drawn; it lies in the last rank's shard.
+    # The last token has a logit so large that every draw returns this token. The token is in the last rank's shard.
     temperature, u = torch.tensor([0.0, 0.01, 0.01], device=device), torch.full((3,), 0.5, device=device).double()
     token_ids, _ = communicator.sample(shard, vocab, temperature, u, SampleWorkspace(3, vocab, device))
     good.append(torch.equal(token_ids, torch.full_like(token_ids, vocab - 1)))

@@ -1,9 +1,10 @@
-"""`TPGroup`: the ranks that share one model, or one pipeline stage of it, and their collectives.
+"""`TPGroup`: the collectives of the ranks that share a model or a pipeline stage.
 
-Collectives of a step run on the current stream and allocate nothing that a CUDA graph could not capture: the all-reduce
-of partial sums, the all-gather of logits, and the broadcast of the ids that rank 0 sampled. Between GPUs of one machine
-`device_communicator` replaces them. All ranks must capture and launch the same work in the same order, so a rank
-decides nothing by what it alone knows, such as its clock or its free memory.
+A step has three kinds of collectives: the all-reduce of partial sums, the all-gather of logits, and the broadcast of
+the token ids that rank 0 sampled. The collectives run on the current stream, and a CUDA graph can capture their
+allocations. Between GPUs of the same machine, `device_communicator` replaces the collectives. All ranks must capture
+and launch the same work in the same order. Therefore no decision may depend on local facts such as a rank's clock or
+free memory.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ Store = Any
 
 
 class TPGroup:
-    """One rank's handle of the group. With size 1 every collective of the group is the identity.
+    """A rank's handle of the group. With size 1, every collective of the group is the identity.
 
     Args:
-        rank: of this process, below size.
-        size: ranks in the group.
-        device: of the tensors that are exchanged.
-        group: torch's process group of these ranks, needed with several pipeline stages; None for all ranks.
-        first_rank: of the group, among all ranks.
-        world_size: number of all ranks; None: those of the group are all.
+        rank: rank of this process in the group, from 0.
+        size: number of ranks in the group.
+        device: device of the exchanged tensors.
+        group: torch's process group of the ranks, needed with several pipeline stages; None for all ranks.
+        first_rank: global rank of the group's rank 0.
+        world_size: number of all ranks; None if the group has all ranks.
         one_shot: on CUDA, try to create a `DeviceCommunicator`.
 
     Attributes:
-        communicator: None where NCCL or gloo runs all collectives.
+        communicator: the `DeviceCommunicator`; None where NCCL or gloo runs all collectives.
     """
 
     communicator: DeviceCommunicator | None = None
@@ -76,19 +77,23 @@ class TPGroup:
         return x
 
     def gather_buffer(self, rows: int, columns: int) -> torch.Tensor | None:
-        """Return memory for this rank's float32 [rows, columns] that `all_gather_columns` need not copy; None if there
-        is none."""
+        """Return memory for a float32 shard [rows, columns] that `all_gather_columns` gathers without a copy; None if
+        there is no such memory."""
         return None if self.communicator is None else self.communicator.gather_buffer(rows, columns)
 
     def all_gather_columns(self, x: torch.Tensor, columns: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Concatenate each rank's float32 [S, n] in rank order, on every rank -> [S, columns], contiguous.
+        """Concatenate the shards of all ranks along columns, in rank order.
 
-        Every rank gets the result, not rank 0 alone: through NVLink that takes no longer, it is one collective in place
-        of sends and receives, and prompts are scored by the same code on every rank.
+        Every rank gets the result, not only rank 0. Through NVLink this takes no longer, a single collective replaces
+        sends and receives, and every rank scores prompts with the same code.
 
         Args:
-            columns: at most size * n; the columns behind them are padding.
-            out: filled and returned, if given.
+            x: float32 [S, n], this rank's shard.
+            columns: number of columns to return, at most size * n; further columns are padding.
+            out: float32 [S, columns], filled and returned if given.
+
+        Returns:
+            float32 [S, columns], contiguous.
         """
         rows, each = x.shape
         if out is None:
@@ -111,7 +116,7 @@ class TPGroup:
         return x
 
     def minimum(self, value: int) -> int:
-        """Return the smallest of all ranks' values, those of other stages too, after a synchronization with them."""
+        """Return the minimum of a value over all ranks of all pipeline stages. Synchronizes the ranks."""
         if self._world_size == 1:
             return value
         smallest = torch.tensor(value, dtype=torch.int64, device=self._device)
@@ -138,8 +143,8 @@ def join(info: RankInfo, device: torch.device) -> TPGroup:
         if one_shot:
             one_shot = _on_one_machine(info, store)
     else:
-        # All ranks are on this machine: they need no port, and their connections stay on the loopback interface unless
-        # the environment names another one.
+        # All ranks are on this machine, so the rendezvous needs no port. Connections stay on the loopback interface
+        # unless the environment names another interface.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
         store = dist.FileStore(info.store, info.size)  # type: ignore[attr-defined]
@@ -168,7 +173,7 @@ def _join_all(info: RankInfo, device: torch.device, store: Store) -> None:
     """
     cuda = device.type == "cuda"
     try:
-        # With a device id NCCL connects now, not within the first step or the first graph capture.
+        # With a device id, NCCL connects now instead of within the first step or the first graph capture.
         dist.init_process_group(
             "nccl" if cuda else "gloo",
             store=store,
@@ -182,7 +187,8 @@ def _join_all(info: RankInfo, device: torch.device, store: Store) -> None:
 
 
 def _on_one_machine(info: RankInfo, store: Store) -> bool:
-    """Return True if all ranks of the stage run on one machine. They compare boot ids: not every launcher tells."""
+    """Return True if all ranks of the stage run on the same machine, by a comparison of boot ids. Launchers do not
+    reliably say how many ranks share a machine."""
     store.set(f"radixrt/machine/{info.rank}", f"{socket.gethostname()} {_boot_id()}")
     try:
         first = info.rank - info.tp_rank
@@ -199,8 +205,9 @@ def _boot_id() -> str:
 
 
 def launcher_store(info: RankInfo) -> Store:
-    """Return the store at MASTER_ADDR and MASTER_PORT: torchrun's own, or one that the launcher's rank 0 opens now, on
-    a socket that it may have been given. The store lives as long as the process, because other ranks read it.
+    """Return the store at MASTER_ADDR and MASTER_PORT. torchrun serves a store; otherwise the launcher's rank 0 opens
+    the store now, on the socket `store_descriptor` if given. The store exists until the process ends, because other
+    ranks read from it.
 
     Raises:
         EngineError: the store cannot be opened or reached.
@@ -230,12 +237,12 @@ def _launcher_store(rank: int, size: int, timeout_s: float, descriptor: int | No
 
 
 def rank_device(device: torch.device, info: RankInfo) -> torch.device:
-    """Return the device of a rank, made the current one where there are several ranks or replicas.
+    """Return the device of a rank. With several ranks or replicas, also make the device the current one.
 
     Raises:
         ConfigError: this machine has too few devices.
     """
-    alone = info.size == info.local_size == 1 and not info.local_rank  # a replica that was added later has another one
+    alone = info.size == info.local_size == 1 and not info.local_rank  # a replica added later has a local rank above 0
     if device.type != "cuda" or alone:
         return device
     count = torch.cuda.device_count()

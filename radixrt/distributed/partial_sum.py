@@ -1,4 +1,4 @@
-"""`PartialSum`: one rank's addend of an all-reduce."""
+"""`PartialSum`: a rank's addend of an all-reduce."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 
 
 class PartialSum(NamedTuple):
-    """An addend of the residual stream; where several ranks share the model, the addend of one of them.
+    """An addend of the residual stream. With tensor parallelism, this rank's partial sum of the addend.
 
     Attributes:
         x: [T, hidden].
-        sent: whether the kernel that computed x also writes it into the other ranks' memory.
+        sent: whether the kernel that computed x also writes x into the memory of the other ranks.
     """
 
     x: torch.Tensor

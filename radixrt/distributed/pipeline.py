@@ -1,9 +1,9 @@
-"""`StageLinks`: one rank's connections to its counterparts in the pipeline stages before and behind its own.
+"""`StageLinks`: a rank's connections to the same tensor-parallel rank of the previous and the next pipeline stage.
 
-Each pair of counterparts has a process group of its own, so that on CUDA its transfers have a communicator and a stream
-of their own: they run beside the collectives and the computation of both stages. Every step's hidden states lie in
-memory of their own, which is freed when they have been sent or computed on; nothing that a CUDA graph writes is ever
-sent or received.
+Each connected pair of ranks has a separate process group. On CUDA the transfers of a pair therefore have a separate
+communicator and stream, and overlap with the collectives and the computation of both stages. The hidden states of each
+step are in newly allocated memory, which is freed after they have been sent or used. Static buffers of CUDA graphs are
+never sent or received.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import torch.distributed as dist
 from radixrt.distributed.rank_info import RankInfo
 
 MAX_CTAS = 8
-"""Most blocks of a GPU that one transfer takes. A receiver waits on the GPU while the stage before it computes."""
+"""Maximum number of thread blocks of a transfer: a receive occupies the GPU while the previous stage computes."""
 
 
 class StageLinks:
-    """See the module's docstring. Without neighbours it does nothing.
+    """See the module's docstring. Without neighbours, the methods do nothing.
 
     Args:
-        before, behind: rank and process group of the counterpart in the stage before and the one behind; None on the
-            first and the last stage.
-        kept: number of steps whose hidden states may be on their way at once; the next one waits for the oldest.
+        before, behind: rank and process group of the counterpart in the previous and in the next stage; None on the
+            first and on the last stage.
+        kept: maximum number of steps whose hidden states are being sent at once; a further step waits for the oldest.
     """
 
     def __init__(
@@ -41,13 +41,14 @@ class StageLinks:
 
     @property
     def is_last(self) -> bool:
-        """True if no stage is behind this one."""
+        """True for the last stage."""
         return self._behind is None
 
     def receive(self, allocate: Callable[[], torch.Tensor | None]) -> torch.Tensor | None:
-        """Return what the stage before has computed for a step; None on the first stage.
+        """Return the hidden states that the previous stage computed for a step; None on the first stage.
 
-        On CUDA only the current stream waits for it, and what that stream has yet to compute does not delay it.
+        On CUDA, the current stream waits for the transfer and the host does not. The transfer does not wait for work
+        that is queued on the current stream.
 
         Args:
             allocate: returns the memory to receive into.
@@ -65,35 +66,35 @@ class StageLinks:
         return received
 
     def send(self, hidden: torch.Tensor) -> None:
-        """Begin to send what this stage has computed for a step to the next one, if there is one.
+        """Begin to send a step's hidden states to the next stage. Does nothing on the last stage.
 
         Args:
-            hidden: contiguous; the caller never writes it again.
+            hidden: contiguous; the caller must never write to this memory again.
         """
         if self._behind is None:
             return
         if len(self._sent) == self._kept:
             departure, _ = self._sent[0]
-            departure.wait()  # on CUDA the current stream waits, which then may use the memory again
+            departure.wait()  # on CUDA the current stream waits, and may then use the memory again
             self._sent.popleft()
         rank, group = self._behind
         self._sent.append((dist.isend(hidden, rank, group), hidden))
 
     def close(self) -> None:
-        """Wait until everything is sent."""
+        """Wait until all hidden states have been sent."""
         while self._sent:
             self._sent.popleft()[0].wait()
 
 
 def _begin_receiving(allocate: Callable[[], torch.Tensor | None], rank: int, group: Any) -> tuple[torch.Tensor, Any]:
-    """Return memory that a counterpart's hidden states will be in, and the transfer to wait for."""
+    """Return memory for the hidden states of a counterpart, and the transfer to wait for."""
     received = allocate()
     assert received is not None, "the first stage receives nothing"
     return received, dist.irecv(received, rank, group)
 
 
 def connect_stages(info: RankInfo, device: torch.device) -> StageLinks:
-    """Connect a rank to its counterparts; a collective call of all ranks, which have joined their group."""
+    """Connect a rank to its counterparts. A collective call of all ranks, after `join`."""
     links: dict[int, tuple[int, Any]] = {}
     for first in range(info.size - info.tp if info.stages > 1 else 0):
         pair = [first, first + info.tp]

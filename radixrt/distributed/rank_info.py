@@ -1,4 +1,4 @@
-"""`RankInfo`: the rank of a runner process, and how it reaches the other ranks. Imports no torch."""
+"""`RankInfo`: the rank of a runner process, and the rendezvous with the other ranks. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from radixrt.errors import ConfigError, shown
 
 @dataclass(frozen=True)
 class RankInfo:
-    """One of the ranks that share a model.
+    """A rank of the ranks that share a model.
 
-    Rank = stage * tp + tp_rank: the tensor-parallel ranks of a pipeline stage follow one another.
+    rank = stage * tp + tp_rank, so the tensor-parallel ranks of a pipeline stage are consecutive.
 
     Attributes:
-        rank: of `size` ranks, from 0.
-        local_rank: of the `local_size` ranks on this machine, those of all replicas, which share its memory and cores;
-            also the index of the rank's CUDA device.
-        store: path of the file through which the ranks of this machine rendezvous; None for MASTER_ADDR and
-            MASTER_PORT.
-        timeout_s: the longest that ranks wait for each other, while loading too.
-        one_shot: use `radixrt.distributed.device_communicator` on CUDA where it works.
+        rank: this rank, from 0 to size - 1.
+        size: number of ranks.
+        local_rank: this rank among the ranks of all replicas on this machine; also the index of its CUDA device.
+        local_size: number of ranks of all replicas on this machine, which share its memory and cores.
+        store: path of the file for the rendezvous of ranks on this machine; None to use MASTER_ADDR and MASTER_PORT.
+        timeout_s: maximum time that ranks wait for each other, in seconds, also during loading.
+        one_shot: use `radixrt.distributed.device_communicator` on CUDA if possible.
         store_descriptor: listening socket at MASTER_ADDR and MASTER_PORT, which this rank serves.
-        stages: pipeline stages that the ranks are divided into.
-        launcher_rank: rank that torchrun or SLURM gave the process, which finds the store by it; None where they did
-            not start it.
+        stages: number of pipeline stages.
+        launcher_rank: rank that torchrun or SLURM assigned to the process, used to find the store; None if neither
+            started the process.
     """
 
     rank: int = 0
@@ -54,17 +54,17 @@ class RankInfo:
 
     @property
     def known_as(self) -> int:
-        """Rank in messages and logs: the launcher's, which its user knows, where there is one."""
+        """Rank for messages and logs: the launcher's rank if there is a launcher, because users know that number."""
         return self.rank if self.launcher_rank is None else self.launcher_rank
 
     @property
     def answers(self) -> bool:
-        """True on the rank that answers steps: the first one of the last stage."""
+        """True on the rank that returns the results of steps, which is the first rank of the last stage."""
         return self.rank == answering_rank(self.size, self.stages)
 
 
 def answering_rank(size: int, stages: int) -> int:
-    """Return the rank that answers steps, of `size` ranks in so many stages."""
+    """Return the rank that returns the results of steps: the first rank of the last stage."""
     return size - size // stages
 
 
@@ -75,8 +75,8 @@ SINGLE_RANK = RankInfo()
 def rank_from_environment(environment: Mapping[str, str], timeout_s: float, stages: int = 1) -> RankInfo:
     """Read this process's rank from the environment variables of torchrun or SLURM.
 
-    The launcher's rank 0, in whose process the engine is, becomes the rank that answers, so that tokens and grammar
-    masks stay on its machine; the others follow in the launcher's order.
+    The launcher's rank 0, whose process is the engine, becomes the answering rank, so that tokens and grammar masks
+    stay on the same machine. The other ranks follow in the launcher's order.
 
     Args:
         stages: pipeline stages of the model.

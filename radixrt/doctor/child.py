@@ -1,7 +1,7 @@
-"""Probes that import what may crash: `python -m radixrt.doctor.child PROBE ...` prints one JSON line for each.
+"""Probes whose imports may crash the process: `python -m radixrt.doctor.child PROBE ...` prints a JSON line for each.
 
-A probe of a name that is not in PROBES imports the module of that package. A line holds "probe", and "error" where the
-import or the probe failed.
+If PROBES does not have a name, the probe imports the module of that name. A line has the field "probe", and "error" if
+the import or the probe failed.
 """
 
 from __future__ import annotations

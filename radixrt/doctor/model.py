@@ -64,7 +64,7 @@ def model_needs(
 
     Args:
         device: "cpu" or "cuda".
-        free_bytes: memory of the device that is free; on CUDA that of one GPU, of which each rank has its own.
+        free_bytes: free memory of the device; on CUDA the free memory of a single GPU, since each rank has its own GPU.
         tp: ranks that share every layer.
         pp: pipeline stages, of tp ranks each.
     """

@@ -176,7 +176,7 @@ def _version(package: str) -> str | None:
 
 
 def _cpu() -> Cpu:
-    """Return the processor's name and the CPU_FEATURES that it has."""
+    """Return the name of the processor, and its features among CPU_FEATURES."""
     fields: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines():
         key, _, value = line.partition(":")

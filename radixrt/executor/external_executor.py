@@ -1,9 +1,9 @@
 """`ExternalLauncherExecutor`: runs steps on ranks that torchrun or SLURM started, on this machine or on others.
 
-Ranks are counted as the launcher counts them: its rank 0 is the one that answers (`rank_from_environment`). Rank 0's
-runner is a child process of the engine; the other ranks connect over TCP, with keys from the store of
+Ranks have the launcher's numbers, in which rank 0 is the answering rank (`rank_from_environment`). The ModelRunner of
+rank 0 is a child process of the engine; the other ranks connect over TCP, with keys from the store of
 torch.distributed's rendezvous. Steps are sent as messages instead of broadcasts in the process group, so that an idle
-rank can wait for a message without a timeout, and rank 0's runner spends no time on the other ranks.
+rank can wait for a message without a timeout, and rank 0's ModelRunner spends no time on the other ranks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ConnectionWatch:
         events = REFUSED | zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
         self.socket = watched.get_monitor_socket(events, f"inproc://connection-watch-{next(_NUMBERS)}")
         self._accepts = accepts
-        self._strangers: set[int] = set()  # file descriptors of connections since the last one that authenticated
+        self._strangers: set[int] = set()  # descriptors of connections accepted since the last authentication
         self._refused = False
         self.is_connected = False
 

@@ -129,7 +129,7 @@ class Mask:
 class MaskReader:
     """The runner's end. It maps the scheduler's file when the first mask arrives.
 
-    Every message must be read, also that of a step which has failed: later ones rely on its masks.
+    Every step's message must be read, even if the step has failed, because later messages refer to its masks.
 
     Args:
         path: the scheduler's file; None where messages carry the masks.

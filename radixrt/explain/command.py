@@ -113,11 +113,13 @@ class Row:
     """The result for one schema of a JSONL file.
 
     Attributes:
-        name: its id, or the number of its line.
+        name: id of the schema, or its line number.
         problem: the reason of the refusal; empty if the schema is enforced.
         keywords: the keywords at fault.
-        right, wrong_valid, wrong_invalid, reordered: numbers of instances whose result is as labelled, of valid ones
-            refused, of invalid ones accepted, and of valid ones that would be written in another way.
+        right: number of instances whose result is as labelled.
+        wrong_valid: number of valid instances that are refused.
+        wrong_invalid: number of invalid instances that are accepted.
+        reordered: number of valid instances that are accepted, but not with the keys in the instance's order.
     """
 
     name: str

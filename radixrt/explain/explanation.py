@@ -1,7 +1,8 @@
-"""`explain`: an analysis of a constraint before generation: its enforced parts, its backend and its cost.
+"""`explain`: an analysis of a constraint before generation: the enforced parts, the backend and the cost.
 
-Needs no engine: only the tokenizer of the model, whose tokens the least length and the masks depend on. Compiling goes
-through the engine's own worker process, so that what would hang there is found out here, in the same time.
+Needs no engine, only the tokenizer of the model, because the shortest output and the masks depend on the tokens. A
+constraint is compiled by the same worker process as in an engine, so a constraint that would time out in the engine
+times out here as well.
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ class Explainer:
         spec = load_model_spec(folder)
         self._timeout_s = compile_timeout_s or ConstrainedConfig().compile_timeout_s
         settings = WorkerSettings(str(folder), spec.vocab_size, list(spec.eos_token_ids))
-        self._client = CompileClient(settings, max_workers=2)  # one works, the other takes over if that must be ended
+        # The second worker takes over if the first must be killed.
+        self._client = CompileClient(settings, max_workers=2)
         self._client.start(time.monotonic())
         self._jobs = itertools.count()
         self._vocabulary = Vocabulary.from_folder(folder, spec.vocab_size, spec.eos_token_ids)

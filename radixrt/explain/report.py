@@ -58,8 +58,8 @@ class Report:
     Attributes:
         constraint: the analyzed constraint.
         error: the refusal; None if the constraint is enforced.
-        refused: every keyword that cannot be enforced, for a schema that is refused for that.
-        ignored: the same, where `on_unsupported="ignore"` drops them.
+        refused: keywords because of which the schema is refused: all that cannot be enforced.
+        ignored: keywords that cannot be enforced and are dropped, with `on_unsupported="ignore"`.
         annotations: keywords that are not enforced because they only annotate (unknown formats, ...).
         draft: the dialect of the schema.
         backend, why: the library that computes the masks, and the reason for its choice.

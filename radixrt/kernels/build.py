@@ -37,11 +37,11 @@ class KernelUnavailable(Exception):
 
 @cache
 def load_kernels(cache_dir: Path) -> ctypes.CDLL:
-    """The compiled kernels, from the cache folder or freshly built. A folder that cannot be written is no error: then
-    the kernels are built for this process alone, and one line is logged.
+    """Return the compiled kernels, from the cache folder or freshly built. If the folder cannot be written, the kernels
+    are built for this process alone, and a warning is logged.
 
     Raises:
-        KernelUnavailable: no compiler, or it failed; says what to do about it.
+        KernelUnavailable: there is no compiler, or compiling failed; the message names a fix.
     """
     openmp = _share_openmp_of_torch()
     flags = (*FLAGS, "-fopenmp") if openmp else FLAGS

@@ -3,7 +3,7 @@
 One-shot: each rank writes its addend of a row into the memory of every other rank, and adds up all addends as they
 arrive. Two-shot, where the bytes sent cost more than a second trip: the addends of row i go to rank i modulo the number
 of ranks, which adds them to the residual sum and sends the result to all others (reduce-scatter, then all-gather). The
-GEMM that computes the addends may already have sent them from its epilogue (`send`), so that they arrive earlier.
+epilogue of the GEMM that computes the addends may have sent the addends already (`send`), so that they arrive earlier.
 
 Synchronization needs no flags: memory that is yet to be written holds sentinel values, so a value shows by itself that
 it has arrived, whereas a flag could only follow once all values are visible.

@@ -60,10 +60,10 @@ def _compile_launcher(kernel: CompiledKernel) -> None:
 
 
 def _load(kernel: CompiledKernel) -> str:
-    """Load a kernel and its launcher, which its first launch would do otherwise.
+    """Load a kernel and its launcher onto the device, so that the first launch need not.
 
     Raises:
-        RuntimeError: it does not fit into this device; names the kernel.
+        RuntimeError: the kernel does not fit into this device; the message names the kernel.
     """
     try:
         _ = kernel.run

@@ -3,7 +3,7 @@
 A sample of a row's logits bounds its cutoff: one program sorts the sample into bins of a histogram and takes an
 interval of logits that contains the cutoff but for a chance of about 1e-5 (`_band_kernel`). Then the row is read once
 (`_collect_kernel`): each program counts and weighs the tokens of a chunk above the interval and writes down the logits
-within. The kernel that follows finds the exact cutoff among them and verifies that it lies within the interval.
+within. The next kernel finds the exact cutoff among the candidates and verifies that the interval contains the cutoff.
 """
 
 from __future__ import annotations
@@ -133,10 +133,10 @@ def _band_kernel(
     logits, rows, temperatures, top_ks, top_ps, chunk_best, chunk_sum, bests, bands, vocab, row_stride,
     CHUNKS: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Write the interval of logits that contains a row's cutoff: its lower end, and its upper end, which is outside.
+    """Write the interval of logits that contains a row's cutoff: the lower end (inclusive), the upper end (exclusive).
 
-    A row that has both filters gets no upper end: its candidates are all tokens that top_k may keep, since top_p's
-    cutoff depends on the weight of these.
+    A row with both filters gets no upper end: the candidates are all tokens that top_k may keep, because the cutoff of
+    top_p depends on the total weight of these tokens.
     """
     number = tl.program_id(0)
     at_row = tl.load(rows + number)

@@ -1,4 +1,4 @@
-"""Conversion to float8, common to the kernels that write it."""
+"""Conversion to float8, shared by all kernels that write float8."""
 
 from __future__ import annotations
 

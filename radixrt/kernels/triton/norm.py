@@ -40,7 +40,7 @@ def _add_rms_norm_kernel(
     # The weight first: it depends on no kernel, and its load overlaps the end of the kernel before.
     scale = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     if EARLY:
-        gdc_launch_dependents()  # a GEMM that follows loads its weight in the meantime
+        gdc_launch_dependents()  # lets a following GEMM load its weight in the meantime
         gdc_wait()
     kept = tl.load(residual + start + at, mask=inside, other=0.0)
     if HAS_X:

@@ -26,7 +26,7 @@ ALIGNMENT = 8
 
 WARP = 32
 MIN_PIECE = 128
-"""Fewest columns of one prefetch; more where that gives each thread one piece."""
+"""Minimum number of columns of a prefetch; more where each thread then loads a single piece."""
 
 
 class Workspace:

@@ -1,4 +1,4 @@
-"""Symmetric memory, which all ranks of one machine map, and the device functions by which kernels use it.
+"""Symmetric memory, mapped by all ranks of a machine, and the device functions with which kernels access the memory.
 
 Programs of different ranks wait for each other. There may be more programs than a GPU holds at once, because a GPU
 starts them in the order of their ids: the first unfinished one has been started on every rank.
@@ -30,8 +30,8 @@ class SymmetricMemory:
     """One rank's view of a region. All ranks launch the same kernels over it in the same order, in the same epoch.
 
     Attributes:
-        addresses: int64 [ranks], where this process maps each rank's region.
-        part_bytes: bytes of one slot, which holds the values from one rank.
+        addresses: int64 [ranks], addresses at which this process maps the region of each rank.
+        part_bytes: bytes of a slot; a slot has the values received from a rank.
         epoch: int64 [2]: the epoch of the next launch, and the finished programs of the current one.
     """
 
@@ -133,7 +133,8 @@ def peer_slots(
 
 @triton.jit
 def send_values(places, elsewhere, at, values, mask):
-    """Store values at offsets behind `peer_slots`; return them as the other ranks receive them."""
+    """Store values at offsets behind `peer_slots`. Return the values without sentinels, as the other ranks receive
+    them."""
     values, bits = without_sentinels(values)
     for i in tl.static_range(len(places)):
         tl.store(places[i] + at, bits, mask=mask & elsewhere)
