@@ -29,6 +29,7 @@ REWRITTEN = (
     "os_process.py",
     "pydantic_schema.py",
     "python_types.py",
+    "router",
     "sampling_params.py",
     "start_log.py",
     "task_thread.py",

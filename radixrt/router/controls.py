@@ -1,29 +1,31 @@
-"""`Controls`: commands of operators that go to every replica, and the one answer to each. Sans-io.
+"""`Controls`: commands of operators that go to every replica, and the one answer to each command. Sans-io.
 
-A replica that is dead owes no answer: nothing is left of what the command concerns. One that counts as dead because it
-is silent owes none either, since it forgets everything before it serves again; the answer says so. One that is silent
-and has nothing else to do makes the command fail.
+A dead replica owes no answer, because nothing is left for the command to act on. A fenced replica, which is silent and
+counts as dead, owes no answer either: the replica forgets everything before it serves again, and the answer says so. A
+replica that is silent but not fenced, because it has no requests, makes the command fail.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 
 from radixrt.messages.scheduler import ControlReply, ControlReq
 
 
+@dataclass
 class _Asked:
     """Command that some replicas have not answered yet.
 
     Attributes:
-        at: time at which it was sent to them.
+        waiting: replicas that owe an answer.
+        at: time at which the router sent the command.
     """
 
-    def __init__(self, waiting: set[int], at: float) -> None:
-        self.waiting = waiting
-        self.at = at
-        self.failures: list[str] = []
-        self.remarks: list[str] = []
+    waiting: set[int]
+    at: float
+    failures: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
 
 
 class Controls:
@@ -34,42 +36,42 @@ class Controls:
 
     def ask(
         self, request: ControlReq, replicas: Collection[int], now: float, *, fenced: Collection[int] = ()
-    ) -> list[ControlReply]:  # fmt: skip
-        """Note that a command is sent to these replicas; returns the answer if there are none.
+    ) -> list[ControlReply]:
+        """Note that a command is sent to these replicas; returns the answer if there are no replicas.
 
         Args:
-            fenced: replicas that count as dead, to which it is not sent.
+            fenced: replicas that count as dead and do not get the command.
         """
-        asked = self._asked[request.id] = _Asked(set(replicas), now)
-        asked.remarks += map(_fenced, sorted(fenced))
-        return [] if replicas else self._settle(request.id, asked)
+        asked = _Asked(set(replicas), now, remarks=[_fenced(replica) for replica in sorted(fenced)])
+        self._asked[request.id] = asked
+        return self._answer(request.id, asked)
 
     def owing(self) -> Iterator[tuple[int, float]]:
-        """Yield each replica that owes an answer, and since when."""
+        """Yield each replica that owes an answer, and the time since when."""
         for asked in list(self._asked.values()):
             for replica in list(asked.waiting):
                 yield replica, asked.at
 
     def answered(self, replica: int, reply: ControlReply) -> list[ControlReply]:
-        """Take the answer of a replica; returns that of all of them if it was the last."""
+        """Take a replica's answer; returns the command's answer if no replica owes one any more."""
         asked = self._asked.get(reply.id)
         if asked is None or replica not in asked.waiting:
             return []
         if not reply.ok:
             asked.failures.append(f"replica {replica}: {reply.message}")
         asked.waiting.discard(replica)
-        return self._settle(reply.id, asked)
+        return self._answer(reply.id, asked)
 
     def lost(self, replica: int) -> list[ControlReply]:
-        """Expect nothing of a dead replica any more; returns the answers that have become complete."""
+        """Expect nothing of a dead replica any more; returns the answers that become complete by that."""
         return self._excuse(replica)
 
     def fenced(self, replica: int) -> list[ControlReply]:
-        """The same for a replica that counts as dead from now on."""
+        """As `lost`, for a replica that counts as dead from now on."""
         return self._excuse(replica, remark=_fenced(replica))
 
     def silent(self, replica: int, for_s: float) -> list[ControlReply]:
-        """The same for one that should answer and does not: its commands fail."""
+        """As `lost`, for a replica that should answer and does not: the replica's commands fail."""
         return self._excuse(
             replica, failure=f"replica {replica} has not answered for {for_s:.0f} s; its process may be stopped"
         )
@@ -81,10 +83,11 @@ class Controls:
                 asked.waiting.discard(replica)
                 asked.remarks += [remark] if remark else []
                 asked.failures += [failure] if failure else []
-                found += self._settle(control_id, asked)
+                found += self._answer(control_id, asked)
         return found
 
-    def _settle(self, control_id: str, asked: _Asked) -> list[ControlReply]:
+    def _answer(self, control_id: str, asked: _Asked) -> list[ControlReply]:
+        """Return the command's answer if no replica owes one any more."""
         if asked.waiting:
             return []
         del self._asked[control_id]

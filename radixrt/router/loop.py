@@ -1,8 +1,8 @@
 """`RouterLoop`: the router process's loop, sockets around `Router`.
 
-It reads the tokenizer and main from one inbox, and all replicas from another. Main decides which replicas there are
-(`ReplicaNotice`); each gets a `Reset` first, and with it the address of this router. A replica whose connection ends is
-dead; main, which owns its processes, notices that as well, and tells of the next life.
+One inbox has the messages of the tokenizer and main, another inbox those of all replicas. Main decides which replicas
+there are (`ReplicaNotice`). Each replica first gets a `Reset` with the address of this router. Main owns the replicas'
+processes, so main notices that a replica is dead, and tells the router of the replica's next life.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 import gc
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
-from typing import NamedTuple, NoReturn
+from dataclasses import dataclass
+from typing import NoReturn
 
 import msgspec
 import zmq
@@ -26,7 +28,7 @@ from radixrt.messages.cache_events import (
     WatchCacheReq,
 )
 from radixrt.messages.client import ToTokenizer
-from radixrt.messages.fleet import FromReplica, ReplicaNotice, ReplicaStats, RouterView, ToRouter
+from radixrt.messages.fleet import FromReplica, ReplicaNotice, ReplicaState, ReplicaStats, RouterView, ToRouter
 from radixrt.messages.scheduler import (
     AbortReq,
     ControlReply,
@@ -54,23 +56,32 @@ logger = logging.getLogger(__name__)
 TICK_S = 0.1
 VIEW_S = 0.25
 GATHER_S = 0.5
-"""Longest time that a new router holds requests until it knows what replicas cache that served its predecessor."""
+"""Maximum time for which a new router holds requests until snapshots show the caches of all replicas."""
 MAX_BATCH = 256
-"""Messages that are read from one inbox before the other one's turn."""
+"""Maximum number of messages that are read from one inbox before the loop reads the next inbox."""
 GC_THRESHOLD = 100_000
-"""Objects by which the process grows before garbage is searched for. The router's objects make no reference cycles and
-so need no search, which would halt all streams: for milliseconds where many requests are open or the index is large."""
+"""Objects by which the process grows before a garbage collection. The router's objects make no reference cycles, so a
+collection finds nothing, and would halt all streams for milliseconds if many requests are open or the index is large.
+"""
 
 
-class _Replica(NamedTuple):
+@dataclass
+class _Replica:
     """Replica that is up.
 
     Attributes:
-        outbox: to its scheduler.
+        notice: latest notice of main.
+        outbox: to the replica's scheduler.
+        is_known: a snapshot has shown the replica's whole cache.
+        stats: latest numbers of the replica's scheduler; None before the first.
+        told: numbers that main was sent last.
     """
 
     notice: ReplicaNotice
     outbox: TaggedOutbox[ToScheduler]
+    is_known: bool = False
+    stats: SchedulerStats | None = None
+    told: ReplicaStats | None = None
 
 
 class RouterLoop:
@@ -85,10 +96,16 @@ class RouterLoop:
     """
 
     def __init__(
-        self, router: Router, inbox: ZmqInbox[ToRouter], replies: TaggedInbox[FromReplica],
-        tokenizer: Outbox[ToTokenizer], connect: Callable[[str], TaggedOutbox[ToScheduler]], *,
-        epoch: int, chunked_prefill_size: int,
-    ) -> None:  # fmt: skip
+        self,
+        router: Router,
+        inbox: ZmqInbox[ToRouter],
+        replies: TaggedInbox[FromReplica],
+        tokenizer: Outbox[ToTokenizer],
+        connect: Callable[[str], TaggedOutbox[ToScheduler]],
+        *,
+        epoch: int,
+        chunked_prefill_size: int,
+    ) -> None:
         self._router = router
         self._inbox = inbox
         self._replies = replies
@@ -97,14 +114,11 @@ class RouterLoop:
         self._epoch = epoch
         self._chunk = chunked_prefill_size
         self._replicas: dict[int, _Replica] = {}
-        self._stats: dict[int, SchedulerStats] = {}
-        self._views: dict[int, ReplicaStats] = {}  # as they were sent last
-        self._fences: dict[int, int] = {}
+        self._fences: Counter[int] = Counter()  # by replica, through all of its lives
         self._controls = Controls()
         self._drains: list[ControlReq] = []
         self._gathers_until: float | None = time.monotonic() + GATHER_S
         self._held: list[ToScheduler] = []
-        self._unknown: set[int] = set()  # replicas whose snapshot is not complete
         self._paged: set[int] = set()  # replicas that pages show
         self._next_tick = self._next_views = 0.0
         self._poller = zmq.Poller()
@@ -119,7 +133,7 @@ class RouterLoop:
             beat()
 
     def run_once(self) -> None:
-        """Handle what has come, or wait for something; at most TICK_S long."""
+        """Handle the messages that have come, or wait for one for at most TICK_S."""
         wait_ms = max(1, round((self._next_tick - time.monotonic()) * 1000))
         ready = [socket for socket, _ in self._poller.poll(wait_ms)]
         now = time.monotonic()
@@ -127,6 +141,7 @@ class RouterLoop:
             self._read_replies(now)
         if self._inbox.socket in ready:
             self._read_inbox(now)
+        # A new router holds requests until it knows the caches of the replicas that served its predecessor.
         if self._gathers_until is not None and self._has_gathered(now):
             self._gathers_until = None
             for held in self._held:
@@ -144,7 +159,8 @@ class RouterLoop:
             if message is None:
                 return
             if isinstance(message, ReplicaNotice):
-                self._notice(message, now)
+                self._change(message, now)
+                self._flush()
             elif self._gathers_until is not None:
                 self._held.append(message)
             else:
@@ -159,9 +175,11 @@ class RouterLoop:
 
     def _has_gathered(self, now: float) -> bool:
         assert self._gathers_until is not None
-        return now > self._gathers_until or bool(self._replicas and not self._unknown)
+        replicas = self._replicas.values()
+        return now > self._gathers_until or (bool(replicas) and all(each.is_known for each in replicas))
 
     def _flush(self) -> None:
+        """Send the messages that the router has made."""
         for target, epoch, message in self._router.take():
             if isinstance(message, TokenBatch):
                 self._tokenizer.send(message)
@@ -217,15 +235,11 @@ class RouterLoop:
         for reply in replies:
             self._tokenizer.send(reply)
 
-    def _notice(self, notice: ReplicaNotice, now: float) -> None:
-        """Bring a replica into the state that main tells."""
-        self._change(notice, now)
-        self._flush()
-
     def _change(self, notice: ReplicaNotice, now: float) -> None:
+        """Bring a replica into the state of a notice."""
         replica, known = notice.replica, self._replicas.get(notice.replica)
         if known is not None and known.notice.life > notice.life:
-            return
+            return  # an old notice
         if known is not None and (not notice.is_up or known.notice.life < notice.life):
             self._lose(replica, now)
             known = None
@@ -234,7 +248,7 @@ class RouterLoop:
         if known is None:
             self._add(notice, notice.ready, now)
         else:
-            self._replicas[replica] = known._replace(notice=notice)
+            known.notice = notice
             if notice.takes_new:
                 self._router.resume(replica, now)
             else:
@@ -244,11 +258,9 @@ class RouterLoop:
     def _add(self, notice: ReplicaNotice, ready: SchedulerReady, now: float) -> None:
         replica = notice.replica
         self._replicas[replica] = _Replica(notice, self._connect(notice.endpoint))
-        info = ReplicaInfo(
-            ready.num_slots, ready.max_running_requests, self._chunk, has_states=ready.num_states > 0
-        )  # fmt: skip
+        has_states = ready.num_states > 0
+        info = ReplicaInfo(ready.num_slots, ready.max_running_requests, self._chunk, has_states=has_states)
         epoch = self._router.add_replica(replica, info, now, takes_new=notice.takes_new)
-        self._unknown.add(replica)
         self._reset(replica, epoch, Reset(keeps_cache=True))  # a scheduler that served an earlier router has a cache
         logger.info("replica %d has joined, with %d slots", replica, ready.num_slots)
 
@@ -261,9 +273,6 @@ class RouterLoop:
             logger.warning("replica %d is gone; %d requests go on elsewhere", replica, requests)
         self._router.died(replica, now)
         self._replicas.pop(replica).outbox.close()
-        self._unknown.discard(replica)
-        self._stats.pop(replica, None)
-        self._views.pop(replica, None)
         self._answer(self._controls.lost(replica))
 
     def _announce(self) -> None:
@@ -276,9 +285,12 @@ class RouterLoop:
             SchedulerReady(
                 num_slots=min(ready.num_slots for ready in readies),
                 max_running_requests=sum(ready.max_running_requests for ready in readies),
-                device=first.device, dtype=first.dtype, epoch=self._epoch, num_states=first.num_states,
+                device=first.device,
+                dtype=first.dtype,
+                epoch=self._epoch,
+                num_states=first.num_states,
             )
-        )  # fmt: skip
+        )
 
     # --- replicas ---
 
@@ -296,35 +308,39 @@ class RouterLoop:
         elif isinstance(message, CacheEvents) or not isinstance(message, FromWatched):
             self._router.receive(replica, epoch, message, now)
             if isinstance(message, CacheEvents) and message.complete:
-                self._unknown.discard(replica)
-        self._flush()  # tokens do not wait for what else has come
+                self._replicas[replica].is_known = True
+        self._flush()  # at once: tokens must not wait for further messages
         if was_fenced:
             logger.warning("replica %d is heard again, and begins anew with an empty cache", replica)
         elif isinstance(message, SchedulerStats) and epoch == load.epoch:
-            self._stats[replica] = message
+            self._replicas[replica].stats = message
             self._tell(replica)
 
     def _tell(self, replica: int) -> None:
-        """Send the numbers of a replica to main."""
-        load = self._router.placement.loads[replica]
-        view = RouterView(
-            "fenced" if load.is_fenced else "draining" if load.is_draining else "serving",
-            len(load.open), len(load.queue), wait_s(load, Work(1, 1, 0.0)), self._fences.get(replica, 0),
-        )  # fmt: skip
-        life, stats = self._replicas[replica].notice.life, self._stats.get(replica)
-        found = ReplicaStats(replica, life, view, stats, len(self._router.unbound))
-        if found != self._views.get(replica):
-            self._views[replica] = found
+        """Send the numbers of a replica to main if they have changed."""
+        load, known = self._router.placement.loads[replica], self._replicas[replica]
+        state: ReplicaState = "fenced" if load.is_fenced else "draining" if load.is_draining else "serving"
+        wait = wait_s(load, Work(1, 1, 0.0))
+        view = RouterView(state, len(load.open), len(load.queue), wait, self._fences[replica])
+        found = ReplicaStats(replica, known.notice.life, view, known.stats, len(self._router.unbound))
+        if found != known.told:
+            known.told = found
             self._tokenizer.send(found)
 
     def _tick(self, fenced: dict[int, int], now: float) -> None:
+        """Do the loop's part of a tick.
+
+        Args:
+            fenced: replicas that the router has fenced now, with the number of requests that each one had.
+        """
         loads = self._router.placement.loads
         for replica, lost in fenced.items():
-            self._fences[replica] = self._fences.get(replica, 0) + 1
+            self._fences[replica] += 1
             logger.warning(
                 "replica %d is silent (replica_stall_s) and counts as dead until heard; %d requests go on elsewhere",
-                replica, lost,
-            )  # fmt: skip
+                replica,
+                lost,
+            )
             self._tell(replica)
             self._answer(self._controls.fenced(replica))
         for replica, asked_at in self._controls.owing():

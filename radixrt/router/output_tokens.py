@@ -1,4 +1,4 @@
-"""`OutputTokens`: what the open requests of one replica have sampled, which another replica would go on from."""
+"""`OutputTokens`: output of the open requests of one replica, from which another replica could go on."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ BLOCK = 64
 
 
 class OutputTokens:
-    """Columns over requests, into which the tokens of a step are written together. A list of each request would cost
-    the router more than everything else that it does for a step.
+    """Columns over requests, into which the tokens of a step are written together. With a list for each request, the
+    router would take more time for the lists than for the rest of a step.
 
-    A request has a row, from `add` to `drop`: the last tokens in a matrix of BLOCK columns, those before them as bytes.
+    A request has a row from `add` to `drop`. A matrix of BLOCK columns holds the row's last tokens, and byte strings
+    hold the blocks before.
     """
 
     def __init__(self) -> None:
@@ -33,7 +34,7 @@ class OutputTokens:
         """Add a request.
 
         Args:
-            expected: number of tokens that it is expected to sample.
+            expected: expected number of output tokens.
         """
         if not self._free:
             self._grow()
@@ -51,7 +52,10 @@ class OutputTokens:
         self._free.append(row)
 
     def step(self, rids: Sequence[str], token_ids: bytes) -> list[str]:
-        """Append one token to each of these requests; returns those that had no output before.
+        """Append one token to each request of a step; returns the requests that had no output before.
+
+        Args:
+            token_ids: int32 column with a token for each request.
 
         Raises:
             KeyError: a request has not been added.
@@ -62,6 +66,7 @@ class OutputTokens:
         at += 1
         self._in_last[rows] = at
         self._counts[rows] += 1
+        # A row whose block is full begins the next block.
         if at.max(initial=0) == BLOCK:
             for row in rows[at == BLOCK].tolist():
                 self._blocks.setdefault(row, []).append(self._last[row].tobytes())
@@ -71,7 +76,7 @@ class OutputTokens:
         return list(begun)
 
     def extend(self, rid: str, token_ids: bytes) -> bool:
-        """Append any number of tokens to a request; returns whether it had no output before."""
+        """Append any number of tokens (an int32 column) to a request; returns True for its first output."""
         row, ids = self._rows[rid], unpack_i32(token_ids)
         count = self._in_last[row]
         whole = np.concatenate([self._last[row, :count], ids])
@@ -92,7 +97,7 @@ class OutputTokens:
         return b"".join(self._blocks.get(row, ())) + pack_i32(self._last[row, : self._in_last[row]])
 
     def remaining(self) -> float:
-        """Number of tokens that all requests together are expected to sample yet."""
+        """Return the number of tokens that all requests together are expected to sample from now on."""
         return float(np.maximum(self._expected - self._counts, 0.0).sum())
 
     def _grow(self) -> None:

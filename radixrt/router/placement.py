@@ -1,4 +1,4 @@
-"""`Placement`: the replica of each request, by price, and forks of programs as one decision."""
+"""`Placement`: choice of a replica for each request by price; one choice for all branches of a fork."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from radixrt.router.replica_load import ReplicaLoad
 from radixrt.router.routed_request import RoutedRequest, Work
 
 MAX_PROGRAMS = 65_536
-"""Programs and forks that are remembered; the least recently seen are forgotten first."""
+"""Maximum number of programs, and of forks, that are remembered; the least recently seen are forgotten first."""
 MAX_LOOK = 8
 """Requests of a replica's queue that an idle replica looks at."""
 
@@ -52,7 +52,7 @@ class Placement:
             self._programs[hint.program][1].add(replica)
 
     def released(self, program: str, branch: str | None) -> Iterable[int]:
-        """Replicas that have served a program, which one of them, or its branch, ends."""
+        """Return the replicas that have served a program. The program ends here, or with `branch` only this branch."""
         if branch is not None:
             return self._programs.get(program, (0, set()))[1]
         return self._programs.pop(program, (0, set()))[1]
@@ -63,37 +63,32 @@ class Placement:
         """Return the replica of a request, and set its `work` there; None if no replica takes new requests.
 
         Args:
-            output: tokens that it is expected to sample.
+            output: expected number of output tokens.
         """
         loads = {replica: load for replica, load in self.loads.items() if load.takes_new}
         if not loads:
             return None
         hits = self.hits(request, loads)
         length = request.length
-        if len(loads) == 1:
-            best = next(iter(loads))
-        else:
-            planned = self._fork_place(request, loads, hits, output)
-            if planned is not None:
-                best = planned
-            else:
-                best, lowest = -1, float("inf")
-                for replica, load in loads.items():
-                    hit = hits.get(replica, 0)
-                    if load.queue.size:
-                        hit += load.queue.shared(request.prefix, hit)
-                    price = self.price_s(request, load, Work(length - hit, length, output))
-                    if price < lowest:
-                        best, lowest = replica, price
+
+        def price(replica: int) -> float:
+            load, hit = loads[replica], hits.get(replica, 0)
+            if load.queue.size:
+                hit += load.queue.shared(request.prefix, hit)
+            return self.price_s(request, load, Work(length - hit, length, output))
+
+        best = self._fork_place(request, loads, hits, output) if len(loads) > 1 else next(iter(loads))
+        if best is None:
+            best = min(loads, key=price)
         request.work = Work(length - hits.get(best, 0), length, output)
         return best
 
     def price_s(self, request: RoutedRequest, load: ReplicaLoad, work: Work, *, is_first: bool = False) -> float:
-        """Return the price of a replica for a request; see `prices.py`. The simulator has others to compare with."""
+        """Return the price of a replica for a request; see `prices.py`. Simulations override it to compare prices."""
         return price_s(load, work, is_first=is_first)
 
     def hits(self, request: RoutedRequest, loads: Iterable[int]) -> dict[int, int]:
-        """Tokens of a request's input that each replica need not compute; replicas with none may be missing."""
+        """Return the number of cached input tokens on each replica; replicas without any may be missing."""
         found = self.index.match(request.prefix, loads)
         for replica in loads:
             if self.loads[replica].info.has_states and replica in found:
@@ -101,25 +96,29 @@ class Placement:
         return found
 
     def work(self, request: RoutedRequest, replica: int) -> Work:
-        """Return the work of a request on a replica as it is now: since it was priced, more may have been cached there,
-        or less."""
+        """Return the request's work on a replica with its present cache."""
         return request.work._replace(miss=request.length - self.hits(request, (replica,)).get(replica, 0))
 
     def predicted_wait_s(self, request: RoutedRequest, replica: int) -> float:
-        """Return the predicted seconds until a replica has computed the input of a request that comes now."""
+        """Return the predicted seconds until a replica has computed the input of a request that arrives now."""
         load, work = self.loads[replica], request.work
         shared = load.queue.shared(request.prefix, work.length - work.miss)
         return wait_s(load, work._replace(miss=work.miss - shared))
 
     def advance(self, replica: int, hashes: Iterable[int]) -> None:
-        """Give the requests that wait for granules of a replica's cache the place that they have with them."""
+        """Update the work of queued requests that were waiting for granules, which the replica has or computes now."""
         queue = self.loads[replica].queue
         for request in queue.waiting_for(hashes):
             queue.changed(request, self.work(request, replica))
 
     def bargain(self, idle: int, donors: Iterable[int], now: float) -> RoutedRequest | None:
-        """Return the queued request that costs the least less on a replica without queue than where it waits; None if
-        none does. Its `work` stays that of its present replica."""
+        """Return the queued request whose price falls the most by moving to a replica without a queue; None if no price
+        falls. `work` of the request does not change.
+
+        Args:
+            idle: the replica without a queue.
+            donors: replicas with queues.
+        """
         best: RoutedRequest | None = None
         best_gain = 0.0
         for donor in donors:
@@ -142,7 +141,10 @@ class Placement:
     def _fork_place(
         self, request: RoutedRequest, loads: dict[int, ReplicaLoad], hits: dict[int, int], output: float
     ) -> int | None:
-        """The replica that the fork's division has for this branch; None outside of forks, and once it is used up."""
+        """Return the replica for this branch by the division of the fork.
+
+        None outside of forks, and for branches beyond the announced number.
+        """
         hint = request.message.program
         granules = 0 if hint is None else min(hint.fork_len // GRANULE_TOKENS, len(request.prefix.hashes))
         if hint is None or hint.siblings < 2 or not granules or request.deaths:
@@ -150,6 +152,7 @@ class Placement:
         key = (hint.program, request.prefix.hashes[granules - 1])
         left = self._forks.get(key)
         if left is None:
+            # The first branch decides for all of the fork.
             shared = granules * GRANULE_TOKENS
             branch = Work(max(request.length - shared, 1), request.length, output)
             left = self._forks[key] = divide_fork(loads, hits, shared, branch, hint.siblings)

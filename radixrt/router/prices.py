@@ -1,12 +1,12 @@
-"""Prices of replicas for a request, in seconds: what it would wait and take there, and what that costs the others.
+"""Prices of replicas for a request, in seconds: the delay of the request, and the delay of all other requests.
 
-    own       prompts ahead of it and its own miss, each with the decode rows that ride along; waiting for a row and for
-              slots; its own decode steps
-    others    what its miss and its decode rows add to the steps of every request there; half as much again for a miss
-              that evicts what others would have hit
+    own       prompts ahead of the request and its own miss, each with the decode rows of the same steps; waiting for a
+              row and for slots; the request's own decode steps
+    others    time that the request's miss and decode rows add to the steps of every request on the replica; half as
+              much again for a miss that evicts prefixes which other requests would have hit
 
-So balance, affinity and memory are one rule without weights: a request leaves the replica with its prefix exactly when
-the delay there is longer than the recomputation elsewhere, for everyone together.
+So balance, affinity and memory are one rule without weights: a request goes to another replica than the one with its
+prefix exactly when the delay there is longer than the recomputation elsewhere, for all requests together.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from radixrt.router.replica_load import ReplicaLoad
 from radixrt.router.routed_request import Work
 
 EVICTION = 1.5
-"""Factor of the cost of a miss to others where it evicts."""
+"""Factor of the cost of a miss to other requests if the miss evicts cached prefixes."""
 MAX_FORK_REPLICAS = 8
 FORK_PARTS = 64
 """A fork of more branches is divided by this many parts."""
@@ -27,7 +27,7 @@ def wait_s(load: ReplicaLoad, work: Work, *, is_first: bool = False) -> float:
     """Return the predicted seconds until a replica has computed a request's input.
 
     Args:
-        is_first: it would be the next of the replica's queue rather than the last.
+        is_first: the request would be the first of the replica's queue rather than the last.
     """
     times, info = load.times, load.info
     open_rows = len(load.open)
@@ -39,9 +39,11 @@ def wait_s(load: ReplicaLoad, work: Work, *, is_first: bool = False) -> float:
         tokens += queue.tokens
         rows += queue.size
         slots -= queue.slots
+    # Prompt tokens before the first output, each chunk in a step with the rows that decode.
     wait = tokens * times.token
     if started:
         wait += (tokens / info.chunked_prefill_size + 0.5) * step_s
+    # Number of open requests that must end before this request has a row and slots. They end evenly over time.
     ends: float = rows - info.max_running_requests
     missing = work.miss + work.output - slots
     if not open_rows or (ends <= 0 and missing <= 0):
@@ -66,14 +68,14 @@ def price_s(load: ReplicaLoad, work: Work, *, is_first: bool = False) -> float:
 def divide_fork(
     loads: Mapping[int, ReplicaLoad], hits: Mapping[int, int], shared: int, branch: Work, branches: int
 ) -> dict[int, int]:
-    """Divide the branches of a fork among replicas, such that all of them together take the least time.
+    """Divide the branches of a fork among replicas so that all branches together take the least time.
 
-    The shared prefix is computed once on each replica that gets a branch and does not have it.
+    The shared prefix is computed once on each replica that gets a branch and does not hold the prefix.
 
     Args:
         hits: tokens of the shared prefix that each replica holds.
         shared: length of the prefix.
-        branch: work of one branch behind the prefix; its `miss` is without the prefix.
+        branch: work of one branch; `miss` counts the tokens after the prefix.
 
     Returns:
         Number of branches of each replica that gets any.
@@ -81,7 +83,7 @@ def divide_fork(
     part = -(-branches // FORK_PARTS)
 
     def cost(replica: int, count: int) -> float:
-        """Price of `count` branches on a replica together."""
+        """Return the price of `count` branches together on a replica."""
         load, times = loads[replica], loads[replica].times
         prefix = max(shared - hits.get(replica, 0), 0)
         row_s = times.row + times.context * branch.length
@@ -93,6 +95,7 @@ def divide_fork(
         miss_s = (prefix + count * branch.miss) * times.token * (EVICTION if load.free < prefix else 1.0)
         return count * own + others * (miss_s + count * branch.output * row_s)
 
+    # For each number of replicas, branches go part by part to the replica whose price rises the least.
     first = {replica: cost(replica, part) for replica in loads}
     cheapest = sorted(first, key=first.__getitem__)[:MAX_FORK_REPLICAS]
     best: dict[int, int] = {}

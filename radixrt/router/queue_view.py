@@ -1,4 +1,4 @@
-"""View of the requests that the router holds, for a page: what each could reuse, and why no replica has it yet."""
+"""View of the requests that the router holds, for a page: the tokens that each could reuse, and the obstacle."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from radixrt.router.placement import Placement
 from radixrt.router.routed_request import Routable, RoutedRequest
 
 MAX_HELD = 64
-"""Requests that are looked up in the index for one view, as many as a scheduler matches with its tree."""
+"""Requests that are looked up in the index for one view: as many as a scheduler matches with the tree."""
 
 
 def router_queue(placement: Placement, unbound: Collection[RoutedRequest], now: float) -> RouterQueue:
-    """Return the view of everything that waits in the router; nothing that it decides by is changed.
+    """Return the view of all requests that wait in the router. The router's state does not change.
 
     Args:
         unbound: requests that no replica takes.

@@ -1,4 +1,4 @@
-"""`ReplicaLoad`: the work of one replica as the router knows it: what it has sent, and what the replica reports."""
+"""`ReplicaLoad`: the work of one replica, from the requests that the router has sent and the replica's reports."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from radixrt.scheduler.queue_order import PATIENCE_S
 from radixrt.scheduler.step_time import PRIOR
 
 AHEAD_STEPS = 2
-"""Steps of prompts that a replica has ahead: as many as are in flight."""
+"""Steps for which a replica has prompts ahead: as many as are in flight."""
 BEGIN_SHARE = 0.5
-"""Part of the pool that open requests do not take when a program begins. Nothing locks a program's prefix between two
-of its calls, forks and joins make it longer, and other programs share prefixes: with more programs than that, slots are
-evicted that one of them needs next."""
+"""Part of the pool that open requests must leave free or evictable when a program begins. Nothing locks a program's
+prefix between two calls, forks and joins make the prefix longer, and programs share prefixes. With less room, slots
+would be evicted that a program needs for the next call."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class ReplicaInfo:
         num_slots: tokens that the KV pool holds.
         max_running_requests, chunked_prefill_size: options of its scheduler.
         has_states: the model has recurrent layers.
-        times: model of step times, until any replica reports one.
+        times: model of step times that counts until a replica has fitted one.
     """
 
     num_slots: int
@@ -42,20 +42,21 @@ class ReplicaLoad:
     """See the module's docstring. Written by `Router` alone.
 
     Attributes:
-        epoch: number of this life of the replica; messages of earlier ones are dropped.
-        is_draining: it gets no new requests.
-        is_fenced: it was silent for too long, and counts as dead until it is heard.
-        heard_at: time of its last message.
+        epoch: number of this life of the replica; messages of earlier lives are dropped.
+        is_draining: the replica gets no new requests.
+        is_fenced: the replica was silent for too long, and counts as dead until the router hears from it.
+        heard_at: time of the replica's last message.
         open: requests that were sent and have not ended.
-        sampled: what open requests have sampled there.
-        queue: requests that are bound to it and wait in the router.
-        unstarted_rows, unstarted_tokens: number of open requests without output, and input tokens that they miss.
+        sampled: output tokens of the open requests on this replica.
+        queue: requests that are bound to the replica and wait in the router.
+        unstarted_rows, unstarted_tokens: number of open requests without output, and of input tokens to compute for
+            these requests.
         context: sum of the lengths of open requests with output.
         outputs: sum of the expected outputs of open requests.
-        reachable: slots that are free or evictable, less those that open requests are expected to take yet.
-        free: slots that are free.
-        fitted: model of step times that its scheduler has fitted; None before it has.
-        times: model that prices use: the mean of all replicas' (`share_times`).
+        reachable: free and evictable slots, less the slots that open requests are expected to take yet.
+        free: free slots.
+        fitted: model of step times from the replica's scheduler; None before the scheduler has fitted one.
+        times: model that prices use: the mean over all replicas (`share_times`).
     """
 
     def __init__(self, info: ReplicaInfo, epoch: int, now: float) -> None:
@@ -82,8 +83,8 @@ class ReplicaLoad:
 
     @property
     def shortage(self) -> str:
-        """Reason why the replica should get no request now, one of `radixrt.messages.fleet.ROUTER_OBSTACLES`: it has
-        AHEAD_STEPS chunks of prompts ahead, or no row, or no slots. "" if there is none; an idle one has none."""
+        """Reason why the replica should get no request now, one of `radixrt.messages.fleet.ROUTER_OBSTACLES`: prompts
+        for AHEAD_STEPS steps are ahead, or no row is left, or no slots are. "" for none, as for an idle replica."""
         rows, info = len(self.open), self.info
         if not rows:
             return ""
@@ -94,26 +95,21 @@ class ReplicaLoad:
         return "" if self.reachable > 0 else "slots"
 
     @property
-    def has_room(self) -> bool:
-        """The replica should get another request."""
-        return not self.shortage
-
-    @property
     def is_crowded(self) -> bool:
-        """Programs that have begun should get further before another one begins.
+        """Programs that have begun should get further before another program begins.
 
-        N equal requests that are served n at a time end after N / n turns, of (step + n * row) seconds for each of
-        their tokens. The mean time until they end is least for n * n = N * step / row: more of them side by side make
-        all of them late, fewer waste the fixed time of steps. N counts those that are here and, as fewer rows make
-        later ones late too, as many again.
+        If N equal requests are served n at a time, they end after N / n turns, and a turn takes (step + n * row)
+        seconds for each output token. The mean time to the end is least for n * n = N * step / row: with more requests
+        side by side all of them are late, with fewer the fixed time of steps is wasted. N is twice the number of
+        requests that are here, because requests that arrive later wait for these rows as well.
         """
         rows, times = len(self.open), self.times
         row_s = times.row + times.context * self.context / max(rows - self.unstarted_rows, 1)
         return rows * rows * row_s > 2 * (rows + self.queue.size) * times.step
 
     def has_slots_to_begin(self, request: RoutedRequest) -> bool:
-        """The pool has slots for another program, and for those that have begun: the open requests leave
-        BEGIN_SHARE of it to what they cache and grow into."""
+        """The pool has slots for another program and for the programs that have begun: open requests leave BEGIN_SHARE
+        of the pool to cached prefixes and their growth."""
         return not self.open or self.reachable - request.slots >= BEGIN_SHARE * self.info.num_slots
 
     def takes(self, request: RoutedRequest, now: float) -> bool:
@@ -121,7 +117,7 @@ class ReplicaLoad:
         return not self.obstacle(request, now)
 
     def obstacle(self, request: RoutedRequest, now: float) -> str:
-        """Return the reason why the replica should not get this request now, whatever waits before it: one of
+        """Return the reason why the replica should not get this request now, regardless of the queue: one of
         `radixrt.messages.fleet.ROUTER_OBSTACLES`, "" for none.
 
         Calls of programs that have begun go first; a program that begins waits while the replica is crowded or short of
@@ -135,7 +131,7 @@ class ReplicaLoad:
         return "programs" if self.is_crowded else ""
 
     def next(self, now: float) -> RoutedRequest | None:
-        """The first request of the queue, if the replica should get it now."""
+        """Return the first request of the queue if the replica should get that request now."""
         request = self.queue.first(now)
         return request if request is not None and self.takes(request, now) else None
 
@@ -156,7 +152,7 @@ class ReplicaLoad:
         self.context += request.work.length
 
     def ended(self, request: RoutedRequest) -> None:
-        """Count a request out."""
+        """Stop counting a request."""
         del self.open[request.rid]
         self.sampled.drop(request.rid)
         self.outputs -= request.work.output
@@ -177,9 +173,9 @@ class ReplicaLoad:
 
 
 def share_times(loads: Collection[ReplicaLoad]) -> None:
-    """Give all replicas the mean of the models that any of them has fitted.
+    """Give all replicas the mean of the models of step times that replicas have fitted.
 
-    They run on equal devices, so what differs between their models is noise, which would outweigh most prefixes; and a
+    Replicas run on equal devices, so differences between the models are noise, which would outweigh most prefixes. A
     replica without a model would look better or worse than it is.
     """
     fitted = [load.fitted for load in loads if load.fitted is not None]

@@ -43,8 +43,10 @@ class RequestQueue:
         self._ordered = SortedKeyList(key=_order)
         self._arrivals: OrderedDict[str, RoutedRequest] = OrderedDict()
         self._has_states = has_states
-        self._missed: dict[int, int] = {}  # hash of a granule -> number of requests that miss it
-        self._waiting: dict[int, dict[str, RoutedRequest]] = {}  # by the first granule that they miss
+        self._missed: dict[int, int] = {}  # number of requests that miss a granule, by its hash
+        self._waiting: dict[
+            int, dict[str, RoutedRequest]
+        ] = {}  # by the hash of the first granule that the requests miss
 
     def __len__(self) -> int:
         return self.size
@@ -103,7 +105,7 @@ class RequestQueue:
         return (low - begin) * GRANULE_TOKENS
 
     def waiting_for(self, hashes: Iterable[int]) -> list[RoutedRequest]:
-        """Return the requests whose first missing granule is one of these."""
+        """Return the requests whose first missing granule is among `hashes`."""
         waiting = self._waiting
         return [request for each in hashes if each in waiting for request in waiting[each].values()]
 

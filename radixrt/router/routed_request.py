@@ -18,9 +18,9 @@ class Work(NamedTuple):
     """Work of a request on a replica, in tokens.
 
     Attributes:
-        miss: input tokens to compute there.
+        miss: input tokens that the replica has to compute.
         length: input tokens.
-        output: tokens that it is expected to sample.
+        output: expected output tokens.
     """
 
     miss: int
@@ -32,26 +32,26 @@ class RoutedRequest:
     """One open request. Written by `Router` alone.
 
     Attributes:
-        arrival: what it brings; `message.rid` and `arrival.rid` are the same.
-        input_len: number of input tokens that it came with: a prompt, or all sequences of a group.
+        arrival: the request's tokens and limits; `message.rid` and `arrival.rid` are the same.
+        input_len: number of input tokens at arrival: of a prompt, or of all sequences of a group.
         seq: order of arrival.
-        program_seq: that of its program's first request.
-        arrived_at: time of its arrival.
-        deadline: time at which it ends with an error.
-        prefix: chain hashes of its input.
-        replica: replica that it is bound to; None if no replica is up.
-        is_sent: the replica has it; otherwise it waits in the router.
-        work: on that replica.
-        booked: booking in the index, while it is sent.
+        program_seq: `seq` of the first request of the same program.
+        arrived_at, sent_at: times of the arrival and of the latest sending.
+        deadline: time at which the request ends with an error.
+        prefix: chain hashes of the input.
+        replica: replica to which the request is bound; None if no replica is up.
+        is_sent: the replica has the request; otherwise the request waits in the router.
+        work: work on this replica.
+        booked: booking in the index, while the request is sent.
         resumed_ids: int32 column of output tokens that replicas sent before they died.
-        is_aborted: its replica has been told to end it.
-        has_started: anything has come back since it was sent.
-        deaths: number of replicas that died while they had it.
+        is_aborted: the replica has been told to end the request.
+        has_started: the replica has sent output since the request was sent.
+        deaths: number of replicas that died while the request was open there.
     """
 
     def __init__(
         self, message: Routable, seq: int, program_seq: int, now: float, *, max_len: int, timeout_s: float
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.message = message
         self.arrival: Arrival = arrival_of(message, max_len, timeout_s)
         self.input_len = len(self.arrival.ids) + self.arrival.new_tokens
@@ -76,7 +76,7 @@ class RoutedRequest:
 
     @property
     def length(self) -> int:
-        """Number of input tokens on the next replica, with what came back of replicas that died."""
+        """Number of input tokens on the next replica: the input, and the output of replicas that died."""
         return self.input_len + self.num_resumed
 
     @property
@@ -85,22 +85,22 @@ class RoutedRequest:
 
     @property
     def begins_program(self) -> bool:
-        """It is the first of a program's calls, and others will follow."""
+        """The request is the first of its program, and other requests will follow."""
         hint = self.message.program
         return hint is not None and hint.will_continue and self.seq == self.program_seq and not self.deaths
 
     @property
     def slots(self) -> float:
-        """Slots of the KV pool that it is expected to take where it is bound, beyond what is cached there."""
+        """KV slots that the request is expected to take on its replica, beyond the cached prefix."""
         return self.work.miss + self.work.output
 
     def resumed(self, now: float) -> Routable:
-        """Return the message to send now: with the output so far, and the rest of its time. What the first output
-        brought of the prompt is not asked for again."""
+        """Return the message to send now: with the output so far, and the rest of the request's time."""
         changes: dict[str, object] = {}
         if self.resumed_ids:
             changes["resume_ids"] = self.resumed_ids
             if isinstance(self.message, TokenizedReq):
+                # The first output brought the prompt's log-probabilities and hidden states already.
                 changes["sampling"] = msgspec.structs.replace(
                     self.message.sampling, prompt_logprobs=None, return_hidden_states=None
                 )

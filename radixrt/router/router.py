@@ -1,13 +1,14 @@
-"""`Router`: requests in, replicas out. Sans-io: callers pass messages and `now`, in seconds, and send what it returns.
+"""`Router`: requests in, replicas out. Sans-io: callers pass messages and `now`, in seconds, and send the messages of
+`Router.take`.
 
-A request is bound to the replica with the lowest price when it arrives (`placement.py`), and sent once that replica has
-few prompts ahead (`replica_load.py`). Until then it waits here, and goes to another replica that becomes idle if it is
-cheaper there. So what is sent is soon computed, and what is not can still be moved.
+A request is *bound* to the replica with the lowest price when the request arrives (`placement.py`), and sent once that
+replica has few prompts ahead (`replica_load.py`). Until then the request waits in the router, and moves to a replica
+that becomes idle if the price is lower there. So a sent request is computed soon, and all other requests can move.
 
-When a replica dies, its requests go on elsewhere from the tokens that came back (`TokenizedReq.resume_ids`); one that
-was open at two deaths ends with an error, because it may be their cause. A replica that is silent for `stall_s` while
-it has requests is *fenced*: it counts as dead, and its messages are dropped until it has been told to forget
-everything. Each life of a replica has an epoch, with which its messages come.
+When a replica dies, its requests continue on other replicas from the tokens that came back (`TokenizedReq.resume_ids`).
+A request that was open at two deaths ends with an error, because the request may be the cause. A replica that is silent
+for `stall_s` while requests are open there is *fenced*: the replica counts as dead, and the router drops its messages
+until the replica has been told to forget everything. Each *life* of a replica has an epoch, which tags its messages.
 
 Every request has exactly one finish.
 """
@@ -25,14 +26,15 @@ from radixrt.messages.scheduler import AbortReq, ReleaseReq, Reset, TokenBatch, 
 from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.messages.wire import pack_i32
 from radixrt.router.placement import Placement
-from radixrt.router.refusals import full_queue, long_wait
 from radixrt.router.replica_load import ReplicaInfo, ReplicaLoad, share_times
 from radixrt.router.routed_request import Routable, RoutedRequest
+from radixrt.scheduler.admission_control import MIN_WAIT_SHARE, SERVICE_MARGIN
 from radixrt.scheduler.output_lengths import OutputLengths
 
 TOKENIZER = -1
-"""Target of what goes back to the tokenizer."""
+"""Target of messages to the tokenizer."""
 MAX_DEATHS = 2
+"""Number of deaths of replicas at which a request that was open there ends with an error."""
 MAX_TICK_S = 1.0
 """A longer time between two ticks means that the router itself did not run."""
 
@@ -42,7 +44,7 @@ class Send(NamedTuple):
 
     Attributes:
         target: a replica, or TOKENIZER.
-        epoch: life of the replica that it is for; 0 for the tokenizer.
+        epoch: life of the replica; 0 for the tokenizer.
     """
 
     target: int
@@ -55,23 +57,31 @@ class Router:
 
     Args:
         context_length: longest sequence, in tokens.
-        request_timeout_s: timeout of requests that bring none.
-        max_queue_wait_s: longest predicted wait of a request that is not refused; None: its timeout bounds it.
-        max_queued_requests: number of requests that may wait here.
+        request_timeout_s: timeout of requests without a timeout.
+        max_queue_wait_s: requests with a longer predicted wait are refused; None: only the timeout bounds the wait.
+        max_queued_requests: maximum number of requests that wait in the router.
         stall_s: see the module's docstring.
-        seed: seed of the seeds given to requests that bring none, so that they go on elsewhere with the same draws.
+        seed: seed from which requests without a seed get one, so that they continue elsewhere with the same draws.
         first_epoch: epoch of the first replica; above every epoch of an earlier router.
         placement: without replicas; default: a new `Placement`.
 
     Attributes:
-        unbound: open requests that wait because no replica takes new ones.
+        open: requests without a finish, by id.
+        unbound: open requests that wait because no replica takes new requests.
     """
 
     def __init__(
-        self, *, context_length: int, request_timeout_s: float = 600.0, max_queue_wait_s: float | None = None,
-        max_queued_requests: int = 1_000_000, stall_s: float = 4.0, seed: int = 0, first_epoch: int = 1,
+        self,
+        *,
+        context_length: int,
+        request_timeout_s: float = 600.0,
+        max_queue_wait_s: float | None = None,
+        max_queued_requests: int = 1_000_000,
+        stall_s: float = 4.0,
+        seed: int = 0,
+        first_epoch: int = 1,
         placement: Placement | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.placement = placement or Placement()
         self.open: dict[str, RoutedRequest] = {}
         self._context_length = context_length
@@ -107,20 +117,20 @@ class Router:
         return load.epoch
 
     def drain(self, replica: int, now: float) -> None:
-        """Give a replica no new requests, and those that it does not have yet to others."""
+        """Send a replica no new requests, and bind the requests of its queue to other replicas."""
         load = self.placement.loads[replica]
         load.is_draining = True
         self._rebind(load, now)
 
     def resume(self, replica: int, now: float) -> None:
-        """Give a replica that was drained new requests again."""
+        """Send a replica that was drained new requests again."""
         self.placement.loads[replica].is_draining = False
         self._bind_all(now)
 
     def died(self, replica: int, now: float) -> None:
-        """Forget a replica; its requests go on elsewhere."""
+        """Forget a replica; its requests continue on other replicas."""
         load = self.placement.loads.pop(replica)
-        if not load.is_fenced:  # a fenced one has been forgotten already
+        if not load.is_fenced:  # the index forgot a fenced replica when it was fenced
             self.placement.index.drop(replica)
         self._acks.pop(replica, None)
         lost = list(load.open.values())
@@ -133,27 +143,26 @@ class Router:
             if request.is_aborted:
                 self._finish(request, None)
             elif request.deaths >= MAX_DEATHS:
-                self._finish(
-                    request,
-                    FinishError(
-                        f"the request was open on {request.deaths} replicas that died, and is not sent to another one",
-                        code="replica_lost",
-                    ),
-                )  # fmt: skip
+                message = f"the request was open on {request.deaths} replicas that died, and is not sent to another one"
+                self._finish(request, FinishError(message, code="replica_lost"))
             else:
                 self._bind(request, now)
         self._share(now)
 
     def fence(self, replica: int, now: float) -> None:
-        """Treat a silent replica as dead until it is heard again."""
+        """Treat a silent replica as dead until the router hears from it."""
         load = self.placement.loads[replica]
         self.died(replica, now)
         fenced = self.placement.loads[replica] = ReplicaLoad(load.info, 0, now)
         fenced.is_fenced, fenced.is_draining = True, load.is_draining
 
     def tick(self, now: float) -> dict[int, int]:
-        """Do what time demands: fence silent replicas, end overdue requests, acknowledge events; return the number of
-        requests that each fenced one had. Call it a few times a second: time in which it was not is no silence."""
+        """Fence silent replicas, end overdue requests and acknowledge events. Call it a few times a second: a pause of
+        the calls does not count as silence of the replicas.
+
+        Returns:
+            Number of requests that each replica which is fenced now had.
+        """
         if now - self._ticked_at > MAX_TICK_S:
             for load in self.placement.loads.values():
                 load.heard_at += now - self._ticked_at
@@ -162,6 +171,7 @@ class Router:
         silent = {n: len(each.open) + len(each.queue) for n, each in loads if each.open and self.is_silent(n, 0.0, now)}
         for replica in silent:
             self.fence(replica, now)
+        # One acknowledgement for all batches since the last tick.
         for replica, seq in self._acks.items():
             self._send(replica, CacheAck(seq))
         self._acks.clear()
@@ -174,25 +184,27 @@ class Router:
         return silent
 
     def is_silent(self, replica: int, since: float, now: float) -> bool:
-        """Return True if a replica that is not fenced has said nothing for too long, counted from `since` at least."""
+        """Return True if a replica has sent nothing for `stall_s` after `since`, and is not fenced."""
         load = self.placement.loads[replica]
         return not load.is_fenced and now - max(since, load.heard_at) > self._stall_s
 
     # --- requests ---
 
     def submit(self, message: Routable, now: float) -> None:
-        """Take a request; one that cannot be served gets its error finish instead."""
+        """Take a request. A request that cannot be served ends with an error at once."""
         if message.rid in self.open:
             self._refuse(message, FinishError(f"request id {message.rid!r} is in use", param="rid", status=400))
             return
+        # A seed of its own lets the request continue on another replica with the same draws.
         if isinstance(message, TokenizedReq) and message.sampling.seed is None and message.sampling.temperature:
             sampling = msgspec.structs.replace(message.sampling, seed=self._seeds.getrandbits(63))
             message = msgspec.structs.replace(message, sampling=sampling)
         self._next_seq += 1
+        program_seq = self.placement.program_seq(message.program, self._next_seq)
+        timeout_s = self._timeout_s if message.timeout_s is None else message.timeout_s
         request = RoutedRequest(
-            message, self._next_seq, self.placement.program_seq(message.program, self._next_seq), now,
-            max_len=self._context_length, timeout_s=self._timeout_s if message.timeout_s is None else message.timeout_s,
-        )  # fmt: skip
+            message, self._next_seq, program_seq, now, max_len=self._context_length, timeout_s=timeout_s
+        )
         chosen = self.placement.choose(request, self._expected(request))
         error = self._queue_error(request, chosen)
         if error is not None:
@@ -202,7 +214,7 @@ class Router:
         self._bind_to(request, chosen, now)
 
     def abort(self, message: AbortReq) -> None:
-        """End a request in whatever state it is; an unknown one does nothing."""
+        """End a request in any state; an unknown request id does nothing."""
         request = self.open.get(message.rid)
         if request is None:
             return
@@ -213,7 +225,7 @@ class Router:
             self._finish(request, None)
 
     def release(self, message: ReleaseReq) -> None:
-        """Pass the end of a program, or of a branch, on to the replicas that served it."""
+        """Pass the end of a program, or of a branch, on to the replicas that served the program."""
         for replica in self.placement.released(message.program, message.branch):
             if replica in self.placement.loads:
                 self._send(replica, message)
@@ -221,7 +233,7 @@ class Router:
     # --- replicas' messages ---
 
     def receive(self, replica: int, epoch: int, message: TokenBatch | CacheEvents | SchedulerStats, now: float) -> None:
-        """Take a message of a replica; one of an earlier epoch is dropped."""
+        """Take a message of a replica; a message of an earlier epoch is dropped."""
         load = self.heard(replica, epoch, now)
         if load is None:
             return
@@ -237,7 +249,7 @@ class Router:
             self._send(replica, WatchCacheReq(usage=False))
 
     def heard(self, replica: int, epoch: int, now: float) -> ReplicaLoad | None:
-        """Note a sign of life of a replica; returns its load if the epoch is its present one."""
+        """Note a sign of life of a replica; returns the replica's load if the epoch is the present one."""
         load = self.placement.loads.get(replica)
         if load is not None and load.is_fenced:
             self._rejoin(replica, load, now)
@@ -248,14 +260,14 @@ class Router:
         return load
 
     def _rejoin(self, replica: int, load: ReplicaLoad, now: float) -> None:
-        """Let a fenced replica, which has just been heard, begin a new life."""
+        """Begin a new life of a fenced replica, from which a message has just come."""
         del self.placement.loads[replica]
         epoch = self._next_epoch
         self._outgoing.append(Send(replica, epoch, Reset()))
         self.add_replica(replica, load.info, now, takes_new=not load.is_draining)
 
     def _take_tokens(self, load: ReplicaLoad, batch: TokenBatch, now: float) -> None:
-        """Pass output on, and count it."""
+        """Pass output on to the tokenizer, and count its tokens."""
         opened, sampled = load.open, load.sampled
         ended = False
         if batch.rids:
@@ -268,6 +280,7 @@ class Router:
                     load.started(request)
                 continue
             ended = True
+            # The time in the router's queue counts as time in the queue.
             if request.sent_at > request.arrived_at and delta.timings is not None:
                 waited = delta.timings.queue_s + request.sent_at - request.arrived_at
                 timings = msgspec.structs.replace(delta.timings, queue_s=waited)
@@ -286,20 +299,36 @@ class Router:
         return self._outputs.expected(most, request.num_resumed) if most else 0.0
 
     def _queue_error(self, request: RoutedRequest, chosen: int | None) -> FinishError | None:
-        queued = len(self.unbound) + sum(load.queue.size for load in self.placement.loads.values())
-        if queued >= self._max_queued:
-            wait = None if chosen is None else self.placement.predicted_wait_s(request, chosen)
-            return full_queue(self._max_queued, wait)
-        if chosen is None or not self.placement.loads[chosen].queue.size:
+        """Return the error of a request that would have to wait too long on the chosen replica; None if it may wait."""
+        loads, wait_s = self.placement.loads, None
+        is_full = len(self.unbound) + sum(load.queue.size for load in loads.values()) >= self._max_queued
+        if chosen is not None and (is_full or loads[chosen].queue.size):
+            wait_s = self.placement.predicted_wait_s(request, chosen)
+        if is_full:
+            message = f"the queue is full ({self._max_queued} requests wait); try again later"
+            return FinishError(message, code="queue_full", status=429, retry_after_s=wait_s)
+        if chosen is None or wait_s is None:
             return None
-        wait = self.placement.predicted_wait_s(request, chosen)
-        return long_wait(request, self.placement.loads[chosen], wait, self._max_queue_wait_s)
+
+        # The timeout must leave time for the request's own output.
+        load, timeout = loads[chosen], request.arrival.timeout_s
+        service = request.work.output * load.times.seconds(len(load.open), load.context)
+        longest = max(timeout - SERVICE_MARGIN * service, MIN_WAIT_SHARE * timeout)
+        if self._max_queue_wait_s is not None:
+            longest = min(longest, self._max_queue_wait_s)
+        if wait_s <= longest:
+            return None
+        message = (
+            f"the request would wait for {wait_s:.1f} s and may wait for {longest:.1f} s (bounded by its timeout and "
+            "by max_queue_wait_s)"
+        )
+        return FinishError(message, code="queue_full", status=429, retry_after_s=wait_s)
 
     def _bind(self, request: RoutedRequest, now: float) -> None:
         self._bind_to(request, self.placement.choose(request, self._expected(request)), now)
 
     def _bind_to(self, request: RoutedRequest, replica: int | None, now: float) -> None:
-        """Bind a request, and send it if the replica has room and nothing waits before it."""
+        """Bind a request, and send it if the replica has room and an empty queue."""
         request.replica = replica
         if replica is None:
             self.unbound[request.rid] = request
@@ -309,31 +338,31 @@ class Router:
             self._send_request(request, replica, load, now)
         else:
             load.queue.add(request)
-            self._fill(replica, load, now)  # it may go before those that wait
+            self._fill(replica, load, now)  # the request may be the first of the queue
 
     def _bind_all(self, now: float) -> None:
-        """Bind what waits for any replica, and let a replica that has become ready take from others."""
+        """Bind the requests without a replica, and let a replica that has become ready take requests of others."""
         waiting, self.unbound = list(self.unbound.values()), {}
         for request in waiting:
             self._bind(request, now)
         self._share(now)
 
     def _rebind(self, load: ReplicaLoad, now: float) -> None:
-        """Bind everything in a replica's queue anew."""
+        """Bind all requests of a replica's queue again."""
         for request in list(load.queue):
             load.queue.remove(request)
             self._bind(request, now)
 
     def _share(self, now: float) -> None:
-        """Send queued requests to the replicas with room, their own first, then those of others that are cheaper
-        there."""
+        """Send queued requests to the replicas with room: first each replica's own, then requests of other queues whose
+        price falls by the move."""
         loads = self.placement.loads
         if not any(load.queue.size for load in loads.values()):
             return
         for replica, load in loads.items():
             self._fill(replica, load, now)
         for replica, load in loads.items():
-            while load.takes_new and not load.queue.size and load.has_room:
+            while load.takes_new and not load.queue.size and not load.shortage:
                 request = self.placement.bargain(replica, [r for r, other in loads.items() if other.queue.size], now)
                 if request is None or request.replica is None:
                     break
@@ -355,7 +384,7 @@ class Router:
         request.booked = self.placement.index.book(replica, request.prefix, hit)
         self.placement.went(request.message.program, replica)
         if not load.open:
-            load.heard_at = now  # it had nothing to say before
+            load.heard_at = now  # without requests the replica had nothing to send
         load.sent(request)
         self._send(replica, request.resumed(now))
         if load.queue.size:
@@ -367,7 +396,7 @@ class Router:
     # --- ends ---
 
     def _close(self, request: RoutedRequest, load: ReplicaLoad | None) -> None:
-        """Forget a request that has its finish."""
+        """Forget a request that has a finish."""
         del self.open[request.rid]
         if load is not None and request.is_sent and request.replica is not None:
             self.placement.index.release(request.replica, request.booked)
