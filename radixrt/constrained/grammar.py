@@ -1,7 +1,7 @@
-"""The seam of constrained decoding: the interface of a grammar to the scheduler while a request runs.
+"""`Grammar`: the seam between constrained decoding and the scheduler, the state of a request's constraint.
 
-A grammar lives in the scheduler process, belongs to one request, and is only ever driven by the scheduler: masks are
-filled when all earlier tokens are known, and tokens are accepted in order as their step is committed.
+A grammar is in the scheduler process and belongs to a request. Only the scheduler calls the methods. A mask is asked
+for when all earlier tokens are known, and tokens are accepted in order, as their step is committed.
 """
 
 from __future__ import annotations
@@ -15,28 +15,30 @@ Bitmask = npt.NDArray[np.uint32]
 
 
 def bitmask_words(vocab_size: int) -> int:
-    """32-bit words of one mask row."""
+    """Return the number of 32-bit words in a mask."""
     return (vocab_size + 31) // 32
 
 
 class Grammar(ABC):
-    """The state of one request's constraint."""
+    """The state of a request's constraint: the parser state after the tokens accepted so far."""
 
     @abstractmethod
     def mask(self) -> Bitmask:
-        """The allowed next tokens: bit t % 32 of word t // 32 (uint32 [bitmask_words(vocab_size)]); not to be changed.
+        """Return the mask of the allowed next tokens.
 
-        A cached mask is returned as the same array, also to other requests, so that a mask shared by many rows is sent
-        once.
+        A cached mask is the same array for all requests, so that a mask shared by many rows is sent once.
+
+        Returns:
+            uint32 [bitmask_words(vocab_size)], read-only; token t is bit t % 32 of word t // 32.
         """
 
     @abstractmethod
     def accept(self, token: int) -> bool:
-        """Advance over a token that was sampled; False if the grammar does not allow it, its state then unchanged."""
+        """Advance over a sampled token. Return False, and leave the state unchanged, if the token is not allowed."""
 
     @abstractmethod
     def is_terminated(self) -> bool:
-        """Return True if nothing may follow, so that the request ends with "stop"."""
+        """Return True if no token may follow, so that the request finishes with "stop"."""
 
     @abstractmethod
     def rollback(self, num_tokens: int) -> None:
@@ -44,49 +46,54 @@ class Grammar(ABC):
 
     @abstractmethod
     def forced_continuation(self) -> list[int]:
-        """Tokens that must come next, as far as the grammar alone decides; empty if it leaves a choice.
+        """Return the forced tokens: the next tokens as far as the grammar leaves no choice. The state is unchanged.
 
-        They are the canonical tokenization of the forced text, less the tokens at its end that a freely chosen
-        continuation could merge with. The state is unchanged.
+        The forced tokens are the canonical tokenization of the forced text, without the tokens at its end that could
+        merge with a freely chosen continuation.
         """
 
     @abstractmethod
     def healed(self, last: int, forced: list[int]) -> list[int] | None:
-        """Replacement tokens for `last`, the token accepted last, and the forced tokens after it, where their text is
-        canonically tokenized with another token than `last` at its start; None where it is not.
+        """Token healing: return the canonical tokenization of a sampled token and the forced tokens after it, if the
+        canonical tokenization begins with another token. The state is unchanged.
 
-        No longer than the two together. The state is unchanged.
+        Args:
+            last: the token accepted last.
+            forced: result of `forced_continuation`.
+
+        Returns:
+            Tokens to replace `last` and `forced`, at most as many; None if `last` stays.
         """
 
     @abstractmethod
     def fits(self, token: int, remaining: int) -> bool:
-        """Return True if, after `token`, the output can still be completed within `remaining` further tokens.
+        """Return True if the output can be completed within `remaining` further tokens after `token`.
 
-        Asked before `accept`, for tokens in order. True for a token that the grammar does not allow, which `accept`
-        refuses.
+        Called before `accept`, for each token in order. True for a token that is not allowed; `accept` refuses it.
         """
 
     def accept_freely(self, token: int, remaining: int) -> bool:
-        """Accept a sampled token, as `fits` and `accept` do, if it is known already that the grammar allows it, that
-        the output can be completed within `remaining` further tokens, does not end here, and is not forced here.
+        """The fast path of `fits` and `accept`: accept a sampled token if the caches show that the token is allowed,
+        that the output can be completed within `remaining` further tokens, and that after the token the output neither
+        ends nor has forced tokens.
 
         Returns:
-            False, the state unchanged, if any of this is not so or would have to be computed.
+            False, with the state unchanged, if a condition fails or is not cached.
         """
         return False
 
     @property
     def closes(self) -> bool:
-        """False if an output may have to end incomplete, because no completion is known."""
+        """False if no completions are known, so that an output may end incomplete when its token budget is spent."""
         return True
 
     @abstractmethod
     def closing(self) -> list[int]:
-        """Closing suffix: tokens of a shortest completion from the current state; empty where the output may end."""
+        """Return the closing suffix: the tokens of a shortest completion. Empty where the output may end."""
 
     def ahead(self) -> Grammar:
         """Return the grammar whose parser states `LookAhead` may compute early: self, or a grammar inside of self."""
         return self
 
     def settle(self) -> None:  # noqa: B027 (most have nothing to do)
-        """Do the work that `accept` deferred. Called after every step, off the critical path; the state stays."""
+        """Do the work that `accept` deferred, off the critical path, after every step. The state is unchanged."""

@@ -13,30 +13,30 @@ from radixrt.constrained.productions import Productions
 from radixrt.errors import RadixRTError
 
 MAX_MASK_S = 0.05
-"""Seconds of one mask at most: the whole batch waits for it."""
+"""Maximum time of a mask, in seconds: the whole batch waits for a mask."""
 
 
 class GrammarError(RadixRTError):
-    """A grammar cannot be used, or cannot be used any further; concerns the requests that have it and no others."""
+    """A grammar cannot be used, or not any longer. Concerns only the requests with this grammar."""
 
 
 class Matcher(ABC):
-    """The parser state of one text in a grammar."""
+    """The parser state of a text in a grammar."""
 
     @abstractmethod
     def fill(self, row: Bitmask) -> None:
-        """Write the mask of the next token; its bits of control and end tokens are not to be relied on.
+        """Write the mask of the next token. The bits of control and end tokens are undefined.
 
         Raises:
-            GrammarError: the library gave up on this grammar.
+            GrammarError: a limit of the library is exceeded.
         """
 
     @abstractmethod
     def accept(self, token: int) -> bool:
-        """Advance over a token that is not an end token; False, and nothing changed, if the grammar forbids it."""
+        """Advance over a token that is not an end token. Return False, and change nothing, if it is not allowed."""
 
     def accept_all(self, tokens: list[int]) -> bool:
-        """Advance over tokens that the masks allow; False if the library refuses one of them nevertheless."""
+        """Advance over tokens that masks allowed. Return False if the library refuses any of the tokens."""
         return all(map(self.accept, tokens))
 
     @abstractmethod
@@ -45,19 +45,19 @@ class Matcher(ABC):
 
     @abstractmethod
     def may_end(self) -> bool:
-        """The text so far is complete."""
+        """Return True if the text so far is complete."""
 
     @abstractmethod
     def must_end(self) -> bool:
-        """The text so far is complete and nothing can follow it."""
+        """Return True if the text so far is complete and nothing can follow."""
 
     @abstractmethod
     def forced(self) -> list[int]:
-        """Tokens that must come next; see `Grammar.forced_continuation`."""
+        """Return the forced tokens; see `Grammar.forced_continuation`."""
 
     @abstractmethod
     def fork(self) -> Matcher:
-        """Another text's state, equal to this one."""
+        """Return an independent matcher in the same state."""
 
 
 class GrammarBackend(ABC):
@@ -67,17 +67,18 @@ class GrammarBackend(ABC):
 
     @abstractmethod
     def write(self, productions: Productions) -> str:
-        """The productions in the library's own notation.
+        """Return the productions in the notation of the library.
 
         Raises:
-            NotExpressible: the notation has no exact form for them.
+            NotExpressible: the notation cannot express the productions exactly.
         """
 
     @abstractmethod
     def load(self, source: str, serialized: str | None = None) -> Matcher:
-        """A matcher at the beginning of a text.
+        """Load a grammar; return a matcher at the beginning of a text.
 
         Args:
+            source: result of `write`.
             serialized: result of `serialize` for the same grammar, perhaps from another process.
 
         Raises:
@@ -85,5 +86,5 @@ class GrammarBackend(ABC):
         """
 
     def serialize(self, prototype: Matcher) -> str | None:
-        """A loaded grammar in a form that loads faster; None if there is none worth shipping."""
+        """Return a loaded grammar in a form that loads faster; None if the library has no such form."""
         return None

@@ -13,8 +13,9 @@ Measured with 49,152 tokens, processor time of compiling, median and 99th percen
 
 No grammar of these, of the JSON-Schema-Test-Suite or of the tests is enforced by xgrammar and refused by llguidance.
 
-Before a grammar is used, masks along a shortest text and along random ones are filled, so that a grammar that is dead
-or too slow is refused when it is compiled. A plain grammar, whose masks cannot be slow, is not even loaded for that.
+Compiling a grammar includes a probe, which fills masks along a shortest text and along random texts, so that a dead or
+slow grammar is refused at once. A *plain* grammar (`is_plain`), whose masks cannot be slow, is neither loaded nor
+probed.
 """
 
 from __future__ import annotations
@@ -78,10 +79,10 @@ class Choice:
 
 
 class Backends:
-    """Each library is made when first needed.
+    """The libraries of a vocabulary, each loaded on first use.
 
     Args:
-        before_import, after_import: called around the import of a large library.
+        before_import, after_import: called before and after the import of a large library.
 
     Attributes:
         masks: masks and forced tokens of all grammars of this vocabulary, by parser state.
@@ -101,7 +102,7 @@ class Backends:
         self._made: dict[BackendName, GrammarBackend] = {}
 
     def get(self, name: BackendName) -> GrammarBackend:
-        """The library."""
+        """Return the library of this name."""
         backend = self._made.get(name)
         if backend is None:
             backend = self._made[name] = self._make(name)
@@ -124,7 +125,7 @@ class Backends:
     def choose(
         self, productions: Productions, wanted: BackendChoice, shortest: list[int], *, thorough: bool = False
     ) -> Choice:
-        """The grammar as `LIBRARY`, or the library that the caller wants, takes it.
+        """Write a grammar for the wanted library, or for `LIBRARY` with "auto", and probe it unless it is plain.
 
         Args:
             shortest: tokens of a shortest text, to probe masks along.
@@ -153,11 +154,11 @@ class Backends:
 
 
 def is_plain(productions: Productions) -> bool:
-    """Return True if llguidance can have no trouble with a grammar, however large it is.
+    """Return True if no mask of a grammar can be slow in llguidance, whatever the size of the grammar.
 
-    What is repeated a counted number of times is small or single characters. Terminals are no intersections, unless
-    their automaton is small; only listed words may be excluded from them. Each option of a choice, and each rule that
-    is no choice, can be an item of the same row of llguidance's parser.
+    In a plain grammar, counted repetitions repeat small items or single characters. Terminals are not intersections,
+    unless their automaton is small, and only listed words may be excluded from a terminal. The number of items in a row
+    of llguidance's parser is bounded: every option of a choice, and every other rule, may be an item of the same row.
     """
     layout = productions.layout
     items = sum(layout.kinds[row] != ANY for row in layout.distinct(productions.start).values())
@@ -198,14 +199,18 @@ def _is_small(regex: Regex) -> bool:
 
 
 def probe(prototype: Matcher, vocabulary: Vocabulary, shortest: Sequence[int] | None) -> float:
-    """Seconds of processor time of a mask, on average, along the shortest text and along random ones.
+    """Measure masks along a shortest text and along random texts.
 
     Args:
-        shortest: tokens of a shortest text; None if it is not known.
+        shortest: tokens of a shortest text; None if unknown.
+
+    Returns:
+        Mean processor time of a mask, in seconds.
 
     Raises:
-        GrammarError: a mask is too slow, or the library does not take the shortest text or what it allows itself.
+        GrammarError: a mask is too slow; or the library refuses the shortest text, or a token that its mask allows.
     """
+    # Along the shortest text, fill a mask every `stride` tokens, and keep the parser state there.
     times: list[float] = []
     walked = (shortest or ())[:MAX_PROBED_TOKENS]
     stride = 1 + len(walked) // MAX_PROBED_MASKS
@@ -221,6 +226,8 @@ def probe(prototype: Matcher, vocabulary: Vocabulary, shortest: Sequence[int] | 
             raise GrammarError("it does not take a text that is valid")
     if shortest is not None and len(walked) == len(shortest) and not matcher.may_end():
         raise GrammarError("it does not take the end of a text that is valid")
+    # Random walks leave the shortest text at those parser states. The seed is fixed, so that a grammar is always
+    # accepted or always refused.
     generator = random.Random(0)
     for _ in range(RANDOM_WALKS):
         walker = generator.choice(forks)

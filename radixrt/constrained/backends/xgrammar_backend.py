@@ -262,9 +262,11 @@ class _Writer:
         raise NotExpressible(f"a terminal has an automaton of more than {MAX_STATES} states, too slow for xgrammar")
 
     def _right_linear(self, dfa: Dfa) -> str:
-        """A rule for each state that more than one arrow leads to or that branches; the name of the first.
+        """Write an automaton as rules; return the name of the start state's rule.
 
-        States are shared between terminals: many end alike.
+        A state with a single incoming and a single outgoing arrow is written inside of its predecessor, all other
+        states become rules. Terminals share the rules of states with the same language, because many terminals end
+        alike.
         """
         into = [0] * len(dfa.arrows)
         into[0] = 2
@@ -278,6 +280,7 @@ class _Writer:
         def is_end(state: int) -> bool:
             return dfa.accepting[state] and not dfa.arrows[state]
 
+        # Name all missing rules first, because rules of states may refer to one another.
         missing = []
         for state, language in enumerate(dfa.languages):
             if not is_inline(state) and (not is_end(state) or state == 0) and language not in self._states:

@@ -80,18 +80,20 @@ class CompiledConstraint(msgspec.Struct, frozen=True, kw_only=True):
 def compile_constraint(
     constraint: Constraint, backends: Backends, deadline: float | None = None, *, thorough: bool = False
 ) -> CompiledConstraint:
-    """Compile.
+    """Compile a constraint: parse it into productions, find the shortest output, and choose the library.
 
     Args:
-        deadline: on `time.monotonic`, by which to give up.
-        thorough: load and probe plain grammars too, for inspection.
+        deadline: time on `time.monotonic` at which to give up.
+        thorough: load and probe plain grammars (`backends.choice.is_plain`) too, for inspection.
 
     Raises:
-        RequestError: the constraint is malformed, unsatisfiable, not enforceable or too expensive; names the position.
+        RequestError: the constraint is malformed, unsatisfiable, not enforceable or too expensive; the message names
+            the position.
     """
     started = time.perf_counter()
     vocabulary = backends.vocabulary
     kind = constraint.kind
+    # Lark grammars without a translation go to llguidance unchanged.
     try:
         parsed = parse_constraint(constraint, vocabulary, deadline)
     except NotTranslated as reason:
@@ -104,6 +106,8 @@ def compile_constraint(
             param=kind,
             code="too_complex",
         )
+    # The shortest output, in tokens, is the least `max_tokens` of a request, and the text with which libraries are
+    # probed.
     exit = make_completions(productions, vocabulary)
     shortest = exit.closing(exit.start)
     try:
@@ -127,10 +131,10 @@ def compile_constraint(
 
 
 def load(compiled: CompiledConstraint, backends: Backends) -> GrammarTemplate:
-    """A template for the requests of this process.
+    """Load a compiled constraint as a template for the requests of this process.
 
     Raises:
-        GrammarError: the library refuses what it took when the constraint was compiled, or gives up on it.
+        GrammarError: the library refuses or fails to load a grammar that it accepted when the constraint was compiled.
     """
     vocabulary = backends.vocabulary
     backend = backends.get(compiled.backend)
@@ -153,13 +157,14 @@ def load(compiled: CompiledConstraint, backends: Backends) -> GrammarTemplate:
 
 
 def _compile_opaque(constraint: Constraint, backends: Backends, reason: str, started: float) -> CompiledConstraint:
-    """Compile a Lark grammar that has no translation, as it is; within the limits of masks, but without productions.
+    """Compile a Lark grammar without translation: llguidance gets the grammar unchanged. Limits on the time of masks
+    hold; everything that needs productions is missing.
 
     Args:
-        reason: why it has none.
+        reason: why the grammar has no translation.
 
     Raises:
-        RequestError: llguidance refuses the grammar, or the request asks for what only productions give.
+        RequestError: llguidance refuses the grammar, or the request has an option that needs productions.
     """
     kind, vocabulary = constraint.kind, backends.vocabulary
     as_it_is = f"this Lark grammar is given to llguidance as it is, because it cannot be translated ({reason})"
@@ -190,7 +195,7 @@ def _compile_opaque(constraint: Constraint, backends: Backends, reason: str, sta
 
 
 def make_completions(productions: Productions, vocabulary: Vocabulary) -> Completions:
-    """Shortest completions of a grammar."""
+    """Return the shortest completions of a grammar."""
     return Completions(Recognizer(productions, vocabulary.control_tokens), vocabulary)
 
 

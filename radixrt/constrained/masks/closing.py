@@ -1,7 +1,7 @@
-"""Closing suffixes: the tokens of a shortest completion, so that an output that must be cut is still valid.
+"""Closing suffixes: tokens of a shortest completion, so that an output is valid even if its token budget is spent.
 
-The recognizer follows a text, and the characters of a shortest completion bound its tokens from above (`bound`),
-because no token is shorter than a byte. Only where that does not tell that the remaining budget suffices, the
+The recognizer follows a text. The number of characters of a shortest completion gives a cheap upper bound on the number
+of tokens (`bound`), because no token is shorter than a byte. Only if the remaining budget is below that bound, the
 completion is written out and tokenized (`closing`).
 """
 
@@ -21,10 +21,10 @@ ParserState = tuple[State, bytes]
 
 
 class Completions:
-    """Shortest completions of the texts of one grammar.
+    """Shortest completions of the texts of a grammar.
 
     Args:
-        recognizer: of the same productions as the matchers.
+        recognizer: recognizer of the same productions as the matchers.
     """
 
     def __init__(self, recognizer: Recognizer, vocabulary: Vocabulary) -> None:
@@ -35,7 +35,7 @@ class Completions:
         self.start: ParserState = (recognizer.start(), b"")
 
     def advance(self, parser_state: ParserState, token: int) -> ParserState | None:
-        """The parser state after one more token; None if the grammar does not allow it.
+        """Return the parser state after another token; None if the token is not allowed.
 
         Raises:
             RequestError: the grammar is too ambiguous to follow.
@@ -44,11 +44,14 @@ class Completions:
         state, pending = parser_state
         if not 0 <= token < self._vocabulary.vocab_size:
             return None
+        # A control token is a symbol of the grammar, and cannot stand inside of a character.
         data = self._vocabulary.table[token]
         if not data:
             name = self._names.get(token)
             state = None if name is None or pending else self._recognizer.advance_special(state, name)
             return None if state is None else (state, b"")
+        # A token may end inside of a character. The recognizer reads the complete characters, and the remaining bytes
+        # must begin some allowed character.
         text, pending = split_utf8(pending + data) if pending else self._vocabulary.split(token)
         if text is None:
             return None
@@ -61,14 +64,14 @@ class Completions:
         )  # the same object, which costs no memory
 
     def bound(self, parser_state: ParserState) -> int | None:
-        """A number of tokens that `closing` does not exceed, at little cost; None inside a character."""
+        """Return an upper bound on the length of `closing`, at little cost; None inside of a character."""
         state, pending = parser_state
         if pending:
             return None
         return 0 if state.complete else MAX_CHAR_BYTES * (self._recognizer.closing_length(state) + 1)
 
     def byte_bound(self, parser_state: ParserState) -> int:
-        """A number of tokens that `closing` does not exceed: the bytes of the shortest completion, not tokenized."""
+        """Return an upper bound on the length of `closing`: the number of bytes of the shortest completion."""
         state, pending = parser_state
         if pending:
             return len(self.closing(parser_state))
@@ -76,12 +79,12 @@ class Completions:
         return sum([1 if isinstance(piece, Special) else len(piece.encode()) for piece in pieces])
 
     def may_end(self, parser_state: ParserState) -> bool:
-        """The text may end there."""
+        """Return True if the text may end in this state."""
         state, pending = parser_state
         return state.complete and not pending
 
     def looping_tokens(self, parser_state: ParserState) -> TokenSet:
-        """Text tokens after which the parser state is the same."""
+        """Return text tokens that lead back to the same parser state."""
         state, pending = parser_state
         chars = CharSet(()) if pending else self._recognizer.looping_chars(state)
         return self._vocabulary.tokens_of(chars)
@@ -104,7 +107,8 @@ class Completions:
         return tokens if tokens and tokens[token] else None
 
     def with_small_counts(self, parser_state: ParserState) -> ParserState:
-        """A parser state with the same mask, common to all that differ in counts beyond the length of a token."""
+        """Return a parser state with the same mask. States that differ only in counts that no token can exhaust have
+        the same result."""
         state, pending = parser_state
         if pending:
             return parser_state
@@ -112,7 +116,7 @@ class Completions:
         return parser_state if small is state else (small, b"")
 
     def closing(self, parser_state: ParserState) -> list[int]:
-        """Tokens of a shortest completion; read-only."""
+        """Return the tokens of a shortest completion; read-only."""
         state, pending = parser_state
         if not pending:
             known = self._closings.get(state)
@@ -121,6 +125,7 @@ class Completions:
                     self._closings.clear()
                 known = self._closings[state] = self._tokens(b"", self._recognizer.closing(state).pieces)
             return known
+        # The text ends inside of a character: first complete the character.
         char = self._finish(state, pending)
         after = None if char is None else self._recognizer.advance(state, char)
         if char is None or after is None:

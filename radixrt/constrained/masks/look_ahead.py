@@ -1,9 +1,9 @@
-"""`LookAhead`: works out, while the device computes, what the next tokens of constrained rows will need.
+"""`LookAhead`: fills the caches for the next tokens of constrained rows while the device computes.
 
-A parser state that is new costs its first row a mask, its forced tokens, and a bound on its shortest completion: 0.1 to
-0.3 ms, for which the device waits. Most of that is there already if a copy of the row's grammar took such tokens
-before: from each state that a row has reached, a few of the tokens that its mask allows, and a few more from the states
-behind them. Only caches change; a state that is found here is the one that a row would have found.
+The first row that reaches a new parser state needs a mask, the forced tokens, and a bound on the shortest completion.
+Computing them takes 0.1 to 0.3 ms, for which the device waits. `LookAhead` computes most of them ahead: a copy of the
+row's grammar accepts a few of the allowed tokens from each state that a row has reached, and a few more tokens from the
+states behind. Only caches change, so the results are the same with and without `LookAhead`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.masks.text_grammar import TextGrammar
 
 MAX_PLACES = 256
-"""Places that wait to be looked at, at most; further ones are left out."""
+"""Maximum length of each queue of places; further places are dropped."""
 MAX_LIKELY = 12
-"""Tokens that are tried at one parser state."""
+"""Maximum number of tokens that are tried at a parser state."""
 MAX_DEPTH = 8
-"""Sampled tokens that are tried one behind another, from the place of a row."""
+"""Maximum number of consecutive sampled tokens that are tried from the place of a row."""
 SLOW_S = 0.005
-"""After a token that took longer, nothing more is tried of its grammar: the next one might hold the batch up."""
+"""If a token takes longer than this, no more tokens of its grammar are tried, because the batch might have to wait."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class _Place:
 
 
 class LookAhead:
-    """Places to look at, those of rows first."""
+    """Queues of parser states to explore; states of rows come before the states behind them."""
 
     def __init__(self) -> None:
         self._rows: deque[_Place] = deque()
@@ -45,15 +45,19 @@ class LookAhead:
         self._tokens: list[int] = []  # to be tried at `_place`
 
     def add(self, grammar: Grammar, remaining: int) -> None:
-        """Note the place of a row that may still write `remaining` tokens, if nobody looked ahead from its state."""
+        """Queue the parser state of a row, unless the state was queued before.
+
+        Args:
+            remaining: number of tokens that the row may still generate.
+        """
         grammar = grammar.ahead()
         if len(self._rows) < MAX_PLACES and isinstance(grammar, TextGrammar) and _claim(grammar):
             self._rows.append(_Place(grammar.copy(), remaining, 0))
 
     def turn(self) -> bool:
-        """Try one token, or choose those to be tried at the next place; False if there is nothing to do.
+        """Try a token, or choose the tokens to try at the next place. Return False if there is nothing to do.
 
-        Whatever a grammar raises concerns the row that comes to the same place, and is raised again there.
+        Errors of a grammar are ignored here. They are raised again for the row that reaches the same place.
         """
         if self._tokens:
             assert self._place is not None
@@ -83,12 +87,13 @@ class LookAhead:
 
 
 def likely_tokens(grammar: TextGrammar) -> list[int]:
-    """At most `MAX_LIKELY` tokens that may come next and are text or control tokens: one of each class of characters
-    that the recognizer tells apart here, then some from all over the mask."""
+    """Return at most `MAX_LIKELY` allowed text or control tokens: first a token for each class of characters that lead
+    to the same parser state, then tokens spread over the whole mask."""
     row, here, template = grammar.mask(), grammar.here, grammar.template
     by_bytes, _ = template.vocabulary.by_bytes
     chars = template.completions.kinds_of_chars(template.parser_state(here))
     known = [token for char in chars if (token := by_bytes.get(char.encode())) is not None]
+    # From a large mask take a token of evenly spaced words, from a small mask all tokens.
     words = np.flatnonzero(row)
     some = words[np.linspace(0, len(words) - 1, min(len(words), MAX_LIKELY)).astype(np.int64)]
     if len(words) < MAX_LIKELY:
@@ -100,7 +105,7 @@ def likely_tokens(grammar: TextGrammar) -> list[int]:
 
 
 def _claim(grammar: TextGrammar) -> bool:
-    """Return True to the first caller at a parser state, whichever grammar reached it."""
+    """Return True for the first caller at a parser state. Grammars of all requests share the state."""
     here = grammar.here
     first = not here.is_claimed
     here.is_claimed = True
@@ -108,10 +113,10 @@ def _claim(grammar: TextGrammar) -> bool:
 
 
 def _take(grammar: TextGrammar, token: int, remaining: int) -> int:
-    """Take a sampled token and what is forced behind it, as `ConstrainedRequests.take` does, and ask for the mask.
+    """Accept a token and the forced tokens after it, like `ConstrainedRequests.take`, and compute the mask after them.
 
     Returns:
-        Number of tokens; 0 if the text ends with them or cannot go on.
+        Number of accepted tokens; 0 if the text ends with these tokens or cannot continue.
     """
     if remaining < 1 or not grammar.fits(token, remaining) or not grammar.accept(token) or grammar.is_terminated():
         return 0

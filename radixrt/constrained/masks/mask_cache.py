@@ -1,8 +1,8 @@
 """`MaskCache`: masks, forced tokens and transitions by parser state, shared by all requests that reach the state.
 
-Everything that may follow a text depends on its parser state alone. Requests with one schema, and the characters of a
+The continuations of a text depend on its parser state alone. Requests with the same schema, and the characters of a
 long string, reach the same few states again and again. A mask then costs a lookup instead of a walk through the
-vocabulary, all rows in that state share one array, and a token that was followed before costs another lookup.
+vocabulary, all rows in a state share an array, and a token that was followed before costs another lookup.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_BYTES = 64 * 1024 * 1024
 STATE_BYTES = 512
 """Approximate size of a state without its mask."""
 MAX_EDGES = 200_000
-"""Remembered transitions of all states, at most: some 20 MB. Then all are forgotten."""
+"""Maximum number of transitions of all states, some 20 MB. When it is reached, all transitions are dropped."""
 UNKNOWN = 1 << 62
 
 
@@ -27,9 +27,9 @@ class Runs:
     """Transitions from a state by number of characters, as within a counted repetition.
 
     Attributes:
-        tokens: text tokens that lead to the same state as others of them with as many characters.
-        num_chars: of each token of the vocabulary (`Vocabulary.num_chars`).
-        after: the state after so many characters, of those numbers that came up.
+        tokens: text tokens; any two allowed tokens of the set with equally many characters lead to the same state.
+        num_chars: number of characters of each token of the vocabulary (`Vocabulary.num_chars`).
+        after: the state by number of characters, for the numbers that have been followed.
     """
 
     __slots__ = ("after", "num_chars", "tokens")
@@ -53,8 +53,8 @@ class CachedState:
         after: the state after each token that some text has followed from here.
         healed: what `Grammar.healed` returns for `forced`, by the token before.
         loops: the text tokens that the mask allows and that lead back to this state.
-        runs: the states after tokens of one kind, whichever they are.
-        is_claimed: `LookAhead` has been here, or will be.
+        runs: transitions by number of characters; see `Runs`.
+        is_claimed: `LookAhead` has queued or explored this state.
     """
 
     __slots__ = (
@@ -88,7 +88,7 @@ class CachedState:
         self.runs: Runs | None = None
 
     def follow(self, token: int) -> CachedState | None:
-        """The state after a token that the grammar allows; None if it is not known."""
+        """Return the state after an allowed token; None if the transition is unknown."""
         after = self.after.get(token)
         if after is not None or token < 0:
             return after
@@ -110,11 +110,11 @@ class CachedState:
 
 
 class MaskCache:
-    """An LRU cache of the parser states of all grammars of one vocabulary. Belongs to the scheduler's thread.
+    """LRU cache of the parser states of all grammars of a vocabulary. Used by the scheduler's thread only.
 
     Args:
-        max_bytes: approximate size of all states; the one used last stays however large it is.
-        max_edges: remembered transitions, at most.
+        max_bytes: approximate maximum size of all states. The last used state is kept, whatever its size.
+        max_edges: maximum number of transitions.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES, max_edges: int = MAX_EDGES) -> None:
@@ -127,7 +127,7 @@ class MaskCache:
         self._users: dict[TokenSet, int] = {}  # states with `runs` of these tokens
 
     def at(self, state: ParserState) -> CachedState:
-        """The entry of a parser state, made if need be. States of different recognizers are different keys."""
+        """Return the entry of a parser state, created if necessary. States of different recognizers are different."""
         known = self._known.get(state)
         if known is not None:
             self._known.move_to_end(state)
@@ -138,7 +138,7 @@ class MaskCache:
         return known
 
     def put(self, state: ParserState, row: Bitmask) -> CachedState:
-        """Store the mask of a parser state; returns its entry."""
+        """Store the mask of a parser state; return the state's entry."""
         known = self.at(state)
         if known.row is None:
             known.row_bytes = row.nbytes
@@ -148,13 +148,15 @@ class MaskCache:
         return known
 
     def share(self, state: CachedState, other: CachedState) -> None:
-        """Give a state the mask of another one that allows the same tokens."""
+        """Set the mask of a state to the mask of another state that allows the same tokens."""
         assert other.row is not None
         state.remember(other.row)
         state.may_end = other.may_end
 
     def connect(self, state: CachedState, token: int, after: CachedState) -> None:
-        """Remember the state after a token that the mask, or the library, allows in the first one."""
+        """Store the transition from a state over a token, which the mask or the library allows."""
+        # Transitions keep evicted states alive, and dropping single transitions would need an order of use, so all are
+        # dropped together.
         if self._num_edges >= self._max_edges:
             for each in self._with_edges:
                 each.after.clear()
@@ -170,10 +172,10 @@ class MaskCache:
     def connect_run(
         self, state: CachedState, token: int, tokens: TokenSet, num_chars: bytes, after: CachedState
     ) -> None:
-        """Remember the state after all tokens of a set that have as many characters as this one, which the mask allows.
+        """Store the state after all tokens of a set with as many characters as `token`, which the mask allows.
 
         Args:
-                tokens, num_chars: see `Runs`. A state has a single set; calls with another set are ignored.
+            tokens, num_chars: see `Runs`. A state has a single set; calls with another set are ignored.
         """
         runs = state.runs
         if runs is None and state.state is not None and self._known.get(state.state) is state:
@@ -209,7 +211,7 @@ class MaskCache:
             self._num_bytes -= STATE_BYTES + oldest.row_bytes
             self._num_bytes -= 0 if oldest.loops is None else len(oldest.loops)
             self._drop_runs(oldest)
-            oldest.row = oldest.loops = None  # transitions to it may be remembered for some time
+            oldest.row = oldest.loops = None  # transitions may keep the evicted entry alive for some time
             oldest.row_bytes = 0
 
     @property

@@ -1,11 +1,11 @@
 """`ReasoningGrammar`: free text up to an end marker, then another grammar.
 
-The marker is a text such as "</think>". Where the vocabulary has a control token of that name, either the token or
-its characters end the free text. The marker always ends at the end of a token, so that the grammar behind it begins
-with a token of its own; tokens that would continue behind the marker are masked.
+The marker is a text such as "</think>". If the vocabulary has a control token with this text, either the control token
+or text tokens with the same characters end the free text. Tokens that continue beyond the marker are masked, so the
+inner grammar always begins at the beginning of a token.
 
-The free text can always be ended in time: when the remaining budget equals the length of the marker, the marker is
-forced, and `fits` reserves tokens for the marker and for the shortest text of the grammar behind it.
+The free text always ends in time: the marker is forced when the remaining reasoning budget equals the length of the
+marker, and `fits` reserves tokens for the marker and for the shortest text of the inner grammar.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from radixrt.errors import RequestError
 
 
 class Marker:
-    """An end marker over one vocabulary.
+    """An end marker in a vocabulary, as an automaton over bytes (Knuth-Morris-Pratt).
 
-    A state is the number of the marker's bytes that the text so far ends with (its longest such prefix).
+    A state is the length of the longest prefix of the marker with which the text so far ends.
 
     Attributes:
-        token: the control token of that name, or None.
-        longest: most tokens that completing the marker takes, from any state.
+        token: the control token with the marker's text, or None.
+        longest: maximum over all states of the number of tokens that complete the marker.
     """
 
     def __init__(self, vocabulary: Vocabulary, text: str) -> None:
@@ -53,7 +53,7 @@ class Marker:
                 )
 
     def rest(self, state: int) -> list[int]:
-        """Tokens that complete the marker."""
+        """Return the tokens that complete the marker from a state."""
         if state == 0 and self.token in self._control and self.token is not None:
             return [self.token]
         rest = self._rests.get(state)
@@ -62,7 +62,7 @@ class Marker:
         return rest
 
     def mask(self, state: int) -> Bitmask:
-        """Tokens that may come in the free text: all text tokens but those that continue behind the marker."""
+        """Return the mask of the free text: all text tokens except tokens that continue beyond the marker."""
         mask = self._masks.get(state)
         if mask is None:
             beyond = [token for token in self._beyond if self.advance(state, token) is None]
@@ -71,7 +71,7 @@ class Marker:
         return mask
 
     def forced_mask(self, state: int) -> Bitmask:
-        """The next token of the rest of the marker, where the marker is forced."""
+        """Return the mask that allows only the next token of the forced marker."""
         mask = self._forced_masks.get(state)
         if mask is None:
             mask = self._forced_masks[state] = self.vocabulary.mask_of(self.rest(state)[:1])
@@ -79,7 +79,7 @@ class Marker:
         return mask
 
     def advance(self, state: int, token: int) -> int | None:
-        """The state after a token, len(data) where the marker is complete; None if the token is not allowed."""
+        """Return the state after a token; len(data) when the marker is complete. None if the token is not allowed."""
         if token in self._control:
             return len(self.data) if token == self.token else 0
         data = self.vocabulary.table[token] if 0 <= token < self.vocabulary.vocab_size else b""
@@ -96,7 +96,7 @@ class Marker:
         return state
 
     def _tokens_beyond(self) -> list[int]:
-        """Tokens that in some state complete the marker and continue."""
+        """Return the tokens that, in some state, complete the marker and continue beyond it."""
         last = self.data[-1:]
         ends = tuple(self.data[i:] for i in range(len(self.data)))
         return [
@@ -108,7 +108,7 @@ class Marker:
 
 @lru_cache(maxsize=16)
 def marker_of(vocabulary: Vocabulary, text: str) -> Marker:
-    """A marker's tables, made once."""
+    """Return the marker of a text, created by the first call."""
     return Marker(vocabulary, text)
 
 
@@ -116,8 +116,9 @@ class ReasoningGrammar(Grammar):
     """Free text up to a marker, then the inner grammar.
 
     Args:
-        inner: what follows the marker, fresh.
-        budget: most tokens of free text and marker together; the marker comes even if it alone has more.
+        inner: new grammar of the text after the marker.
+        budget: maximum number of tokens of free text and marker together. The marker is generated even if it exceeds
+            the budget.
     """
 
     def __init__(self, marker: Marker, inner: Grammar, budget: int | None) -> None:
@@ -133,7 +134,7 @@ class ReasoningGrammar(Grammar):
         return self._states[-1] == len(self._marker.data)
 
     def _is_forced(self) -> bool:
-        """Return True if one more free token could leave too little of the budget for the marker."""
+        """Return True if another free token could leave fewer tokens of the budget than the marker needs."""
         used = len(self._states) - 1
         return self._budget is not None and used + 1 + self._marker.longest > self._budget
 
@@ -207,7 +208,8 @@ class ReasoningGrammar(Grammar):
 
 
 def _fallbacks(data: bytes) -> list[int]:
-    """The KMP failure function: for each i, the longest proper prefix of data that data[: i + 1] ends with."""
+    """Return the KMP failure function: for each i, the length of the longest proper prefix of `data` with which
+    data[: i + 1] ends."""
     table = [0] * len(data)
     state = 0
     for i in range(1, len(data)):

@@ -1,12 +1,12 @@
-"""`TextGrammar`: one request's constraint, made of a library's matcher and of the recognizer.
+"""`TextGrammar`: the constraint of a request, made of a library's matcher and of the recognizer.
 
-The matcher fills masks. A mask is reduced to text tokens, and end tokens, the model's and the request's own, are
-allowed exactly where the text may end. The recognizer follows the same productions and finds shortest completions
+The matcher fills masks. Text tokens are masked as the matcher says, and end tokens (the model's and the request's own)
+are allowed exactly where the text may end. The recognizer follows the same productions and finds shortest completions
 (`closing`).
 
-A mask depends on the parser state alone and is cached by it (`mask_cache`), and so are the states after each token.
-While the text moves between cached states, a token costs a look-up; neither the matcher nor the recognizer is called.
-The matcher catches up in `settle`, or at a state that is new.
+Masks and transitions depend on the parser state alone and are cached by state (`mask_cache`). While a text moves
+between cached states, a token costs a lookup, and neither the matcher nor the recognizer is called. The matcher falls
+behind the text, and catches up in `settle`, or when the text reaches a new state.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from radixrt.errors import InvariantError
 T = TypeVar("T")
 
 SETTLE_AFTER = 8
-"""The matcher catches up, off the critical path, when it is SETTLE_AFTER to 2 * SETTLE_AFTER tokens behind: a different
-number for each request, so that those of a batch do not all do so after the same step."""
+"""The matcher catches up, off the critical path, when it is SETTLE_AFTER to 2 * SETTLE_AFTER tokens behind. The number
+differs between requests, so that the matchers of a batch do not all catch up after the same step."""
 
 MIN_EDGES = 4
-"""A state from which this many tokens were followed, or twice as many and so on, may be one at which only the number of
-a token's characters matters."""
+"""After this many transitions from a state, and again after each doubling, the grammar checks whether the next state
+depends only on the number of a token's characters (`Runs`)."""
 
 MAX_HEALED = 64
-"""Tokens before a forced text for which a state remembers how both are tokenized."""
+"""Maximum number of results of `healed` that a state stores."""
 
 
 class TextTemplate(GrammarTemplate):
-    """Template of grammars that have productions, and so a recognizer."""
+    """Template of grammars that have productions and therefore a recognizer."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -51,9 +51,9 @@ class TextGrammar(Grammar):
     """See the module's docstring. Made by `TextTemplate.new`.
 
     Args:
-        own_ends: mask of tokens that end this request's text, where it may end, beside the model's end tokens.
-        settle_at: tokens that the matcher may be behind after `settle`.
-        matcher: at the beginning of the text if it is left out.
+        own_ends: mask of the request's own end tokens (`stop_token_ids`); None without any.
+        settle_at: number of tokens that the matcher must be behind for `settle` to make it catch up.
+        matcher: matcher at the beginning of the text; default: a new one.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class TextGrammar(Grammar):
         self._matcher = template.matcher() if matcher is None else matcher
         self._generation = template.generation
         self._tokens: list[int] = []
-        self._path = [template.start]  # the states before and after each token
-        self._behind = 0  # how many of the last tokens the matcher has not consumed
+        self._path = [template.start]  # len(tokens) + 1 states: before the first token, and after each
+        self._behind = 0  # number of last tokens that the matcher has not consumed
         self._ended = False
-        self._to_settle: list[tuple[CachedState, int, CachedState]] = []
-        self._ahead: tuple[int, CachedState] | None = None  # the token of the last `fits`, and the state after it
+        self._to_settle: list[tuple[CachedState, int, CachedState]] = []  # new transitions (state, token, next state)
+        self._ahead: tuple[int, CachedState] | None = None  # token and next state of the last `fits`
 
     def mask(self) -> Bitmask:
         if self._ended:
@@ -83,14 +83,16 @@ class TextGrammar(Grammar):
         return row
 
     def _find_mask(self) -> Bitmask:
-        """The mask of this parser state, common to all requests of the constraint."""
+        """Return the mask of the parser state, which all requests of the constraint share."""
         template, state = self.template, self._path[-1].state
         if state is None:
             row, self._path[-1].may_end = self._asking(template.mask_of)
             self._path[-1].remember(row)
             return row
-        known = self._path[-1] = template.masks.at(state)  # this entry may have been evicted
+        known = self._path[-1] = template.masks.at(state)  # the entry on the path may have been evicted
         if known.row is None:
+            # Inside of a long counted repetition, many states have the same mask: compute it once, for the state with
+            # the smallest equivalent count.
             small = template.completions.with_small_counts(state)
             common = known if small is state else template.masks.at(small)
             if common.row is None:
@@ -126,7 +128,7 @@ class TextGrammar(Grammar):
         return True
 
     def _accept_new(self, here: CachedState, token: int) -> bool:
-        """Accept a token that was not followed from this state before, and remember it."""
+        """Accept a token without a cached transition, and cache the transition."""
         if not 0 <= token < self._vocabulary.vocab_size:
             return False
         after = self._find_after(token)
@@ -134,8 +136,8 @@ class TextGrammar(Grammar):
             self._push(token, after)
             self._behind += 1
             return True
-        # The library may still take it: forced tokens come before masks are asked for, and where text is forced, a mask
-        # allows but one way to write it.
+        # The library may still accept the token: forced tokens are accepted before a mask is computed, and where text
+        # is forced, the mask allows a single tokenization.
         if not (self._vocabulary.table[token] or token in self.template.specials):
             return False
         if not self._asking(lambda matcher: matcher.accept(token)):
@@ -148,14 +150,15 @@ class TextGrammar(Grammar):
         return True
 
     def _find_after(self, token: int) -> CachedState | None:
-        """The state after a token that was not followed from this state before, remembered; None if it is an end token
-        or the mask does not allow it."""
+        """Compute and cache the state after a token without a cached transition. None for end tokens, and for tokens
+        that the mask does not allow."""
         here = self._path[-1]
         if not 0 <= token < self._vocabulary.vocab_size or not here.allows(token) or self._is_end(token):
             return None
         after = self._state_after(token)
         if after is None:
             raise InvariantError("the recognizer refuses a token that the masks allow")
+        # Searching for other tokens with the same transition is deferred to `settle`.
         masks = self.template.masks
         if after is here and here.loops is None and here.state is not None:
             self._to_settle.append((here, token, after))
@@ -167,7 +170,7 @@ class TextGrammar(Grammar):
         return after
 
     def _find_others(self, here: CachedState, token: int, after: CachedState) -> None:
-        """Remember other tokens that lead to the same state, if they are known; the mask of `here` is."""
+        """Cache further tokens with the same transition, if the recognizer knows any. Needs the mask of `here`."""
         completions, masks = self.template.completions, self.template.masks
         if here.state is None or here.row is None:
             return
@@ -185,7 +188,7 @@ class TextGrammar(Grammar):
         self._ahead = None
 
     def _state_after(self, token: int) -> CachedState | None:
-        """The state after a token that is no end token; None if the recognizer refuses it."""
+        """Return the state after a token that is no end token; None if the recognizer refuses the token."""
         if self._ahead is not None and self._ahead[0] == token:
             return self._ahead[1]
         here = self._path[-1]
@@ -195,7 +198,7 @@ class TextGrammar(Grammar):
         return here if state is here.state else self.template.masks.at(state)
 
     def copy(self) -> TextGrammar:
-        """Another text's grammar, equal to this one."""
+        """Return an independent grammar in the same state."""
         copied = TextGrammar(self.template, self._own_ends, self._settle_at, self._matcher.fork())
         copied._generation, copied._behind, copied._ended = self._generation, self._behind, self._ended
         copied._tokens, copied._path = self._tokens.copy(), self._path.copy()
@@ -203,7 +206,7 @@ class TextGrammar(Grammar):
 
     @property
     def here(self) -> CachedState:
-        """Entry of the present parser state."""
+        """Cache entry of the current parser state."""
         return self._path[-1]
 
     def settle(self) -> None:
@@ -240,6 +243,7 @@ class TextGrammar(Grammar):
             num_tokens -= 1
         if not num_tokens:
             return
+        # Tokens that the matcher has not consumed yet are simply dropped.
         unseen = min(num_tokens, self._behind)
         self._behind -= unseen
         if num_tokens > unseen:
@@ -281,9 +285,10 @@ class TextGrammar(Grammar):
         return remaining >= after.safe or self._fits_exactly(after, remaining)
 
     def _fits_exactly(self, after: CachedState, remaining: int) -> bool:
-        """As `fits`, for a state whose upper bound is unknown or does not tell."""
+        """Like `fits`, for a state whose upper bound on the shortest completion is unknown or exceeds `remaining`."""
         if after.is_exact:
             return False
+        # Tighten the bound in steps, the cheap ones first: characters, bytes, and finally the tokens themselves.
         completions, state = self.template.completions, self.template.parser_state(after)
         if after.safe == UNKNOWN:
             bound = completions.bound(state)
@@ -301,9 +306,9 @@ class TextGrammar(Grammar):
         return list(self.template.shortest if state is None else self.template.completions.closing(state))
 
     def _asking(self, question: Callable[[Matcher], T]) -> T:
-        """The matcher's answer once it has consumed the whole text.
+        """Return the matcher's answer after it has consumed the whole text.
 
-        A matcher that has reached its limits is replaced by one of the grammar loaded anew.
+        A matcher that has reached a limit of its library is replaced by a matcher of the grammar loaded again.
         """
         try:
             self._catch_up()

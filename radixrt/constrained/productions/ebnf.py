@@ -169,7 +169,8 @@ class _Parser:
         self.fail(self._at, f"{rest[0]!r} has no meaning here")
 
     def _body(self, start: int, name: str) -> Expr:
-        """The expression after `::=`, up to the next rule or the end."""
+        """Parse the expression after `::=`, up to the next rule or the end."""
+        # The stack of open parentheses is explicit: recursion would fail for deep nesting instead of reporting it.
         groups = [_Group(start)]
         empty = True
         while True:

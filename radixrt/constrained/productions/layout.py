@@ -59,6 +59,8 @@ class Layout:
         index = self._index = dict[int, int]()
         known: dict[object, int] = {}
         for expr in _callees_first(rules):
+            # Children come first, so an expression is identified by its kind and the rows of its children. Comparing
+            # expressions as trees would take quadratic time in a deep grammar.
             kind = LEAF
             below: tuple[int, ...] = ()
             key: object = expr
@@ -76,6 +78,8 @@ class Layout:
             elif type(expr) is Term:
                 key = expr.regex
             elif type(expr) is Ref:
+                # A call shares the row of an earlier call. The first call has its own row, unless the body is known
+                # already.
                 kind, key = CALL, (CALL, expr.rule)
                 if key not in known:
                     key = index.get(id(rules.get(expr.rule)), key)
@@ -132,6 +136,7 @@ class Layout:
         Raises:
             GrammarTooComplex: it is not known in time whether a terminal has a text.
         """
+        # A single pass suffices for a grammar without recursion, because children and callees come first.
         values: list[int | None] = []
         called = self.called
         for row, (expr, kind, below) in enumerate(zip(self.order, self.kinds, self.below)):
@@ -153,7 +158,8 @@ class Layout:
             else:
                 length = length_above(expr, [values[one] for one in below])
             values.append(length)
-        # Calls of rules that come later, or of themselves: their callers are computed again until nothing changes.
+        # Recursive calls come before the rule's body. Where the length of the body differs from the assumed length,
+        # update the rows above, lowest first, until nothing changes.
         stale = [row for row, _ in self.calls if called[row] >= 0 and values[row] != values[called[row]]]
         heapify(stale)
         waiting = set(stale)

@@ -1,9 +1,9 @@
 """Rewriting rules that call themselves first or last into repetitions, without changing the language.
 
-Followers of a grammar here must read something before a rule calls itself again, and llguidance keeps one item for each
-level of a rule that calls itself last, up to a limit. `a ::= a x | y` becomes `a ::= y x*`; `a ::= x a | y` becomes
-`a ::= x* y`. Left recursion through several rules is first made direct, by putting bodies in place of calls (Paull's
-algorithm); what may be empty before a recursive call is split into its empty and its other texts.
+The recognizer requires that a rule reads something before it calls itself again, and llguidance keeps an item for each
+level of right recursion, up to a limit. `a ::= a x | y` becomes `a ::= y x*`; `a ::= x a | y` becomes `a ::= x* y`.
+Left recursion through several rules is first made direct by substituting bodies for calls (Paull's algorithm). An
+expression before a recursive call that may be empty is split into its empty and its nonempty texts.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Entangled(Exception):
 
 
 def without_left_recursion(productions: Productions) -> Productions:
-    """The same language, no rule calling itself before something is read.
+    """Return productions of the same language without left recursion.
 
     Args:
         productions: pruned.
@@ -64,7 +64,7 @@ def without_left_recursion(productions: Productions) -> Productions:
 
 
 def without_right_recursion(productions: Productions) -> Productions:
-    """The same language, no rule having itself as the last part of an alternative."""
+    """Return productions of the same language in which no alternative of a rule ends in a call of the same rule."""
     rules = dict(productions.rules)
     for name, body in productions.rules.items():
         again, rest = _last(body, name)
@@ -74,7 +74,8 @@ def without_right_recursion(productions: Productions) -> Productions:
 
 
 def _last(expr: Expr, rule: str) -> tuple[Expr, Expr]:
-    """(again, rest) such that expr is `again rule | rest`, and the recursive calls at its plain end are in `again`."""
+    """Return (again, rest) such that expr equals `again rule | rest`, where `again` has the recursive calls at the end
+    of expr that are not inside of repetitions."""
     if isinstance(expr, Ref) and expr.rule == rule:
         return NO_TEXT, NOTHING
     if isinstance(expr, Alt):
@@ -93,7 +94,7 @@ def _last(expr: Expr, rule: str) -> tuple[Expr, Expr]:
 
 
 class _Circle:
-    """Rules that can call one another first, being rewritten in place.
+    """A set of rules with mutual left recursion, rewritten in place.
 
     Args:
         rules: of the whole grammar; changed.
@@ -107,7 +108,8 @@ class _Circle:
         self._shortest = shortest
 
     def break_up(self) -> None:
-        """Afterwards no rule of the circle calls itself first, directly or through others."""
+        """Remove the left recursion of these rules, direct and through other rules."""
+        # Split every nullable rule r into `r ::= r~ | ""` and a rule r~ for the nonempty texts.
         nullable = [rule for rule in self._circle if self._shortest[rule] == 0]
         others = [rule for rule in self._circle if self._shortest[rule] != 0]
         bodies = {rule: self._rules[rule] for rule in nullable}
@@ -115,6 +117,8 @@ class _Circle:
             self._rules[rule] = alt(Ref(self._declare_nonempty(rule)), NO_TEXT)
         for rule, body in bodies.items():
             self._rules[_nonempty_name(rule)] = self._nonempty(body)
+        # Paull's algorithm: in a fixed order, substitute the rules that are done into first calls, then turn direct
+        # left recursion into a repetition.
         done = nullable
         for rule in [*others, *map(_nonempty_name, nullable)]:
             self._substitute(rule, done)
@@ -126,7 +130,7 @@ class _Circle:
             done = [*done, rule]
 
     def _substitute(self, rule: str, done: list[str]) -> None:
-        """Put bodies in place of first calls of rules that are done, until none is left."""
+        """Replace first calls of rules that are done by their bodies, until there are no such calls."""
         while first := left_calls(self._rules[rule], self._shortest) & set(done):
             for callee in done:
                 if callee in first:
@@ -145,7 +149,7 @@ class _Circle:
             )
 
     def _first(self, expr: Expr, rule: str) -> tuple[Expr, Expr]:
-        """(after, rest) such that expr is `rule after | rest`, and rest does not call the rule first."""
+        """Return (after, rest) such that expr equals `rule after | rest`, and rest does not begin with the rule."""
         if rule not in left_calls(expr, self._shortest):
             return NOTHING, expr
         if isinstance(expr, Ref):
@@ -177,7 +181,7 @@ class _Circle:
         return seq(after, more), alt(rest, NO_TEXT) if low == 0 else rest
 
     def _nonempty(self, expr: Expr) -> Expr:
-        """The texts of the expression that are not empty."""
+        """Return an expression for the nonempty texts of an expression."""
         if length_of(expr, self._shortest) != 0:
             return expr
         if isinstance(expr, Alt):
@@ -197,7 +201,7 @@ class _Circle:
         return NOTHING
 
     def _nonempty_rule(self, rule: str) -> Expr:
-        """A rule for the texts of another one that are not empty, made when it is first asked for."""
+        """Return a call of the rule for the nonempty texts of a rule. The rule is created by the first call."""
         name = _nonempty_name(rule)
         if name not in self._rules:
             self._declare_nonempty(rule)
@@ -206,7 +210,7 @@ class _Circle:
 
     def _declare_nonempty(self, rule: str) -> str:
         name = _nonempty_name(rule)
-        self._rules[name] = NOTHING  # until it is known; it may call itself
+        self._rules[name] = NOTHING  # placeholder, because the body may call the rule itself
         self._shortest[name] = 1
         return name
 
@@ -241,6 +245,7 @@ def _circles(calls: Mapping[str, set[str]]) -> list[list[str]]:
                 open_rules.add(callee)
                 path.append((callee, iter(sorted(calls[callee]))))
                 continue
+            # All callees are done: pass the low link on, and close the component if this rule is its root.
             path.pop()
             if path:
                 low[path[-1][0]] = min(low[path[-1][0]], low[name])
@@ -255,7 +260,7 @@ def _circles(calls: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def _written_size(expr: Expr) -> tuple[int, int]:
-    """Expressions as they would be written out, shared ones counted each time, and how deep they nest."""
+    """Return the number of expressions when written out, shared ones counted at each use, and their nesting depth."""
 
     def visit(_: Expr, below: list[tuple[int, int]]) -> tuple[int, int]:
         return 1 + sum(size for size, _ in below), 1 + max((depth for _, depth in below), default=0)

@@ -88,6 +88,8 @@ class Closure:
             if kind == FORK:
                 todo.extend([(target, 0, frame) for target in node.targets])
             elif kind == CALL:
+                # A call at the end of a rule needs no frame: the callee returns to the caller's return points. So
+                # right recursion does not grow the stack.
                 if node.next.kind == END:
                     todo.append((node.body, 0, frame))
                 else:
@@ -95,6 +97,7 @@ class Closure:
                 if node.skips:
                     todo.append((node.next, 0, frame))
             elif kind == COUNT:
+                # Without an upper bound, counts above `low` are equivalent and become `low`.
                 if count >= node.low:
                     todo.append((node.next, 0, frame))
                 if node.high is None:
@@ -130,9 +133,11 @@ class Closure:
         return frozenset([(node, progress, self._final(frame)) for node, progress, frame in self.items]), self.complete
 
     def _final(self, frame: Frame | _Pending) -> Frame:
-        """The frame with the content of a pending one; callers are made final before those that they call."""
+        """Return the frame with the content of a pending frame."""
         if isinstance(frame, Frame):
             return frame
+        # Callers first, with a stack of our own: calls may nest deeper than Python's stack. Pending frames cannot call
+        # one another in a circle, because the grammar has no left recursion.
         unfinished = [frame]
         while unfinished:
             last = unfinished[-1]

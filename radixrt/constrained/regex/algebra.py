@@ -144,6 +144,7 @@ def alternate(*options: Regex) -> Regex:
     """Any of the options."""
     if len(options) == 1:
         return options[0]
+    # Flatten nested alternations, and sort the options by kind: single characters, texts, and all others.
     singles = NONE
     texts: set[str] = set()
     others: dict[Regex, None] = {}
@@ -166,9 +167,12 @@ def alternate(*options: Regex) -> Regex:
             return ANY
         elif option is not EMPTY:
             others[option] = None
+    # Without other options, the language is finite and has a canonical form.
     if not others:
         made = _finite(texts, singles)
         return _or_nothing(made) if nullable else made
+    # Simplify the options together. The order of the result does not depend on the order of the options, so that equal
+    # alternations are the same node.
     if singles.edges:
         others[chars_node(singles)] = None
     if texts:
@@ -220,6 +224,7 @@ def _factor(options: list[Regex]) -> list[Regex]:
 
     An option that another begins with, and need not continue, is dropped: h | h t is h t where t may be nothing.
     """
+    # Group the options by tail. `spare` has the heads that make an option of the same text redundant.
     heads: dict[Regex, list[Regex]] = {}
     spare: set[Regex] = set()
     for option in options:
@@ -232,6 +237,8 @@ def _factor(options: list[Regex]) -> list[Regex]:
     tails = [option for option in options if option in heads]
     if not tails and not any(len(shared) > 1 for shared in heads.values()):
         return options
+    # An option that is itself a shared tail joins the group with an empty head. Each group is written at the place of
+    # its first option.
     for tail in tails:
         heads[tail].append(EPSILON)
     factored: dict[Regex, None] = {}

@@ -41,13 +41,14 @@ class Dfa:
     @staticmethod
     @lru_cache(maxsize=1024)
     def of(regex: Regex, max_states: int) -> Dfa | None:
-        """None if more than max_states derivatives had to be looked at, or if the language is empty."""
+        """Return the minimal automaton of a language; None if the language has more than max_states derivatives or is
+        empty."""
         if regex is EMPTY:
             return None
         numbers: dict[Regex, int] = {regex: 0}
         order = [regex]
         arrows: list[dict[int, CharSet]] = []
-        for state in order:
+        for state in order:  # grows inside the loop
             leading: dict[int, CharSet] = {}
             for charset in state.classes():
                 target = derive(state, chr(charset.edges[0]))
@@ -94,9 +95,10 @@ def small_expression(
 def _eliminate(arrows: _Arrows, accepting: Sequence[bool], max_size: int) -> Regex | None:
     """See `Dfa.eliminate`.
 
-    States are removed one after the other, those with the fewest ways through them first; each way through a removed
-    state becomes an arrow of its own.
+    This is state elimination: states are removed one after the other, and each path source -> state -> target becomes
+    an arrow from source to target, labelled with an expression. The state with the fewest such paths comes first.
     """
+    # Add a start state without incoming and an end state without outgoing arrows.
     end = len(arrows)
     start = end + 1
     out: dict[int, dict[int, Regex]] = {
@@ -111,6 +113,7 @@ def _eliminate(arrows: _Arrows, accepting: Sequence[bool], max_size: int) -> Reg
     for state, targets in out.items():
         for target in targets:
             into[target].add(state)
+    # Remove all other states. The label of the last arrow, from start to end, is the result.
     sizes: dict[Regex, int] = {}
     left = set(range(end))
     while left:
@@ -163,6 +166,7 @@ def _minimal(arrows: Sequence[Mapping[int, CharSet]], accepting: Sequence[bool])
         The transitions of the minimal automaton, and for each of its states a state of the given automaton that was
         merged into it; None if the language is empty.
     """
+    # Find the states from which an accepting state can be reached, backwards from the accepting states.
     alive = {state for state, accepts in enumerate(accepting) if accepts}
     into: list[list[int]] = [[] for _ in arrows]
     for state, leading in enumerate(arrows):
@@ -176,6 +180,8 @@ def _minimal(arrows: Sequence[Mapping[int, CharSet]], accepting: Sequence[bool])
                 queue.append(source)
     if 0 not in alive:
         return None
+    # Merge equivalent states by Moore's algorithm: begin with accepting and other states, and split blocks whose states
+    # lead to different blocks, until no block is split.
     block = {state: int(accepting[state]) for state in sorted(alive)}
     count = len(set(block.values()))
     while True:
@@ -188,6 +194,7 @@ def _minimal(arrows: Sequence[Mapping[int, CharSet]], accepting: Sequence[bool])
         if len(numbers) == count:
             break
         count = len(numbers)
+    # Number the blocks breadth first from the start.
     members = {block[state]: state for state in reversed(block)}
     order = [block[0]]
     places = {block[0]: 0}

@@ -138,15 +138,14 @@ def _plain_char(charset: CharSet) -> str:
 
 
 def _search(start: Regex, *, exact: bool) -> bool:
-    """Return True if the language has a string.
+    """Return True if the language has a string. With `exact`, also store a shortest string in the nodes on its path.
 
-    If so and `exact`, a shortest string is kept with the nodes on the way to it.
-
-    The bound never exceeds what is missing, so the first complete text taken from the queue is a shortest one. Of two
-    states that promise the same the one with less to go comes first.
+    With `exact` this is A* search over derivatives, where `min_length` bounds the missing characters from below. The
+    bound never exceeds the number of missing characters, so the first complete string taken from the queue is a
+    shortest one. Among states with the same estimated total, the state with fewer missing characters comes first.
 
     Raises:
-        RegexTooComplex: over MAX_STEPS derivatives would have to be looked at.
+        RegexTooComplex: over MAX_STEPS derivatives would have to be computed.
     """
     text = _unlisted(start)
     if text is not None:
@@ -154,13 +153,14 @@ def _search(start: Regex, *, exact: bool) -> bool:
         return True
     came_from: dict[Regex, tuple[Regex, str]] = {}
     costs = {start: 0}
+    # Entries: estimated total length (0 if not `exact`), missing characters, tie-breaker, state.
     queue: list[tuple[int, int, int, Regex]] = [(0, start.min_length, start.serial, start)]
     steps = 0
     while queue:
-        promised, missing, _, state = heappop(queue)
+        estimate, missing, _, state = heappop(queue)
         cost = costs[state]
-        if exact and promised > cost + missing:
-            continue
+        if exact and estimate > cost + missing:
+            continue  # a cheaper path to this state was found after the entry was queued
         if state.nullable or state.ending is not None or (state.dead is False and not exact):
             if exact:
                 _keep(start, came_from, state)
@@ -180,13 +180,15 @@ def _search(start: Regex, *, exact: bool) -> bool:
         steps += len(state.classes())
         if steps > MAX_STEPS:
             raise RegexTooComplex(f"an expression with intersections or complements takes over {MAX_STEPS} steps")
+    # No state on any path accepts, so later searches can skip all of them.
     for state in costs:
         state.dead = True
     return False
 
 
 def _unlisted(node: Regex) -> str | None:
-    """A shortest string of a plain language from which listed strings are excluded, if none of those is as short."""
+    """Return a shortest string of a plain language from which listed strings are excluded; None if the node has
+    another form, or if the shortest string found is excluded."""
     if not isinstance(node, Intersect):
         return None
     whole, listed = without_listed(node)
@@ -198,9 +200,10 @@ def _unlisted(node: Regex) -> str | None:
 
 @lru_cache(maxsize=1024)
 def without_listed(node: Intersect) -> tuple[Regex, frozenset[str]]:
-    """A language and the listed strings that are excluded from it; the node itself and none if it is not of that form.
+    """Split a language with excluded strings into the language and the strings; (node, none) for any other form.
 
-    The names of undeclared members are such languages, and following all listed strings apart would take long.
+    The names of an object's undeclared members are such languages, and following derivatives of all excluded strings
+    would take long.
     """
     kept = [item for item in node.items if not isinstance(item, Complement)]
     listed: set[str] = set()
@@ -313,6 +316,7 @@ def _boolean_strings(node: Regex, limit: int) -> set[str] | None:
         if candidates is not None:
             found = {text for text in candidates if matches(node, text)}
             return found if len(found) <= limit else None
+    # Otherwise enumerate the strings breadth first by length. Strings that lead to the same derivative share a state.
     found = set()
     frontier: dict[Regex, list[str]] = {node: [""]}
     characters = 0

@@ -158,14 +158,17 @@ class Index:
                 raise over_limit(pointer, "schema", f"the schema is nested more than {limits.depth} levels deep")
             if self._subschemas > limits.subschemas:
                 raise over_limit(pointer, "schema", f"the schema has more than {limits.subschemas} subschemas")
+            # A shortcut for the most frequent schemas, such as {"type": "string"}.
             if schema.keys() <= _TYPE_ALONE and _is_type(schema.get("type", "null")):
                 continue
+            # In drafts 4 to 7, all keywords beside $ref are ignored.
             dialect = resource.dialect
             if dialect.ref_alone and "$ref" in schema:
                 pending.extend((*below, resource, depth + 1) for below in _subschemas(schema, pointer, dialect))
                 self._note_ignored(schema, pointer)
                 self._check(schema, pointer, dialect, {"$ref"})
                 continue
+            # An id may begin a resource with another draft, which decides how the other keywords are read.
             if dialect.id_keyword in schema:
                 resource = self._identify(schema, pointer, resource)
                 dialect = resource.dialect

@@ -74,6 +74,7 @@ def expand(graph: Graph, node: Node) -> Expansion:
     Raises:
         Unsupported: a keyword on the way cannot be enforced, or there are too many branches.
     """
+    # A node with a single schema can often be expanded without a search, or from memory.
     located = single_schema(graph, node)
     if located is None:
         return _solve(graph, node)
@@ -118,7 +119,8 @@ def _only_assertion(graph: Graph, node: Node) -> Assertion | None:
 
 
 def _union(graph: Graph, node: Node, only: Assertion | None) -> tuple[Node, ...] | None:
-    """Return the nodes of a node that is nothing but a choice between schemas, each of which keeps its own rule."""
+    """Return the options of a node that is only a choice between schemas; None for other nodes, and where the options
+    must be combined. Each option keeps a rule of its own in the grammar."""
     if len(node.formulas) == 1 and isinstance(node.formulas[0], Either):
         return tuple(dict.fromkeys(graph.node(option) for option in node.formulas[0].options))
     if not isinstance(only, AnyOf | OneOf):
@@ -137,6 +139,8 @@ def _union(graph: Graph, node: Node, only: Assertion | None) -> tuple[Node, ...]
 
 def _solved(graph: Graph, node: Node, start: Branch) -> Iterator[Branch]:
     """Yield the branches that remain once every choice is made."""
+    # Depth first, so that only the branches of one path are in memory. A branch with listed values needs no search:
+    # `_collected` tests each value.
     limit = graph.budget.limits.branches
     stack = [start]
     tried = found = 0
@@ -160,9 +164,10 @@ def _solved(graph: Graph, node: Node, start: Branch) -> Iterator[Branch]:
 
 
 def _split(branch: Branch) -> tuple[list[Branch], int]:
-    """Return the branches that one choice leads to, and the number of alternatives that were tried.
+    """Make the choice with the fewest possible alternatives. Return the resulting branches, and the number of
+    alternatives that were tried.
 
-    A choice with an alternative that adds nothing is already satisfied and disappears.
+    A choice with an alternative that adds no knowledge is satisfied already, and is removed.
     """
     best: list[Branch] | None = None
     tried = 0
@@ -193,7 +198,7 @@ def _settled(branch: Branch) -> Iterator[Branch]:
 
 
 def _settle(branch: Branch, place: int) -> bool:
-    """Apply the deferred assertions of a frame to what the frame has not recorded as evaluated."""
+    """Apply the deferred assertions of a frame to the members and items that the frame did not record as evaluated."""
     frame = branch.frames[place]
     for number, assertion in enumerate(frame.deferred):
         if frame.denied is None:
@@ -262,7 +267,9 @@ def _with_witnesses(branch: Branch, first: int) -> Iterator[Branch]:
 
 
 def _collected(graph: Graph, node: Node, branches: Iterator[Branch]) -> Expansion:
-    """Return the union of the branches; an alternative that has every value of its type absorbs the others."""
+    """Return the union of the branches. An alternative with all values of its type absorbs the other alternatives."""
+    # Listed values are tested against the formulas one by one. Other branches contribute an alternative for each type;
+    # the dictionaries remove duplicates and keep the order.
     values: dict[Hashable, Any] = {}
     types = booleans = 0
     numbers: dict[NumberSet, None] = {}
