@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.cache.hybrid_workloads import END, Request
 from radixrt.config import SchedulerConfig
-from radixrt.messages.scheduler import TokenizedReq
+from radixrt.messages.request import Request as EngineRequest
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.req import Req
@@ -53,7 +53,9 @@ class HybridEngine:
             self._answers[rid] = request.output
             self.prompt_tokens += len(request.prompt)
             sampling = SamplingParams(max_tokens=len(request.output) + 8)
-            self.scheduler.intake.add(TokenizedReq(rid, pack_i32(request.prompt), sampling, program=request.hint), 0.0)
+            self.scheduler.intake.add(
+                EngineRequest.generate(rid, pack_i32(request.prompt), sampling, program=request.hint), 0.0
+            )
         while not self.scheduler.is_idle:
             self._runner.advance(0.0)
         self.scheduler.take_deltas()

@@ -32,8 +32,8 @@ from radixrt.channel import LocalChannel
 from radixrt.config import SchedulerConfig
 from radixrt.executor.uniproc_executor import UniProcExecutor
 from radixrt.messages.parts import ProgramHint
+from radixrt.messages.request import Request
 from radixrt.messages.runner import RunnerReady, StepOutput
-from radixrt.messages.scheduler import TokenizedReq
 from radixrt.messages.wire import Int32Array, pack_i32, unpack_i32
 from radixrt.models.loading.source import cache_folder
 from radixrt.runner.model_runner import ModelRunner
@@ -101,16 +101,16 @@ class Device:
         cache = scheduler.kv.cache
         ids = np.random.default_rng(seed).integers(10, 1000, case.cached + case.new).astype(np.int32)
         if case.cached:  # the state at the end of that request is one token before that of its answer
-            answer = self._run(scheduler, TokenizedReq("before", pack_i32(ids[: case.cached]), _sampling(1)))[0]
+            answer = self._run(scheduler, Request.generate("before", pack_i32(ids[: case.cached]), _sampling(1)))[0]
             ids = np.concatenate([ids[: case.cached], answer, ids[case.cached :]])
         hint = ProgramHint("p", "b", fork_len=case.shared, siblings=2) if case.shared else None
-        request = TokenizedReq("r", pack_i32(ids), _sampling(1), program=hint, turn_len=len(ids) - case.header)
+        request = Request.generate("r", pack_i32(ids), _sampling(1), program=hint, turn_len=len(ids) - case.header)
         before = len(cache.node_states or ())
         started = time.perf_counter()
         _, steps = self._run(scheduler, request)
         return Served(time.perf_counter() - started, steps, len(cache.node_states or ()) - before)
 
-    def _run(self, scheduler: Scheduler, request: TokenizedReq) -> tuple[Int32Array, int]:
+    def _run(self, scheduler: Scheduler, request: Request) -> tuple[Int32Array, int]:
         """Serve a request to its end; return the last sampled token and the number of prefill steps."""
         before = scheduler.counters.extend_steps
         scheduler.intake.add(request, 0.0)

@@ -13,7 +13,7 @@ import numpy as np
 
 from radixrt.config import SchedulerConfig
 from radixrt.messages.parts import Finish
-from radixrt.messages.scheduler import TokenizedReq
+from radixrt.messages.request import Request
 from radixrt.messages.scheduler_stats import StepTimes
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
@@ -127,7 +127,7 @@ class SimulatedEngine(SimulatedRunner):
         self.lives[rid] = Life(request, self.scheduler.load.stats(self.now, 0).predicted_wait_s)
         sampling = SamplingParams(max_tokens=request.max_tokens, temperature=0.0)
         self.scheduler.intake.add(
-            TokenizedReq(
+            Request.generate(
                 rid, pack_i32(request.prompt), sampling, priority=request.priority, timeout_s=request.timeout_s
             ),
             self.now,

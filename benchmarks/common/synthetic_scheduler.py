@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.common.simulated_engine import Life, SimulatedDevice, SimulatedEngine, SimulatedRequest
 from radixrt.messages.cache_events import FromWatched, ToWatched
 from radixrt.messages.parts import ProgramHint
-from radixrt.messages.scheduler import TokenizedReq
+from radixrt.messages.request import Request
 from radixrt.messages.scheduler_stats import StepTimes
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
@@ -70,7 +70,7 @@ class SyntheticScheduler(SimulatedEngine):
             most = int(self._random.integers(20, 400))
             hint = ProgramHint(f"{self._program}-{self._sent // 6}", f"0/{self._sent % 6}", 60, 6, self._sent % 6 == 0)
             self.lives[rid] = Life(SimulatedRequest(self.now, prompt, most, most), 0.0)
-            message = TokenizedReq(
+            message = Request.generate(
                 rid, pack_i32(prompt), SamplingParams(max_tokens=most, temperature=0.0), program=hint
             )
             self.scheduler.intake.add(message, self.now)

@@ -18,8 +18,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from radixrt.messages.scheduler import TokenBatch, TokenizedReq
-from radixrt.messages.wire import Int32Array, unpack_i32
+from radixrt.messages.request import Request
+from radixrt.messages.scheduler import TokenBatch
+from radixrt.messages.wire import Int32Array
 from radixrt.router.router import TOKENIZER, Send
 
 CACHE_THRESHOLD, ABS_THRESHOLD, REL_THRESHOLD = 0.3, 64, 1.5
@@ -31,7 +32,7 @@ BLOCK = 64
 class FleetRouter(Protocol):
     """A router as the simulated fleet drives it."""
 
-    def submit(self, message: TokenizedReq, now: float) -> None: ...
+    def submit(self, message: Request, now: float) -> None: ...
 
     def receive(self, replica: int, epoch: int, message: Any, now: float) -> None: ...
 
@@ -54,10 +55,10 @@ class EagerRouter:
         self._where: dict[str, int] = {}
         self._outgoing: list[Send] = []
 
-    def choose(self, message: TokenizedReq, now: float) -> int:
+    def choose(self, message: Request, now: float) -> int:
         raise NotImplementedError
 
-    def submit(self, message: TokenizedReq, now: float) -> None:
+    def submit(self, message: Request, now: float) -> None:
         replica = self._where[message.rid] = self.choose(message, now)
         self.open[replica] += 1
         self._outgoing.append(Send(replica, 0, message))
@@ -86,7 +87,7 @@ class RoundRobin(EagerRouter):
 
     _next = -1
 
-    def choose(self, message: TokenizedReq, now: float) -> int:
+    def choose(self, message: Request, now: float) -> int:
         self._next = (self._next + 1) % len(self.open)
         return self._next
 
@@ -94,7 +95,7 @@ class RoundRobin(EagerRouter):
 class LeastLoaded(EagerRouter):
     """The replica with the fewest open requests."""
 
-    def choose(self, message: TokenizedReq, now: float) -> int:
+    def choose(self, message: Request, now: float) -> int:
         return self.least_loaded()
 
 
@@ -106,8 +107,8 @@ class CacheAware(EagerRouter):
         self._known: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(replicas)]  # oldest use first
         self._evict_at = EVICTION_S
 
-    def choose(self, message: TokenizedReq, now: float) -> int:
-        hashes = block_hashes(unpack_i32(message.input_ids))
+    def choose(self, message: Request, now: float) -> int:
+        hashes = block_hashes(message.tokens(0))
         most, least = max(self.open), min(self.open)
         chosen = self.least_loaded()
         if not (most - least > ABS_THRESHOLD and most > REL_THRESHOLD * least) and hashes:
@@ -141,10 +142,10 @@ class Sticky(CacheAware):
         super().__init__(replicas)
         self._programs: dict[str, int] = {}
 
-    def choose(self, message: TokenizedReq, now: float) -> int:
-        if message.program is None:
+    def choose(self, message: Request, now: float) -> int:
+        if message.envelope.program is None:
             return super().choose(message, now)
-        return self._programs.setdefault(message.program.program, self.least_loaded())
+        return self._programs.setdefault(message.envelope.program.program, self.least_loaded())
 
 
 class Blocks(CacheAware):
@@ -166,8 +167,8 @@ class Blocks(CacheAware):
         """Return what a request costs that misses so many tokens on a replica; the least is chosen."""
         return self.queued[replica] + miss + self.lengths[replica]
 
-    def choose(self, message: TokenizedReq, now: float) -> int:
-        ids = unpack_i32(message.input_ids)
+    def choose(self, message: Request, now: float) -> int:
+        ids = message.tokens(0)
         hashes = block_hashes(ids)
         misses = [len(ids) - BLOCK * self._match(known, hashes) for known in self._known]
         chosen = min(range(len(misses)), key=lambda replica: self.score(replica, misses[replica]))

@@ -16,7 +16,8 @@ from benchmarks.fleet.device import Device
 from benchmarks.fleet.programs import Call, Program
 from benchmarks.fleet.replica import END_TOKEN, SimulatedReplica
 from benchmarks.fleet.variants import NOTHING, MovingRouter
-from radixrt.messages.scheduler import TokenBatch, TokenizedReq
+from radixrt.messages.request import Request
+from radixrt.messages.scheduler import TokenBatch
 from radixrt.messages.wire import pack_i32
 from radixrt.router.router import TOKENIZER
 from radixrt.sampling_params import SamplingParams
@@ -160,7 +161,7 @@ class Fleet:
             output[-1] = END_TOKEN
         self._outputs[rid] = output
         self._calls[rid] = OpenCall(program, self._now)
-        message = TokenizedReq(rid, pack_i32(call.prompt), self._sampling_of(call), program=call.hint)
+        message = Request.generate(rid, pack_i32(call.prompt), self._sampling_of(call), program=call.hint)
         self.router.submit(message, self._now)
         self._route()
 
@@ -180,7 +181,7 @@ class Fleet:
                     self._deliver(message)
                 continue
             at = self._now + self._lag_s
-            if isinstance(self.router, MovingRouter) and isinstance(message, TokenizedReq):
+            if isinstance(self.router, MovingRouter) and isinstance(message, Request):
                 fetch = self.router.fetches.pop(message.rid, NOTHING)
                 if fetch.length:
                     self.replicas[target].fetched[message.rid] = fetch.length
@@ -191,7 +192,7 @@ class Fleet:
         self._epochs[target] = epoch
         replica = self.replicas[target]
         replica.receive(message, self._now)
-        if isinstance(message, TokenizedReq):
+        if isinstance(message, Request):
             self._submit(target)
         else:
             self._report(target)

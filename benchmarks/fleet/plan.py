@@ -26,7 +26,7 @@ from benchmarks.fleet.fleet import Fleet
 from benchmarks.fleet.plots import line_plot
 from benchmarks.fleet.policies import make_router
 from benchmarks.fleet.programs import WORKLOAD_A, fork_programs
-from radixrt.messages.scheduler import TokenizedReq
+from radixrt.messages.request import Request
 from radixrt.messages.scheduler_stats import StepTimes
 from radixrt.router.router import Send
 
@@ -90,7 +90,7 @@ class TimedRouter:
         self._router = router
         self.seconds = 0.0
 
-    def submit(self, message: TokenizedReq, now: float) -> None:
+    def submit(self, message: Request, now: float) -> None:
         self._timed(self._router.submit, message, now)
 
     def receive(self, replica: int, epoch: int, message: Any, now: float) -> None:

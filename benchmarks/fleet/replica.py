@@ -9,7 +9,8 @@ from typing import NamedTuple
 from benchmarks.fleet.device import Device
 from radixrt.config import SchedulerConfig
 from radixrt.messages.cache_events import CacheAck, FromWatched, WatchCacheReq
-from radixrt.messages.scheduler import AbortReq, ReleaseReq, TokenBatch, TokenizedReq
+from radixrt.messages.request import Request
+from radixrt.messages.scheduler import AbortReq, ReleaseReq, TokenBatch
 from radixrt.scheduler.cache_stream import CacheStream
 from radixrt.scheduler.req import Req
 from radixrt.scheduler.schedule_batch import ScheduleBatch
@@ -57,8 +58,8 @@ class SimulatedReplica(SimulatedRunner):
         self._outputs = outputs
         self._first: list[str] = []  # ids of the requests whose first token the last answer has
 
-    def receive(self, message: TokenizedReq | AbortReq | ReleaseReq | WatchCacheReq | CacheAck, now: float) -> None:
-        if isinstance(message, TokenizedReq):
+    def receive(self, message: Request | AbortReq | ReleaseReq | WatchCacheReq | CacheAck, now: float) -> None:
+        if isinstance(message, Request):
             self.scheduler.intake.add(message, now)
         elif isinstance(message, (WatchCacheReq, CacheAck)):
             self.stream.handle(message)

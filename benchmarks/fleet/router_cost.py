@@ -32,7 +32,8 @@ from radixrt.messages.cache_events import CacheEvents, NodeInserted, RootOpened,
 from radixrt.messages.client import ToTokenizer
 from radixrt.messages.fleet import FromReplica, ReplicaNotice, ToRouter
 from radixrt.messages.parts import FINISH_LENGTH, Finish, Timings, Usage
-from radixrt.messages.scheduler import Reset, SchedulerReady, TokenBatch, TokenDelta, TokenizedReq, ToScheduler
+from radixrt.messages.request import Request
+from radixrt.messages.scheduler import Reset, SchedulerReady, TokenBatch, TokenDelta, ToScheduler
 from radixrt.messages.scheduler_stats import LoadStats, SchedulerStats, StepTimes
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.router.loop import RouterLoop
@@ -86,7 +87,7 @@ class FakeReplica:
             tag, message = found
             if isinstance(message, Reset):
                 self.tag = tag
-            elif isinstance(message, TokenizedReq):
+            elif isinstance(message, Request):
                 latencies.append((NOW() - int(message.rid.partition(".")[0])) % 2**31)
                 self.left[message.rid] = self.tokens
 
@@ -183,7 +184,7 @@ def drive(folder: str, options: Load, router_cpu_s: Callable[[], float]) -> Seen
             due += rng.expovariate(options.rate)
             calls += 1
             ids = rng.choice(prefixes) + rng.randbytes(PROMPT)
-            outboxes[calls % len(outboxes)].send(TokenizedReq(f"{NOW()}.{rng.getrandbits(90):x}", ids, sampling))
+            outboxes[calls % len(outboxes)].send(Request.generate(f"{NOW()}.{rng.getrandbits(90):x}", ids, sampling))
         found = receive()
         if found is None:
             wait([source], due)

@@ -52,7 +52,8 @@ from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.executor.multiproc_executor import MultiprocExecutor, RankEndpoints
 from radixrt.messages.client import ToTokenizer
-from radixrt.messages.scheduler import TokenizedReq, ToScheduler
+from radixrt.messages.request import Request
+from radixrt.messages.scheduler import ToScheduler
 from radixrt.messages.wire import pack_i32
 from radixrt.models.loading.source import prepare_model
 from radixrt.sampling_params import SamplingParams
@@ -187,7 +188,7 @@ def measure_busy(
             given = {} if schema is None else {"json_schema": schema}
             sampling = SamplingParams(temperature=0.6, max_tokens=steps + 1, ignore_eos=schema is None, **given)
             for i, prompt in enumerate(workload.prompts()):
-                inbox.send(TokenizedReq(str(i), pack_i32(prompt), sampling))
+                inbox.send(Request.generate(str(i), pack_i32(prompt), sampling))
             _settle()
             while not scheduler.counters.finished:
                 loop.run_once(wait=True)

@@ -26,8 +26,9 @@ from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.executor.mask_table import MaskReader, MaskTable
 from radixrt.messages.client import ToTokenizer
+from radixrt.messages.request import Request
 from radixrt.messages.runner import ForwardStep, FromRunner, GrammarMask, StepOutput
-from radixrt.messages.scheduler import TokenizedReq, ToScheduler
+from radixrt.messages.scheduler import ToScheduler
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.loop import SchedulerLoop
@@ -137,7 +138,7 @@ def measure_chain(
         )
         random = np.random.default_rng(1)
         for i in range(rows):
-            inbox.send(TokenizedReq(str(i), pack_i32(random.integers(10, 10_000, 512)), sampling))
+            inbox.send(Request.generate(str(i), pack_i32(random.integers(10, 10_000, 512)), sampling))
         found: dict[str, list[float]] = {name: [] for name in (*PARTS, *SPANS)}
         while len(found["to step"]) < steps and not scheduler.counters.finished:
             warm = scheduler.counters.decode_steps > WARM_STEPS

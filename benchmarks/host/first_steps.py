@@ -27,8 +27,9 @@ from radixrt.config import SchedulerConfig
 from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.messages.client import ToTokenizer
+from radixrt.messages.request import Request
 from radixrt.messages.runner import ForwardStep, FromRunner
-from radixrt.messages.scheduler import TokenizedReq, ToScheduler
+from radixrt.messages.scheduler import ToScheduler
 from radixrt.messages.step_shape import step_shape
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
@@ -158,7 +159,7 @@ def measure_first_steps(
                 sampling = SamplingParams(
                     temperature=0.6, max_tokens=OUTPUT_TOKENS, json_schema=schemas[i % len(schemas)]
                 )
-                inbox.send(TokenizedReq(f"{number}-{i}", pack_i32(prompt), sampling))
+                inbox.send(Request.generate(f"{number}-{i}", pack_i32(prompt), sampling))
             found.append(_round(loop, scheduler, device, outbox, profiler))
         loop.close()
     return found

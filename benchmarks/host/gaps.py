@@ -27,7 +27,8 @@ from radixrt.channel import ZmqInbox, ZmqOutbox
 from radixrt.heartbeat import Heartbeat
 from radixrt.messages.client import GenerateReq, ToMain, ToTokenizer
 from radixrt.messages.parts import ChatPrompt, Finish
-from radixrt.messages.scheduler import SchedulerReady, TokenBatch, TokenDelta, TokenizedReq, ToScheduler
+from radixrt.messages.request import Request
+from radixrt.messages.scheduler import SchedulerReady, TokenBatch, TokenDelta, ToScheduler
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.loop import serve
@@ -126,9 +127,9 @@ def _measure(
     return Gaps(gaps, took)
 
 
-def _tokenized(scheduler: ZmqInbox[ToScheduler]) -> TokenizedReq:
+def _tokenized(scheduler: ZmqInbox[ToScheduler]) -> Request:
     message = scheduler.recv(60.0)
-    assert isinstance(message, TokenizedReq), message
+    assert isinstance(message, Request), message
     return message
 
 

@@ -19,8 +19,8 @@ from benchmarks.programs.optimal_cache import Traced
 from benchmarks.programs.recorded import RecordedCall
 from radixrt.config import SchedulerConfig
 from radixrt.messages.parts import ProgramHint
+from radixrt.messages.request import Request
 from radixrt.messages.runner import ForwardStep
-from radixrt.messages.scheduler import TokenizedReq
 from radixrt.messages.scheduler_stats import StepTimes
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
@@ -159,7 +159,7 @@ class Simulation:
         sampling = SamplingParams(max_tokens=len(recorded.output), temperature=0.0, ignore_eos=True)
         hint = recorded.hint if self._hints else None
         prompt = pack_i32(np.array(recorded.prompt, np.int32))
-        self.scheduler.intake.add(TokenizedReq(f"{run}.{call}", prompt, sampling, program=hint), self._now)
+        self.scheduler.intake.add(Request.generate(f"{run}.{call}", prompt, sampling, program=hint), self._now)
 
     def _ends(self, run: int, name: str) -> Iterator[int]:
         """Count an answer in this branch, and yield the last calls of the branches that the program releases: those

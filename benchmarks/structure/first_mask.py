@@ -13,7 +13,7 @@ from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.constrained.compile.protocol import WorkerSettings
 from radixrt.constrained.grammar import bitmask_words
 from radixrt.constrained.vocabulary import Vocabulary
-from radixrt.messages.scheduler import TokenizedReq
+from radixrt.messages.request import Request
 from radixrt.models.loading.source import prepare_model
 from radixrt.models.model_config import load_model_spec
 from radixrt.sampling_params import SamplingParams
@@ -113,7 +113,7 @@ def milliseconds(manager: GrammarManager, rid: str, schema: Json, row: np.ndarra
     """From `submit` to a filled mask, polling as the scheduler's loop does while it works."""
     sampling = SamplingParams(json_schema=schema)
     started = time.perf_counter()
-    manager.submit(TokenizedReq(rid, b"", sampling), time.monotonic())
+    manager.submit(Request.generate(rid, b"", sampling), time.monotonic())
     while not (ready := manager.poll(time.monotonic())):
         if time.perf_counter() - started > WAIT_S:
             raise RuntimeError(f"no grammar for {rid} after {WAIT_S:g} s")

@@ -46,9 +46,9 @@ class TokenRows:
 
     @staticmethod
     def of(step: ForwardStep) -> TokenRows | None:
-        """Return the rows of a step; None if it scores or pools tokens, none of its rows samples, or it is an EXTEND
-        step of a model with recurrent layers."""
-        if step.logprob_rows or step.score_index or step.pool_spans:
+        """Return the rows of a step; None if its rows read values other than samples, none of them samples, or it is an
+        EXTEND step of a model with recurrent layers."""
+        if "reads" in step.sections:
             return None
         if step.state_src and step.mode != ForwardMode.DECODE:
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -116,6 +117,35 @@ class LogprobColumns(msgspec.Struct, frozen=True, array_like=True):
     allowed: bytes = b""
     forced: bytes = b""
 
+    @staticmethod
+    def join(parts: Sequence[LogprobColumns]) -> LogprobColumns:
+        """Return the columns of consecutive tokens, in order; `parts` holds at least one, all with equally many
+        alternatives."""
+        if len(parts) == 1:
+            return parts[0]
+        return LogprobColumns(
+            b"".join(part.token_logprobs for part in parts),
+            b"".join(part.top_ids for part in parts),
+            b"".join(part.top_logprobs for part in parts),
+            parts[0].k,
+            b"".join(part.allowed for part in parts),
+            b"".join(part.forced for part in parts),
+        )
+
+
+class ReadValues(msgspec.Struct, frozen=True, array_like=True):
+    """Values that rows read from forward passes.
+
+    Attributes:
+        logprobs: columns of the targets' log-probabilities: an entry for each row of a step that reads any, in order,
+            and one entry for all rows of a request.
+        hidden: float32[n * hidden size], or float32[n * labels] of a model with a classification head: sums over spans
+            of positions in the answer of a step, means in the answer to a request.
+    """
+
+    logprobs: list[LogprobColumns] = []
+    hidden: bytes = b""
+
 
 class FillInTokens(msgspec.Struct, frozen=True, array_like=True):
     """Control tokens of a model that can write the text between two others.
@@ -204,7 +234,7 @@ class HiddenStates(msgspec.Struct, frozen=True, array_like=True):
 
 
 Pooling = Literal["last", "mean"]
-"""Hidden states that make an embedding: that of the last token, or the mean over all tokens."""
+"""Hidden states that make an embedding: the last token's, or the mean over all tokens."""
 
 SelectMethod = Literal["token_length_normalized", "greedy", "unconditional_likelihood_normalized"]
 """Method that selects one of several choices by its tokens' log-probabilities; see `radixrt.tokenizer.selection`."""

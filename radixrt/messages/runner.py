@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from radixrt.messages.parts import LogprobColumns
+from radixrt.messages.parts import LogprobColumns, ReadValues
 from radixrt.messages.wire import Message
 
 
@@ -33,7 +33,6 @@ class SamplingRow(msgspec.Struct, frozen=True, array_like=True):
         stop_ids: int32[m], token ids that min_seq_len suppresses (empty if it does not apply).
         prompt_ids, output_ids: int32 columns of the tokens so far; only for a request with penalties.
         logprobs: alternatives per output token, or -1 for no log-probabilities.
-        prompt_logprobs: alternatives per prompt token, or -1.
     """
 
     req_pool_idx: int
@@ -51,7 +50,6 @@ class SamplingRow(msgspec.Struct, frozen=True, array_like=True):
     prompt_ids: bytes = b""
     output_ids: bytes = b""
     logprobs: int = -1
-    prompt_logprobs: int = -1
 
 
 class ForwardStep(Message, frozen=True, array_like=True, tag=True):
@@ -70,12 +68,9 @@ class ForwardStep(Message, frozen=True, array_like=True, tag=True):
         samples: uint8[B], 1 for a row whose last position is sampled (a chunk inside a prompt samples nothing).
         row_writes: other changes to req_to_token, applied before the step.
         sampling_rows: sampling parameters of new or changed rows, applied before the step.
-        logprob_rows: int32[P], rows that need prompt log-probabilities at every new position.
-        logprob_targets: int32[sum of their extend_lens], next prompt token at each position, -1 at a prompt's last.
-        score_index: int32[Q], ascending indices of the new tokens after which a token is scored.
-        score_targets: int32[Q], token to score at each index.
-        pool_spans: int32[Q * 2], (first, count) of each vector of `StepOutput.hidden`, which is the sum of the final
-            hidden states of the new tokens [first, first + count).
+        sections: what parts of the engine add to the step, by the part's name. A section has one writer, the part's
+            end in the scheduler, and one reader, its end in the runner; the core never looks inside. A step of plain
+            rows has none.
         has_grammar: a GrammarMask for this step follows; the runner samples only after it has arrived.
         shared_segments: int32[G * 4], (start, length, first, count) of each group: positions [start, start + length)
             hold the same slots for the rows shared_rows[first : first + count], two or more. Groups that contain the
@@ -109,11 +104,7 @@ class ForwardStep(Message, frozen=True, array_like=True, tag=True):
     samples: bytes = b""
     row_writes: list[RowWrite] = []
     sampling_rows: list[SamplingRow] = []
-    logprob_rows: bytes = b""
-    logprob_targets: bytes = b""
-    score_index: bytes = b""
-    score_targets: bytes = b""
-    pool_spans: bytes = b""
+    sections: dict[str, bytes] = {}
     has_grammar: bool = False
     shared_segments: bytes = b""
     shared_rows: bytes = b""
@@ -221,10 +212,7 @@ class StepOutput(Message, frozen=True, array_like=True, tag=True):
     Attributes:
         token_ids: int32[S], sampled tokens.
         logprobs: one entry of one position for each sampling row that requested log-probabilities, in order.
-        prompt_logprobs: one entry for each of the step's logprob_rows, in order.
-        scores: float32[Q], log-probability of each of the step's score_targets.
-        hidden: float32[Q * hidden size], a vector for each of the step's pool_spans; of a model with a classification
-            head float32[Q * labels], its logits.
+        values: what the step's rows read; None for nothing.
         row_errors: (sampling row, message) of rows whose sampling failed because their logits were not finite; their
             token id is 0 and has no meaning.
         forward_s: seconds from the runner's receipt of the step until its result was on the host.
@@ -233,10 +221,8 @@ class StepOutput(Message, frozen=True, array_like=True, tag=True):
     step_id: int
     token_ids: bytes
     logprobs: list[LogprobColumns] = []
-    prompt_logprobs: list[LogprobColumns] = []
     row_errors: list[tuple[int, str]] = []
-    scores: bytes = b""
-    hidden: bytes = b""
+    values: ReadValues | None = None
     forward_s: float = 0.0
 
 

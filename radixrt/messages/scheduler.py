@@ -1,6 +1,6 @@
 """Messages between the tokenizer process and the scheduler process, and of main to the scheduler.
 
-tokenizer -> scheduler   TokenizedReq, TokenizedScoreReq, TokenizedEmbedReq, AbortReq, ReleaseReq, ControlReq
+tokenizer -> scheduler   Request (`radixrt.messages.request`), AbortReq, ReleaseReq, ControlReq
 main      -> scheduler   RunnerRestarted
 router    -> scheduler   Reset, in place of the tokenizer (`radixrt.messages.fleet`)
 scheduler -> tokenizer   TokenBatch, SchedulerReady, ControlReply, SchedulerStats (`radixrt.messages.scheduler_stats`)
@@ -15,83 +15,9 @@ from typing import Literal
 import msgspec
 
 from radixrt.messages.cache_events import PageWatch, ToWatched
-from radixrt.messages.parts import ConstraintInfo, Finish, LogprobColumns, Pooling, ProgramHint, Timings, Usage
+from radixrt.messages.parts import ConstraintInfo, Finish, LogprobColumns, ReadValues, Timings, Usage
+from radixrt.messages.request import Request
 from radixrt.messages.wire import Message
-from radixrt.sampling_params import SamplingParams
-
-
-class TokenizedReq(Message, frozen=True, array_like=True, tag=True):
-    """Generation request whose prompt is an int32[n] column of token ids, all within the vocabulary and the context.
-
-    Attributes:
-        turn_len: number of leading tokens of a conversation up to the end of its last message, before the generation
-            prompt; 0 if unknown.
-        resume_ids: int32 column of output tokens that another scheduler has sent for this request before it died. They
-            count as output everywhere (max_tokens, penalties, positions, grammar), and are not sent again.
-
-    Other attributes: see `GenerateReq`.
-    """
-
-    rid: str
-    input_ids: bytes
-    sampling: SamplingParams
-    priority: int = 0
-    cache_salt: str = ""
-    timeout_s: float | None = None
-    program: ProgramHint | None = None
-    turn_len: int = 0
-    resume_ids: bytes = b""
-
-
-class ScoreRow(msgspec.Struct, frozen=True, array_like=True):
-    """Sequence of a scoring request, and the tokens to score in it.
-
-    Attributes:
-        prefix: index of the prefix that the sequence begins with, among the request's prefixes.
-        path: int32[m], tokens after the prefix; may be empty.
-        positions: int32[q], ascending positions in the sequence.
-        targets: int32[q], token at each position whose log-probability as the next token is returned.
-    """
-
-    prefix: int
-    path: bytes
-    positions: bytes
-    targets: bytes
-
-
-class TokenizedScoreReq(Message, frozen=True, array_like=True, tag=True):
-    """Request to score rows. One TokenDelta answers it; its `values` are the log-probabilities, row by row.
-
-    Attributes:
-        prefixes: int32 columns of token ids, none of them empty.
-        rows: sequences to score; those with the same prefix are adjacent.
-    """
-
-    rid: str
-    prefixes: list[bytes]
-    rows: list[ScoreRow]
-    priority: int = 0
-    cache_salt: str = ""
-    timeout_s: float | None = None
-    program: ProgramHint | None = None
-
-
-class TokenizedEmbedReq(Message, frozen=True, array_like=True, tag=True):
-    """Request for the pooled final hidden states of prompts. One TokenDelta answers it; its `values` are these, prompt
-    by prompt, or their logits if the model has a classification head.
-
-    Attributes:
-        prompts: int32 columns of token ids, none of them empty.
-        pooling: "last" for the hidden state of a prompt's last token, "mean" for the mean over all its tokens.
-    """
-
-    rid: str
-    prompts: list[bytes]
-    pooling: Pooling
-    priority: int = 0
-    cache_salt: str = ""
-    timeout_s: float | None = None
-    program: ProgramHint | None = None
 
 
 class AbortReq(Message, frozen=True, array_like=True, tag=True):
@@ -163,9 +89,8 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
         finish: set on the request's last delta only.
         usage, timings: set together with `finish`; `constraint` too, if the request has one.
         logprobs: n rows, if requested.
-        prompt_logprobs: rows for prompt tokens 1..len-1 (the first has none), if requested; on the first delta.
-        hidden_states: float32 column of the hidden states that the request asked for; on the first delta.
-        values: float32 column that answers a TokenizedScoreReq or a TokenizedEmbedReq; None after an error or an abort.
+        values: values that the request's rows read, all rows joined in order. They come with the first token of a
+            request that samples, otherwise with the finish; None if nothing is read, after an error or an abort.
     """
 
     rid: str
@@ -174,10 +99,8 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     usage: Usage | None = None
     timings: Timings | None = None
     logprobs: LogprobColumns | None = None
-    prompt_logprobs: LogprobColumns | None = None
     constraint: ConstraintInfo | None = None
-    values: bytes | None = None
-    hidden_states: bytes | None = None
+    values: ReadValues | None = None
 
 
 class TokenBatch(Message, frozen=True, array_like=True, tag=True):
@@ -217,7 +140,4 @@ class ControlReply(Message, frozen=True, array_like=True, tag=True):
     message: str = ""
 
 
-ToScheduler = (
-    TokenizedReq | TokenizedScoreReq | TokenizedEmbedReq | AbortReq | ReleaseReq | ControlReq | RunnerRestarted | Reset
-    | ToWatched | PageWatch
-)  # fmt: skip
+ToScheduler = Request | AbortReq | ReleaseReq | ControlReq | RunnerRestarted | Reset | ToWatched | PageWatch

@@ -29,6 +29,7 @@ from radixrt.messages.cache_events import (
 )
 from radixrt.messages.client import ToTokenizer
 from radixrt.messages.fleet import FromReplica, ReplicaNotice, ReplicaState, ReplicaStats, RouterView, ToRouter
+from radixrt.messages.request import Request
 from radixrt.messages.scheduler import (
     AbortReq,
     ControlReply,
@@ -38,9 +39,6 @@ from radixrt.messages.scheduler import (
     RunnerRestarted,
     SchedulerReady,
     TokenBatch,
-    TokenizedEmbedReq,
-    TokenizedReq,
-    TokenizedScoreReq,
     ToScheduler,
 )
 from radixrt.messages.scheduler_stats import SchedulerStats
@@ -196,7 +194,7 @@ class RouterLoop:
 
     def _take(self, message: ToScheduler, now: float) -> None:
         router = self._router
-        if isinstance(message, (TokenizedReq, TokenizedScoreReq, TokenizedEmbedReq)):
+        if isinstance(message, Request):
             router.submit(message, now)
         elif isinstance(message, AbortReq):
             router.abort(message)

@@ -145,7 +145,7 @@ class Placement:
 
         None outside of forks, and for branches beyond the announced number.
         """
-        hint = request.message.program
+        hint = request.message.envelope.program
         granules = 0 if hint is None else min(hint.fork_len // GRANULE_TOKENS, len(request.prefix.hashes))
         if hint is None or hint.siblings < 2 or not granules or request.deaths:
             return None

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable
 from itertools import islice
 
 from radixrt.messages.fleet import HeldRequest, RouterQueue
-from radixrt.messages.scheduler import TokenizedReq
+from radixrt.messages.request import Request
 from radixrt.router.placement import Placement
-from radixrt.router.routed_request import Routable, RoutedRequest
+from radixrt.router.routed_request import RoutedRequest
 
 MAX_HELD = 64
 """Requests that are looked up in the index for one view: as many as a scheduler matches with the tree."""
@@ -39,14 +39,15 @@ def _held(placement: Placement, requests: Iterable[RoutedRequest], now: float) -
             load, cached = placement.loads[replica], hits.get(replica, 0)
             obstacle, free, ahead = load.obstacle(request, now), max(load.reachable, 0.0), load.unstarted_tokens
         yield HeldRequest(
-            request.rid, *_hint_names(message), "generate" if isinstance(message, TokenizedReq) else "score",
-            message.priority, request.length - request.num_resumed, request.num_resumed, request.arrival.max_output,
-            isinstance(message, TokenizedReq) and message.sampling.constraint is not None,
+            request.rid, *_hint_names(message), "generate" if message.sampling is not None else "score",
+            message.envelope.priority, request.length - request.num_resumed, request.num_resumed,
+            request.arrival.max_output,
+            message.sampling is not None and message.sampling.constraint is not None,
             max(now - request.arrived_at, 0.0), replica, cached, best, 0 if best is None else hits[best], obstacle,
             round(request.length - cached + request.work.output), round(free), ahead,
         )  # fmt: skip
 
 
-def _hint_names(message: Routable) -> tuple[str, str]:
-    hint = message.program
+def _hint_names(message: Request) -> tuple[str, str]:
+    hint = message.envelope.program
     return ("", "") if hint is None else (hint.program, hint.branch)

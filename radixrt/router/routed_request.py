@@ -7,11 +7,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from radixrt.messages.scheduler import TokenizedEmbedReq, TokenizedReq, TokenizedScoreReq
+from radixrt.messages.request import Request, Row
 from radixrt.router.replica_index import Prefix
 from radixrt.scheduler.load import Arrival, arrival_of
-
-Routable = TokenizedReq | TokenizedScoreReq | TokenizedEmbedReq
 
 
 class Work(NamedTuple):
@@ -50,7 +48,7 @@ class RoutedRequest:
     """
 
     def __init__(
-        self, message: Routable, seq: int, program_seq: int, now: float, *, max_len: int, timeout_s: float
+        self, message: Request, seq: int, program_seq: int, now: float, *, max_len: int, timeout_s: float
     ) -> None:
         self.message = message
         self.arrival: Arrival = arrival_of(message, max_len, timeout_s)
@@ -86,7 +84,7 @@ class RoutedRequest:
     @property
     def begins_program(self) -> bool:
         """The request is the first of its program, and other requests will follow."""
-        hint = self.message.program
+        hint = self.message.envelope.program
         return hint is not None and hint.will_continue and self.seq == self.program_seq and not self.deaths
 
     @property
@@ -94,16 +92,14 @@ class RoutedRequest:
         """KV slots that the request is expected to take on its replica, beyond the cached prefix."""
         return self.work.miss + self.work.output
 
-    def resumed(self, now: float) -> Routable:
+    def resumed(self, now: float) -> Request:
         """Return the message to send now: with the output so far, and the rest of the request's time."""
         changes: dict[str, object] = {}
         if self.resumed_ids:
             changes["resume_ids"] = self.resumed_ids
-            if isinstance(self.message, TokenizedReq):
-                # The first output brought the prompt's log-probabilities and hidden states already.
-                changes["sampling"] = msgspec.structs.replace(
-                    self.message.sampling, prompt_logprobs=None, return_hidden_states=None
-                )
+            # The first output brought the prompt's log-probabilities and hidden states already.
+            changes["rows"] = [Row(row.ids, row.prefix) for row in self.message.rows]
         if now > self.arrived_at:
-            changes["timeout_s"] = max(self.deadline - now, 1e-3)
+            left = max(self.deadline - now, 1e-3)
+            changes["envelope"] = msgspec.structs.replace(self.message.envelope, timeout_s=left)
         return msgspec.structs.replace(self.message, **changes) if changes else self.message

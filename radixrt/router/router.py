@@ -5,7 +5,7 @@ A request is *bound* to the replica with the lowest price when the request arriv
 replica has few prompts ahead (`replica_load.py`). Until then the request waits in the router, and moves to a replica
 that becomes idle if the price is lower there. So a sent request is computed soon, and all other requests can move.
 
-When a replica dies, its requests continue on other replicas from the tokens that came back (`TokenizedReq.resume_ids`).
+When a replica dies, its requests continue on other replicas from the tokens that came back (`Request.resume_ids`).
 A request that was open at two deaths ends with an error, because the request may be the cause. A replica that is silent
 for `stall_s` while requests are open there is *fenced*: the replica counts as dead, and the router drops its messages
 until the replica has been told to forget everything. Each *life* of a replica has an epoch, which tags its messages.
@@ -22,12 +22,13 @@ import msgspec
 
 from radixrt.messages.cache_events import CacheAck, CacheEvents, WatchCacheReq
 from radixrt.messages.parts import FINISH_ABORT, FINISH_ERROR, Finish, FinishError, Timings, Usage
-from radixrt.messages.scheduler import AbortReq, ReleaseReq, Reset, TokenBatch, TokenDelta, TokenizedReq
+from radixrt.messages.request import Request
+from radixrt.messages.scheduler import AbortReq, ReleaseReq, Reset, TokenBatch, TokenDelta
 from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.messages.wire import pack_i32
 from radixrt.router.placement import Placement
 from radixrt.router.replica_load import ReplicaInfo, ReplicaLoad, share_times
-from radixrt.router.routed_request import Routable, RoutedRequest
+from radixrt.router.routed_request import RoutedRequest
 from radixrt.scheduler.admission_control import MIN_WAIT_SHARE, SERVICE_MARGIN
 from radixrt.scheduler.output_lengths import OutputLengths
 
@@ -49,7 +50,7 @@ class Send(NamedTuple):
 
     target: int
     epoch: int
-    message: Routable | AbortReq | ReleaseReq | WatchCacheReq | CacheAck | TokenBatch | Reset
+    message: Request | AbortReq | ReleaseReq | WatchCacheReq | CacheAck | TokenBatch | Reset
 
 
 class Router:
@@ -190,18 +191,19 @@ class Router:
 
     # --- requests ---
 
-    def submit(self, message: Routable, now: float) -> None:
+    def submit(self, message: Request, now: float) -> None:
         """Take a request. A request that cannot be served ends with an error at once."""
         if message.rid in self.open:
             self._refuse(message, FinishError(f"request id {message.rid!r} is in use", param="rid", status=400))
             return
         # A seed of its own lets the request continue on another replica with the same draws.
-        if isinstance(message, TokenizedReq) and message.sampling.seed is None and message.sampling.temperature:
+        if message.sampling is not None and message.sampling.seed is None and message.sampling.temperature:
             sampling = msgspec.structs.replace(message.sampling, seed=self._seeds.getrandbits(63))
             message = msgspec.structs.replace(message, sampling=sampling)
         self._next_seq += 1
-        program_seq = self.placement.program_seq(message.program, self._next_seq)
-        timeout_s = self._timeout_s if message.timeout_s is None else message.timeout_s
+        program_seq = self.placement.program_seq(message.envelope.program, self._next_seq)
+        asked_s = message.envelope.timeout_s
+        timeout_s = self._timeout_s if asked_s is None else asked_s
         request = RoutedRequest(
             message, self._next_seq, program_seq, now, max_len=self._context_length, timeout_s=timeout_s
         )
@@ -382,7 +384,7 @@ class Router:
         request.sent_at = now
         hit = request.work.length - request.work.miss
         request.booked = self.placement.index.book(replica, request.prefix, hit)
-        self.placement.went(request.message.program, replica)
+        self.placement.went(request.message.envelope.program, replica)
         if not load.open:
             load.heard_at = now  # without requests the replica had nothing to send
         load.sent(request)
@@ -390,7 +392,7 @@ class Router:
         if load.queue.size:
             self.placement.advance(replica, request.booked)
 
-    def _send(self, replica: int, message: Routable | AbortReq | ReleaseReq | WatchCacheReq | CacheAck) -> None:
+    def _send(self, replica: int, message: Request | AbortReq | ReleaseReq | WatchCacheReq | CacheAck) -> None:
         self._outgoing.append(Send(replica, self.placement.loads[replica].epoch, message))
 
     # --- ends ---
@@ -412,7 +414,7 @@ class Router:
         usage = Usage(request.length - request.num_resumed, request.num_resumed)
         self._write(request.rid, Finish(FINISH_ABORT) if error is None else Finish(FINISH_ERROR, error=error), usage)
 
-    def _refuse(self, message: Routable, error: FinishError) -> None:
+    def _refuse(self, message: Request, error: FinishError) -> None:
         self._write(message.rid, Finish(FINISH_ERROR, error=error), Usage())
 
     def _write(self, rid: str, finish: Finish, usage: Usage) -> None:

@@ -30,7 +30,6 @@ from radixrt.forward_batch.batch_builder import BatchBuilder
 from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode
 from radixrt.forward_batch.padding import graph_buckets, max_graph_rows
 from radixrt.forward_batch.token_rows import TokenRows
-from radixrt.messages.parts import LogprobColumns
 from radixrt.messages.runner import CascadeCosts, ForwardStep, GrammarMask
 from radixrt.messages.state_slots import RESERVED_STATES
 from radixrt.messages.wire import Int32Array, unpack_i32
@@ -38,9 +37,10 @@ from radixrt.models.loading.weights import load_model
 from radixrt.models.model_config import load_model_spec
 from radixrt.models.precision import torch_dtype
 from radixrt.models.registry import Model
+from radixrt.parts.reads.messages import NAME, decode
+from radixrt.parts.reads.runner import StepReader
 from radixrt.runner.graphs.memory import graph_bytes, longest_captured_prompt
 from radixrt.runner.pool_sizes import bytes_in_flight, least_states, shared_costs, size_pools
-from radixrt.runner.pooling import pool
 from radixrt.runner.profile_run import largest_step, load_gemm_kernels, mixed_step
 from radixrt.runner.runner_config import (
     RunnerConfig,
@@ -52,10 +52,9 @@ from radixrt.runner.runner_config import (
     still_works,
     supports_dependent_launch,
 )
-from radixrt.runner.sampling.logprobs import PromptScorer
 from radixrt.runner.sampling.sampler import Sampler
 from radixrt.runner.sampling.sampling_tables import SamplingTables
-from radixrt.runner.step_result import LogitsProcessorOutput, SampledStep, SampleResult
+from radixrt.runner.step_result import LogitsProcessorOutput, SampledStep, SampleResult, StepValues
 from radixrt.runner.warm_up import compile_kernels, verify_kernels
 from radixrt.start_log import StartLog
 
@@ -169,7 +168,7 @@ class ModelRunner:
         self.batches = BatchBuilder(max_requests, c.context_length, self.device, sizes, max_given)
         self._tables = SamplingTables(max_requests, self.vocab_size, self.device)
         self._sampler = Sampler(self._tables)
-        self._scorer = PromptScorer(self._model.compute_logits)
+        self._reader = StepReader(self._model.compute_logits, self._model.classifier)
         self._graphs: CudaGraphRunner | None = None
         self._prompt_graphs: PromptGraphRunner | None = None
 
@@ -278,7 +277,6 @@ class ModelRunner:
         self.batches.write_rows(step.row_writes)
         for row in step.sampling_rows if self._links.is_last else ():
             self._tables.write(row)
-            self._scorer.write(row)
         if (staged := self._stage(step)) is not None:
             return staged
         is_captured = self._prompt_graphs is not None and self._prompt_graphs.has(len(step.out_cache_loc) // 4)
@@ -319,13 +317,10 @@ class ModelRunner:
             self._links.send(hidden)
             return LogitsProcessorOutput(nothing, hidden)
         last = hidden if narrowed else hidden[batch.logits_index]
-        if batch.sample_index is not None:
-            last = last[batch.sample_index]
-        tokens = batch.wanted_tokens if narrowed else None
         if not last.shape[0]:
-            return LogitsProcessorOutput(hidden.new_empty(0, self.vocab_size), hidden, tokens)
+            return LogitsProcessorOutput(hidden.new_empty(0, self.vocab_size), hidden)
         logits = self._model.compute_logits(last, self._logits_buffer(last.shape[0]))
-        return LogitsProcessorOutput(logits[: batch.sample_rows.shape[0]], hidden, tokens)
+        return LogitsProcessorOutput(logits[: batch.sample_rows.shape[0]], hidden)
 
     def _logits_buffer(self, rows: int) -> torch.Tensor | None:
         """Return float32 [rows, vocab], a buffer for the logits of an uncaptured step; None to allocate them."""
@@ -354,12 +349,12 @@ class ModelRunner:
             if self._sampler.plain(idx) and (not masked or self._graphs.samples_masked(batch)):
                 return self._sampled(self._graphs.sample(batch, allowed))
             return self._sampled(self._choose(self._graphs.logits(batch), idx, seq_lens, batch.sample_rows, allowed))
-        scored = self._scorer.prompts(output.hidden_states, batch, step)
-        scores = self._scorer.targets(output.hidden_states, step, output.rows(unpack_i32(step.score_index)))
+        section = step.sections.get(NAME)
+        values = None if section is None else self._reader.read(output.hidden_states, decode(section))
         result = None
         if len(idx):
             result = self._choose(output.next_token_logits, idx, seq_lens, batch.sample_rows, allowed)
-        return self._sampled(result, scored, scores, pool(output, step, self._model.classifier))
+        return self._sampled(result, values)
 
     def read_mask(self, message: GrammarMask | None) -> Mask | None:
         """Return the masks of a step. Of a step that is not sampled the message must be read all the same: later ones
@@ -381,13 +376,10 @@ class ModelRunner:
         self.batches.future_token_ids[rows] = self._group.broadcast(result.token_ids)
         return result
 
-    def _sampled(
-        self, result: SampleResult | None, scored: list[LogprobColumns] | None = None, scores: bytes = b"",
-        hidden: torch.Tensor | None = None,
-    ) -> SampledStep:  # fmt: skip
+    def _sampled(self, result: SampleResult | None, values: StepValues | None = None) -> SampledStep:
         if self._group.rank:
             return SampledStep.nothing()
-        return SampledStep.begin(result, scored or [], scores, hidden, self.device)
+        return SampledStep.begin(result, values, self.device)
 
     def is_usable(self) -> bool:
         """Return whether the device still works after an error, and release its cached memory."""
@@ -395,6 +387,6 @@ class ModelRunner:
 
     def shutdown(self) -> None:
         """Release the model and the pools."""
-        tensors = "_graphs _prompt_graphs _model _kv_cache _states _attention batches _tables _sampler _scorer"
+        tensors = "_graphs _prompt_graphs _model _kv_cache _states _attention batches _tables _sampler _reader"
         for name in tensors.split():
             self.__dict__.pop(name, None)

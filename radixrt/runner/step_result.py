@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from radixrt.messages.parts import LogprobColumns
-from radixrt.messages.wire import Int32Array
+from radixrt.messages.parts import LogprobColumns, ReadValues
 from radixrt.runner.sampling.logprobs import LogprobTensors
 
 
@@ -20,18 +19,12 @@ class LogitsProcessorOutput:
 
     Attributes:
         next_token_logits: float32 [S, vocab], of the step's sampling rows in order.
-        hidden_states: [T, hidden], the final hidden states of all new tokens; [P, hidden] for a narrowed batch.
-        tokens: int32, ascending, the new tokens that the first rows of hidden_states belong to; None for all of them.
+        hidden_states: [T, hidden], the final hidden states of all new tokens; [P, hidden] for a narrowed batch, whose
+            step reads none.
     """
 
     next_token_logits: torch.Tensor
     hidden_states: torch.Tensor
-    tokens: Int32Array | None = None
-
-    def rows(self, tokens: Int32Array) -> npt.NDArray[np.int64]:
-        """Return the rows of hidden_states that belong to new tokens."""
-        found = tokens if self.tokens is None else np.searchsorted(self.tokens, tokens)
-        return found.astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -74,6 +67,18 @@ class SampleResult:
         )
 
 
+class StepValues(Protocol):
+    """Values that a step's rows read, whose copy to the host may still be in flight."""
+
+    def to_host(self) -> StepValues:
+        """Return a copy in host memory; from CUDA the copy is asynchronous, in stream order."""
+        ...
+
+    def message(self) -> ReadValues:
+        """Return the values as a step's answer carries them; the copy must have ended."""
+        ...
+
+
 @dataclass(frozen=True)
 class SampledStep:
     """Answer of a step to the scheduler.
@@ -81,34 +86,28 @@ class SampledStep:
     Attributes:
         result: result of the sampling rows, in host memory or being copied there; None if there are none.
         copied: event after the copy of `result` and `hidden`; None if there is no copy to wait for.
-        prompt_logprobs, scores: see `messages.StepOutput`.
-        hidden: float32 [Q, hidden size], in host memory or being copied there; None if nothing is pooled.
+        values: what the step's rows read, in host memory or being copied there; None for nothing.
     """
 
     result: SampleResult | None
     copied: torch.cuda.Event | None
-    prompt_logprobs: list[LogprobColumns]
-    scores: bytes
-    hidden: torch.Tensor | None = None
+    values: StepValues | None = None
 
     @staticmethod
     def nothing() -> SampledStep:
         """Return what a rank has that does not answer."""
-        return SampledStep(None, None, [], b"")
+        return SampledStep(None, None)
 
     @staticmethod
-    def begin(
-        result: SampleResult | None, prompt_logprobs: list[LogprobColumns], scores: bytes, hidden: torch.Tensor | None,
-        device: torch.device,
-    ) -> SampledStep:  # fmt: skip
+    def begin(result: SampleResult | None, values: StepValues | None, device: torch.device) -> SampledStep:
         """Return the answer, and begin to copy what is on the device to the host."""
-        if device.type == "cpu" or (result is None and hidden is None):
-            return SampledStep(result, None, prompt_logprobs, scores, hidden)
+        if device.type == "cpu" or (result is None and values is None):
+            return SampledStep(result, None, values)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         result = None if result is None else result.to_host()
-        hidden = None if hidden is None else hidden.to("cpu", non_blocking=True)
+        values = None if values is None else values.to_host()
         copied.record()
-        return SampledStep(result, copied, prompt_logprobs, scores, hidden)
+        return SampledStep(result, copied, values)
 
     @property
     def is_ready(self) -> bool:

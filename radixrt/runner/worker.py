@@ -36,7 +36,7 @@ from radixrt.messages.runner import (
     StepOutput,
     ToRunner,
 )
-from radixrt.messages.wire import pack_f32, pack_i32, unpack_i32
+from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.runner.model_runner import ModelRunner
 from radixrt.runner.step_allowance import StepAllowance
 from radixrt.runner.step_result import LogitsProcessorOutput, SampledStep
@@ -260,10 +260,8 @@ class Worker:
                 waiting.launched.step.step_id,
                 b"" if result is None else pack_i32(result.token_ids.numpy()),
                 logprobs=[] if result is None else result.logprobs,
-                prompt_logprobs=sampled.prompt_logprobs,
                 row_errors=[] if result is None else result.row_errors,
-                scores=sampled.scores,
-                hidden=b"" if sampled.hidden is None else pack_f32(sampled.hidden.numpy()),
+                values=None if sampled.values is None else sampled.values.message(),
                 forward_s=time.perf_counter() - waiting.launched.started,
             )
         )

@@ -166,8 +166,8 @@ class Admission:
                 self._programs.admitted(req.call, req.prompt_len)
             computing.add(req)
             follower = None
-            if req.row is not None:
-                follower = self._requests.queue_next_row(req.row.rid)
+            if req.member is not None:
+                follower = self._requests.queue_next_row(req.member.group)
                 if follower is not None and waiting is self._requests.waiting:  # else the row is to be alone
                     order.appendleft(follower)
             if checkpoints is not None and queued is not None:

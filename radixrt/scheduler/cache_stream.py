@@ -185,7 +185,7 @@ class CacheStream:
         return RequestView(
             req.rid, req.state.value, self._journal.number(req.kv.last_node),
             *req.hint_names, seed_of(req.namespace),
-            "generate" if req.row is None else "score", req.priority, req.prompt_len, cached,
+            "generate" if req.member is None else "score", req.priority, req.prompt_len, cached,
             0 if is_waiting else self._core.kv.computed_len(req), req.num_output, req.max_len - req.prompt_len,
             req.constraint is not None, stats.retractions, max(admitted_at - stats.arrived_at, 0.0),
             max(now - stats.arrived_at, 0.0), queue,

@@ -54,8 +54,8 @@ class Checkpoints:
         hint = None if req.call is None else req.call.hint
         if hint is not None and hint.siblings > 1:
             self._add(req, hint.fork_len, hint.siblings)
-        if req.row is not None:
-            self._add(req, min(req.row.fork_len, len(req.reusable_ids)), 2)
+        if req.member is not None:
+            self._add(req, min(req.member.fork_len, len(req.reusable_ids)), 2)
         self._add(req, req.turn_len, 1)
         partings: Counter[int] = Counter()
         for other in queued.like(req.namespace, req.ids[: req.known_len - 1], req.kv.state_len):
@@ -64,7 +64,7 @@ class Checkpoints:
         for length, count in partings.most_common(MAX_CUTS):
             self._add(req, length, count + 1)
         self._add(req, matched, 1)
-        if req.row is None:
+        if req.member is None:
             self._add(req, req.prompt_len - 1, 1)
 
     def promises(self, active: Req, req: Req, cached: int) -> bool:

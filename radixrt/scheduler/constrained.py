@@ -20,7 +20,6 @@ from radixrt.constrained.grammar import Bitmask, Grammar
 from radixrt.constrained.masks.look_ahead import LookAhead
 from radixrt.constrained.matcher import GrammarError
 from radixrt.messages.parts import FINISH_ERROR, FINISH_LENGTH, FINISH_STOP, Finish, FinishError, LogprobColumns
-from radixrt.messages.scheduler import TokenizedReq
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.counters import Counters
@@ -108,13 +107,13 @@ class ConstrainedRequests:
             and all(r.constraint is not None and r.constraint.jumps for r in running)
         )
 
-    def refusal(self, message: TokenizedReq, grammar: Grammar, room: int) -> FinishError | None:
+    def refusal(self, rid: str, sampling: SamplingParams, grammar: Grammar, room: int) -> FinishError | None:
         """The error of a request that cannot be served because its prompt leaves only `room` tokens; None if it can."""
-        asked = message.sampling.max_tokens
+        asked = sampling.max_tokens
         try:
             need = max(len(grammar.closing()), 1)
         except Exception as error:
-            return _failure(message.rid, message.sampling, error)
+            return _failure(rid, sampling, error)
         if need <= (room if asked is None else min(asked, room)):
             return None
         shortest = f"the shortest output that satisfies the constraint has {need} tokens"
@@ -216,7 +215,7 @@ class ConstrainedRequests:
         """Append the beginning of a new request's output, forced or `resumed`; returns its finish if that is all of it.
 
         Args:
-            resumed: output that the request brings (`TokenizedReq.resume_ids`), of any kind of request. What a grammar
+            resumed: output that the request brings (`Request.resume_ids`), of any kind of request. What a grammar
                 forces behind it came together with the last of these tokens.
         """
         state = req.constraint

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import numpy as np
 
-from radixrt.messages.parts import ConstraintInfo, Finish, LogprobColumns, Timings, Usage
+from radixrt.messages.parts import ConstraintInfo, Finish, LogprobColumns, ReadValues, Timings, Usage
 from radixrt.messages.scheduler import TokenBatch, TokenDelta
 from radixrt.messages.wire import pack_f32, pack_i32
 from radixrt.scheduler.req import Req
@@ -24,20 +22,6 @@ class _Open:
         self.columns: list[LogprobColumns] = []
 
 
-class _OfPrompt:
-    """Values of one request's prompt that have not been sent yet, chunk by chunk.
-
-    Attributes:
-        hidden: float32 columns of hidden states.
-    """
-
-    __slots__ = ("columns", "hidden")
-
-    def __init__(self) -> None:
-        self.columns: list[LogprobColumns] = []
-        self.hidden: list[bytes] = []
-
-
 class DeltaWriter:
     """A request's new tokens stay open until they are taken; the last ones leave in one delta with the finish.
 
@@ -48,20 +32,11 @@ class DeltaWriter:
         self._deltas: list[TokenDelta] = []
         self._plain: dict[str, int] = {}
         self._open: dict[str, _Open] = {}  # requests that are not in _plain
-        self._prompts: dict[str, _OfPrompt] = {}
+        self._values: dict[str, ReadValues] = {}
 
-    def store_prompt_logprobs(self, reqs: list[Req], columns: list[LogprobColumns]) -> None:
-        """Keep the columns of chunks until their request's first token leaves."""
-        for req, part in zip(reqs, columns, strict=True):
-            if req.finish is None:
-                self._prompts.setdefault(req.rid, _OfPrompt()).columns.append(part)
-
-    def store_hidden_states(self, req: Req, values: bytes) -> None:
-        """Keep the hidden states of a chunk, a float32 column, until its request's first token leaves."""
-        self._prompts.setdefault(req.rid, _OfPrompt()).hidden.append(values)
-
-    def drop_prompt_values(self, req: Req) -> None:
-        self._prompts.pop(req.rid, None)
+    def values(self, req: Req, values: ReadValues) -> None:
+        """Add the values that a request reads; they leave with its first token."""
+        self._values[req.rid] = values
 
     def token(self, req: Req, token: int, logprobs: LogprobColumns | None) -> None:
         """Add a sampled token."""
@@ -104,9 +79,7 @@ class DeltaWriter:
             opened = _Open()  # max_tokens 0 samples a token that was not asked for
         stats = req.stats
         first = stats.first_token_at
-        prompt = self._take_prompt(req.rid)
-        if first is None:
-            prompt = {}  # a prompt cut short has only some of its values
+        values = self._values.pop(req.rid, None)
         admitted = now if stats.admitted_at is None else stats.admitted_at
         self._deltas.append(
             TokenDelta(
@@ -123,7 +96,7 @@ class DeltaWriter:
                 ),
                 logprobs=_joined(opened.columns),
                 constraint=_constraint_info(req),
-                **prompt,
+                values=None if first is None else values,  # only a request that has a token has read everything
             )
         )
 
@@ -131,8 +104,8 @@ class DeltaWriter:
         """Write the finish of a request that was never queued."""
         self._deltas.append(TokenDelta(rid, finish=finish, usage=Usage(prompt_tokens), timings=Timings()))
 
-    def answered(self, group: RequestGroup, finish: Finish, now: float) -> None:
-        """Write the one answer to a scoring or embedding request."""
+    def answered(self, group: RequestGroup, values: ReadValues | None, finish: Finish, now: float) -> None:
+        """Write the one answer to a request that samples nothing; `values` is None if it was cut short."""
         admitted = now if group.admitted_at is None else group.admitted_at
         self._deltas.append(
             TokenDelta(
@@ -140,17 +113,19 @@ class DeltaWriter:
                 finish=finish,
                 usage=Usage(group.prompt_tokens, 0, group.cached_tokens),
                 timings=Timings(admitted - group.arrived_at, now - admitted, 0.0, group.retractions, group.arrived_at),
-                values=group.answer() if group.is_done else None,
+                values=values,
             )
         )
 
     def take(self) -> TokenBatch | None:
         """Everything since the last call; None if there is nothing."""
-        for rid in self._plain.keys() & self._prompts.keys():
-            self._opened(rid)  # their first token, with which these leave
+        for rid in self._plain.keys() & self._values.keys():
+            self._opened(rid)  # the first token, with which the values leave
         for rid, opened in self._open.items():
-            prompt = self._take_prompt(rid)
-            self._deltas.append(TokenDelta(rid, pack_i32(opened.tokens), logprobs=_joined(opened.columns), **prompt))
+            values = self._values.pop(rid, None)
+            self._deltas.append(
+                TokenDelta(rid, pack_i32(opened.tokens), logprobs=_joined(opened.columns), values=values)
+            )
         if not self._deltas and not self._plain:
             return None
         batch = TokenBatch(self._deltas, list(self._plain), pack_i32(list(self._plain.values())))
@@ -159,28 +134,9 @@ class DeltaWriter:
         self._open.clear()
         return batch
 
-    def _take_prompt(self, rid: str) -> dict[str, Any]:
-        """Fields of the TokenDelta that carries the values of a prompt."""
-        kept = self._prompts.pop(rid, None)
-        if kept is None:
-            return {}
-        return {
-            "prompt_logprobs": _joined(kept.columns),
-            "hidden_states": b"".join(kept.hidden) if kept.hidden else None,
-        }
-
 
 def _joined(parts: list[LogprobColumns]) -> LogprobColumns | None:
-    if len(parts) < 2:
-        return parts[0] if parts else None
-    return LogprobColumns(
-        b"".join(p.token_logprobs for p in parts),
-        b"".join(p.top_ids for p in parts),
-        b"".join(p.top_logprobs for p in parts),
-        parts[0].k,
-        b"".join(p.allowed for p in parts),
-        b"".join(p.forced for p in parts),
-    )
+    return LogprobColumns.join(parts) if parts else None
 
 
 def _no_logprobs(tokens: list[int], k: int) -> LogprobColumns:

@@ -82,7 +82,7 @@ def check_states(scheduler: Scheduler) -> None:
             raise InvariantError(f"request {req.rid} has read {kv.state_len} tokens, but has no state")
         if kv.spare_slot != ZERO_STATE:
             held.append(kv.spare_slot)
-        decodes = req.state is ReqState.RUNNING and req.row is None
+        decodes = req.state is ReqState.RUNNING and req.member is None
         if kv.state_len > kv.length or (decodes and (kv.state_len < kv.length or kv.state_node is not None)):
             raise InvariantError(
                 f"request {req.rid}: state after {kv.state_len} tokens, keys and values of {kv.length}"

@@ -256,7 +256,7 @@ class KVManager:
     def _keep_state(self, req: Req) -> None:
         """Leave the state of a request that gives up its row to the cache; not that of a row of a group that has read
         everything, which nothing goes on from."""
-        if self.states is not None and (req.row is None or not req.row.is_done):
+        if self.states is not None and (req.member is None or req.reads is None or not req.reads.is_done):
             self.states.checkpoint(req.kv, self._state_node(req), uses=1)
 
     def _state_node(self, req: Req) -> TreeNode | None:

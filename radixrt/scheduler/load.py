@@ -12,16 +12,15 @@ from typing import NamedTuple
 import numpy as np
 
 from radixrt.config import SchedulerConfig
-from radixrt.messages.scheduler import TokenizedEmbedReq, TokenizedReq, TokenizedScoreReq
+from radixrt.messages.request import Request
 from radixrt.messages.scheduler_stats import LoadStats
-from radixrt.messages.wire import Int32Array, unpack_i32
+from radixrt.messages.wire import Int32Array
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.new_token_ratio import NewTokenRatio
 from radixrt.scheduler.output_lengths import CLIP_TOKENS, OutputLengths
 from radixrt.scheduler.queue_forecast import QueueForecast, Work
 from radixrt.scheduler.queued_prompts import QueuedPrompts, prefix_hashes
 from radixrt.scheduler.req import Req, ReqState
-from radixrt.scheduler.request_group import GroupMessage
 from radixrt.scheduler.request_table import RequestTable
 from radixrt.scheduler.step_time import StepTimeFit
 
@@ -38,7 +37,7 @@ _NO_WORK = Work(0, 0, 0, 0)
 
 
 class Arrival(NamedTuple):
-    """A request that arrives, of any kind.
+    """A request that arrives.
 
     Attributes:
         ids: int32, the tokens of its input that may come from the cache.
@@ -55,30 +54,21 @@ class Arrival(NamedTuple):
     timeout_s: float
 
 
-def arrival_of(message: TokenizedReq | GroupMessage, max_len: int, timeout_s: float) -> Arrival:
-    """Return the arrival of a message.
+def arrival_of(message: Request, max_len: int, timeout_s: float) -> Arrival:
+    """Return the arrival of a request.
 
     Args:
         max_len: length of the longest sequence.
         timeout_s: the request's timeout, or the default.
     """
-    if isinstance(message, TokenizedScoreReq):
-        ids = unpack_i32(message.prefixes[message.rows[0].prefix])
-        new_tokens = sum(map(len, message.prefixes)) // 4 - len(ids) + sum(len(row.path) for row in message.rows) // 4
-        return Arrival(message.rid, ids, message.cache_salt, new_tokens, 0, message.priority, timeout_s)
-    if isinstance(message, TokenizedEmbedReq):
-        first = unpack_i32(message.prompts[0])
-        ids = first[: len(first) - 1 if message.pooling == "last" else 0]
-        new_tokens = sum(map(len, message.prompts)) // 4 - len(ids)
-        return Arrival(message.rid, ids, message.cache_salt, new_tokens, 0, message.priority, timeout_s)
-    ids, sampling = unpack_i32(message.input_ids), message.sampling
-    longest = max_len - len(ids)
-    max_output = longest if sampling.max_tokens is None else min(sampling.max_tokens, longest)
-    whole = sampling.prompt_logprobs is not None or sampling.return_hidden_states == "prompt"
-    reusable = ids[: 0 if whole else len(ids) - 1]
-    return Arrival(
-        message.rid, reusable, message.cache_salt, len(ids) - len(reusable), max_output, message.priority, timeout_s
-    )
+    ids, sampling, envelope = message.tokens(0), message.sampling, message.envelope
+    max_output = 0
+    if sampling is not None:
+        longest = max_len - len(ids)
+        max_output = longest if sampling.max_tokens is None else min(sampling.max_tokens, longest)
+    reusable = ids[: message.first_read(0)]
+    new_tokens = message.num_tokens - len(reusable)
+    return Arrival(message.rid, reusable, envelope.cache_salt, new_tokens, max_output, envelope.priority, timeout_s)
 
 
 class Prediction(NamedTuple):
@@ -248,7 +238,7 @@ class LoadPredictor:
         return prefix_hashes(ids, namespace) if self._kv.cache.shares else []
 
     def _work_of(self, req: Req, cached: int) -> Work:
-        rest = 0 if req.row is None else self._requests.groups[req.row.rid].tokens_left
+        rest = 0 if req.member is None else self._requests.groups[req.member.group].tokens_left
         return self._work(req.known_len + rest, cached, req.max_len - req.prompt_len, req.num_output)
 
     def _work(self, length: int, cached: int, max_output: int, sampled: int) -> Work:

@@ -17,6 +17,7 @@ from radixrt.executor.base import Executor
 from radixrt.executor.mask_table import MaskTable, mask_slots
 from radixrt.messages.cache_events import PageWatch, ToWatched, WatchCacheReq
 from radixrt.messages.client import ToTokenizer
+from radixrt.messages.request import Request
 from radixrt.messages.runner import StepFailed
 from radixrt.messages.scheduler import (
     AbortReq,
@@ -26,9 +27,6 @@ from radixrt.messages.scheduler import (
     Reset,
     RunnerRestarted,
     SchedulerReady,
-    TokenizedEmbedReq,
-    TokenizedReq,
-    TokenizedScoreReq,
     ToScheduler,
 )
 from radixrt.messages.scheduler_stats import SchedulerStats
@@ -150,10 +148,8 @@ class SchedulerLoop:
         while (message := self._inbox.recv()) is not None:
             taken = True
             now = self._last_arrival = time.monotonic()
-            if isinstance(message, TokenizedReq):
+            if isinstance(message, Request):
                 self._add(message, now)
-            elif isinstance(message, (TokenizedScoreReq, TokenizedEmbedReq)):
-                self._core.intake.add_group(message, now)
             elif isinstance(message, AbortReq):
                 if self._grammars.abort(message.rid):
                     self._core.intake.abandon(message.rid)
@@ -179,8 +175,8 @@ class SchedulerLoop:
         self._stream.handle(WatchCacheReq(watch=False))
         self._tokenizer.send(self.stats())
 
-    def _add(self, message: TokenizedReq, now: float) -> None:
-        if message.sampling.constraint is None:
+    def _add(self, message: Request, now: float) -> None:
+        if message.sampling is None or message.sampling.constraint is None:
             self._core.intake.add(message, now)
             return
         resumes = bool(message.resume_ids)

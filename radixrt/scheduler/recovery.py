@@ -88,14 +88,14 @@ class Recovery:
         self._counters.killers += 1
         message = f"the ModelRunner died twice while it computed this request, the second time alone: {reason}"
         self._requests.end(req, Finish(FINISH_ERROR, error=_killed(message)), now)
-        if req.row is not None:
+        if req.member is not None:
             return
         if len(self._quarantine) == MAX_QUARANTINED:
             del self._quarantine[next(iter(self._quarantine))]
         same = f"the ModelRunner died twice while it computed a request with this prompt: {reason}"
         self._quarantine[_digest(req.ids[: req.prompt_len])] = now + QUARANTINE_S, same
         for other in list(self._requests.by_rid.values()):
-            error = None if other.row is not None else self.refusal(other.ids[: other.prompt_len], now)
+            error = None if other.member is not None else self.refusal(other.ids[: other.prompt_len], now)
             if error is not None:
                 self._requests.end(other, Finish(FINISH_ERROR, error=error), now)
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from radixrt.constrained.grammar import Grammar
 from radixrt.messages.parts import ConstraintInfo, Finish
-from radixrt.messages.scheduler import TokenizedReq
+from radixrt.messages.request import Envelope
 from radixrt.messages.wire import Int32Array
 from radixrt.sampling_params import SamplingParams
-from radixrt.scheduler.group_rows import GroupRow
 from radixrt.scheduler.program import Program, ProgramCall
 
 
@@ -102,9 +101,39 @@ class ReqStats:
     matched_tokens: int = 0
 
 
+class Reads(Protocol):
+    """Values that a request reads from forward passes over its tokens."""
+
+    @property
+    def is_done(self) -> bool:
+        """True once every value has been read."""
+        ...
+
+    @property
+    def first(self) -> int:
+        """Position of the first token whose hidden state is still needed, so that it must not come from the cache; read
+        only until `is_done`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Place of a request that is one row of a group (`radixrt.scheduler.request_group`).
+
+    Attributes:
+        group: id of the group.
+        shared_len: number of leading tokens that an earlier row of the same group has too.
+        fork_len: number of leading tokens that later rows of the same group have too.
+    """
+
+    group: str
+    shared_len: int = 0
+    fork_len: int = 0
+
+
 class Req:
-    """One request: its tokens and its state. The records `kv`, `constraint`, `stats`, `call` and `row` each have one
-    writer, named in their docstrings.
+    """One row of tokens: a request that samples, or one row of a group. The records `kv`, `constraint`, `stats`, `call`
+    and `reads` each have one writer, named in their docstrings.
 
     Attributes:
         seq: position in the order of arrival.
@@ -115,7 +144,8 @@ class Req:
         num_pending: number of tokens sampled by steps in flight, whose ids are not known yet.
         last_step: number of the last step that samples for the request; -1 before the first one.
         call: the call of a program that this request is; None outside of programs.
-        row: what this request reads as one row of a group; None for one that generates.
+        reads: values that the request reads; None for nothing.
+        member: place of one row of a group; None for a request that samples.
         sampling_row_due: the runner's sampling tables do not hold this request's parameters yet.
     """
 
@@ -128,12 +158,13 @@ class Req:
         "kv",
         "last_step",
         "max_len",
+        "member",
         "namespace",
         "num_pending",
         "priority",
         "prompt_len",
+        "reads",
         "rid",
-        "row",
         "sampling",
         "sampling_row_due",
         "seed",
@@ -145,19 +176,32 @@ class Req:
     )  # fmt: skip
 
     def __init__(
-        self, message: TokenizedReq, ids: Int32Array, *, seq: int, seed: int, eos_ids: frozenset[int], max_len: int,
-        now: float, timeout_s: float, grammar: Grammar | None = None, constraint_info: ConstraintInfo | None = None,
-        call: ProgramCall | None = None, row: GroupRow | None = None,
-    ) -> None:  # fmt: skip
-        sampling = message.sampling
-        self.rid = message.rid
+        self,
+        envelope: Envelope,
+        ids: Int32Array,
+        sampling: SamplingParams,
+        *,
+        seq: int,
+        seed: int,
+        eos_ids: frozenset[int],
+        max_len: int,
+        now: float,
+        timeout_s: float,
+        turn_len: int = 0,
+        grammar: Grammar | None = None,
+        constraint_info: ConstraintInfo | None = None,
+        call: ProgramCall | None = None,
+        reads: Reads | None = None,
+        member: Member | None = None,
+    ) -> None:
+        self.rid = envelope.rid
         self.seq = seq
-        self.priority = message.priority
-        self.namespace = message.cache_salt
-        self.sampling: SamplingParams = sampling
+        self.priority = envelope.priority
+        self.namespace = envelope.cache_salt
+        self.sampling = sampling
         self.seed = seed
         self.prompt_len = len(ids)
-        self.turn_len = message.turn_len
+        self.turn_len = turn_len
         self.max_len = max_len if sampling.max_tokens is None else min(max_len, len(ids) + sampling.max_tokens)
         stop = frozenset(sampling.stop_token_ids)
         self.stop_ids = stop if sampling.ignore_eos else stop | eos_ids
@@ -168,17 +212,17 @@ class Req:
         self.last_step = -1
         self.state = ReqState.WAITING
         self.finish: Finish | None = None
-        self.sampling_row_due = row is None
+        self.sampling_row_due = member is None
         self.kv = KVState()
         self.stats = ReqStats(arrived_at=now, deadline=now + timeout_s, last_token_at=now)
         self.call = call
-        self.row = row
+        self.reads = reads
+        self.member = member
         self.constraint: ConstraintState | None = None
         if grammar is not None:
-            wants_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
-            # A prompt in front of forced tokens may come from the cache to its end.
-            wants_hidden = sampling.return_hidden_states is not None
-            jumps = sampling.structured.jump_forward and not wants_logprobs and not wants_hidden
+            # Log-probabilities of each output token are due, and a prompt before forced tokens may come from the cache
+            # to its end, so that nothing would be read from it.
+            jumps = sampling.structured.jump_forward and sampling.logprobs is None and reads is None
             self.constraint = ConstraintState(grammar, constraint_info, jumps)
 
     @property
@@ -196,28 +240,12 @@ class Req:
         return self.max_len - self.seq_len
 
     @property
-    def scores_prompt(self) -> bool:
-        """Log-probabilities of the prompt are due."""
-        return self.sampling.prompt_logprobs is not None and self.num_output == 0
-
-    @property
-    def computes_whole_prompt(self) -> bool:
-        """No part of the prompt may come from the cache: its logits or hidden states are due."""
-        return self.scores_prompt or (self.sampling.return_hidden_states == "prompt" and self.num_output == 0)
-
-    def hidden_wanted(self, start: int, end: int) -> range:
-        """Positions among [start, end) whose hidden states are due."""
-        wanted = self.sampling.return_hidden_states
-        if wanted is None or self.num_output or self.row is not None:
-            return range(0)
-        return range(max(start, 0 if wanted == "prompt" else self.prompt_len - 1), min(end, self.prompt_len))
-
-    @property
     def reusable_ids(self) -> Int32Array:
         """int32 view of the tokens that may come from the cache: those before the first one that must be computed."""
-        if self.row is not None:
-            return self.ids[: self.row.first_read]
-        return self.ids[: 0 if self.computes_whole_prompt else self.known_len - 1]
+        end, reads = self.known_len - 1, self.reads
+        if reads is not None and not reads.is_done:
+            end = min(end, reads.first)
+        return self.ids[:end]
 
     @property
     def known_ids(self) -> Int32Array:

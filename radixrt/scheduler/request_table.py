@@ -7,23 +7,23 @@
     recover             the same for all of them, when the cache is lost
     end                 any -> FINISHED             the request's one finish
 
-A scoring or embedding request is a `RequestGroup` whose rows are requests of their own; it ends when its last row has.
+A request that samples nothing is a `RequestGroup` whose rows are requests of their own; it ends when its last row has.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 
 from radixrt.messages.cache_events import RequestAdmitted, RequestEnded
-from radixrt.messages.parts import FINISH_ABORT, FINISH_ERROR, FINISH_LENGTH, FINISH_STOP, Finish
+from radixrt.messages.parts import FINISH_ABORT, FINISH_ERROR, FINISH_LENGTH, FINISH_STOP, Finish, ReadValues
 from radixrt.messages.wire import Int32Array
 from radixrt.scheduler.counters import Counters
 from radixrt.scheduler.deltas import DeltaWriter
-from radixrt.scheduler.group_rows import GroupRow
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.output_lengths import OutputLengths
 from radixrt.scheduler.programs import Programs
-from radixrt.scheduler.req import Req, ReqState
+from radixrt.scheduler.req import Member, Reads, Req, ReqState
 from radixrt.scheduler.request_group import RequestGroup
 
 logger = logging.getLogger(__name__)
@@ -34,20 +34,27 @@ class RequestTable:
 
     Attributes:
         by_rid: every open request, rows of groups included.
-        groups: every open scoring or embedding request.
+        groups: every open request that samples nothing.
         waiting: requests in WAITING.
         active: requests in PREFILL and RUNNING, in order of admission.
         recovering: a step failed, so no slot of an active request is known to hold what it should.
     """
 
     def __init__(
-        self, kv: KVManager, programs: Programs, writer: DeltaWriter, counters: Counters, outputs: OutputLengths
+        self,
+        kv: KVManager,
+        programs: Programs,
+        writer: DeltaWriter,
+        counters: Counters,
+        outputs: OutputLengths,
+        answer_of: Callable[[Sequence[Reads | None]], ReadValues],
     ) -> None:
         self._kv = kv
         self._programs = programs
         self._writer = writer
         self._counters = counters
         self._outputs = outputs
+        self._answer_of = answer_of
         self.by_rid: dict[str, Req] = {}
         self.groups: dict[str, RequestGroup] = {}
         self.waiting: list[Req] = []
@@ -79,7 +86,7 @@ class RequestTable:
         self.waiting.remove(req)
         self.active.append(req)
         req.state = ReqState.PREFILL
-        req.sampling_row_due = req.row is None
+        req.sampling_row_due = req.member is None
         if req.stats.cached_tokens < 0:
             self._count_admission(req, self._kv.computed_len(req), len(prefix), now)
 
@@ -100,23 +107,23 @@ class RequestTable:
                     stats.matched_tokens, reusable, *req.hint_names,
                 )
             )  # fmt: skip
-        shared = 0 if req.row is None else req.row.shared_len
+        shared = 0 if req.member is None else req.member.shared_len
         prompt_tokens, cached_tokens = req.prompt_len - shared, max(stats.cached_tokens - shared, 0)
         counters.prompt_tokens += prompt_tokens
         counters.cached_tokens += cached_tokens
         if req.call is not None and req.call.hint is not None:
             counters.hinted_prompt_tokens += prompt_tokens
             counters.hinted_cached_tokens += cached_tokens
-        if req.row is not None:
-            self.groups[req.row.rid].admitted(prompt_tokens, cached_tokens, now)
+        if req.member is not None:
+            self.groups[req.member.group].admitted(prompt_tokens, cached_tokens, now)
 
     def retract(self, req: Req) -> None:
         """Put an active request back to waiting for lack of slots; what it computed stays in the cache."""
         self._requeue(req, keep=True)
         req.stats.retractions += 1
         self._counters.retractions += 1
-        if req.row is not None:
-            self.groups[req.row.rid].retractions += 1
+        if req.member is not None:
+            self.groups[req.member.group].retractions += 1
 
     def set_aside(self, req: Req) -> None:
         """Put an active request back to waiting, so that another one is computed alone."""
@@ -128,10 +135,6 @@ class RequestTable:
         req.num_pending = 0
         if req.constraint is not None:
             req.constraint.stale_samples = 0
-        if req.row is not None:
-            req.row.restart()
-        if req.num_output == 0:
-            self._writer.drop_prompt_values(req)  # they will be computed again
         req.state = ReqState.WAITING
         self.waiting.insert(0, req)
 
@@ -194,16 +197,16 @@ class RequestTable:
             waited = None if first is None else first - req.stats.arrived_at
             journal.request(lambda at: RequestEnded(req.rid, finish.reason, req.num_output, waited))
         del self.by_rid[req.rid]
-        if req.row is not None:
-            self._row_ended(req, req.row, finish, now)
+        if req.member is not None:
+            self._row_ended(req, req.member, finish, now)
             return
         self._counters.finished += 1
         if req.stats.admitted_at is not None and finish.reason != FINISH_ERROR:
             self._outputs.ended(req.max_len - req.prompt_len, req.num_output)
         self._writer.finish(req, finish, now)
 
-    def _row_ended(self, req: Req, row: GroupRow, finish: Finish, now: float) -> None:
-        group = self.groups.get(row.rid)
+    def _row_ended(self, req: Req, member: Member, finish: Finish, now: float) -> None:
+        group = self.groups.get(member.group)
         if group is None:
             return  # the group ended first, and this row with it
         group.live.remove(req)
@@ -218,4 +221,4 @@ class RequestTable:
             end = self._kv.cache.node_at(group.prompt, group.namespace) if group.is_done else None
             self._programs.end_call(group.call, end, group.cached_tokens, now)
         self._counters.finished += 1
-        self._writer.answered(group, finish, now)
+        self._writer.answered(group, self._answer_of(group.reads) if group.is_done else None, finish, now)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from radixrt.forward_batch.extend_parts import MIN_FRESH_TOKENS
-from radixrt.messages.runner import ForwardStep, RowWrite, SamplingRow, StepOutput
+from radixrt.messages.runner import ForwardStep, RowWrite, SamplingRow
 from radixrt.messages.step_shape import StepShape, step_shape
 from radixrt.messages.wire import Int32Array, pack_i32
-from radixrt.scheduler.group_rows import PooledRow, ScoredRow
 from radixrt.scheduler.kv_manager import DecodeSlots
 from radixrt.scheduler.req import Req
 from radixrt.scheduler.sharing import NOTHING, SharedColumns, SharingPlanner
@@ -56,24 +54,19 @@ class ScheduleBatch:
 
     Attributes:
         sampled: requests that get a token from this step, in the order of the step's sampling rows.
-        scored: rows of scoring requests that the step scores, with the number of their targets, in row order.
-        pooled: rows of embedding requests that the step pools, and requests whose hidden states it returns, with the
-            number of their positions, in row order.
-        prompt_logprobs: requests whose prompt log-probabilities come with this step, in row order.
         step: the message to the runners.
         decided_at: time at which the scheduler began to decide the step, in the caller's seconds.
         grammar_rows: indices into `sampled` of constrained requests.
+        reads: what the parts remember of the step until its answer comes; None for nothing.
     """
 
     step_id: int
     step: ForwardStep
     sampled: list[Req]
-    prompt_logprobs: list[Req]
     requests: list[Req]
     decided_at: float
     grammar_rows: list[int] = field(default_factory=list)
-    scored: list[tuple[Req, int]] = field(default_factory=list)
-    pooled: list[tuple[Req, int]] = field(default_factory=list)
+    reads: Any = None
 
     @cached_property
     def shape(self) -> StepShape:
@@ -84,19 +77,6 @@ class ScheduleBatch:
     def num_tokens(self) -> int:
         """Number of new tokens that the step computes."""
         return len(self.step.out_cache_loc) // 4
-
-    def values(self, output: StepOutput) -> Iterator[tuple[Req, int, bytes]]:
-        """Yield (request, number of targets or positions, their values) of the requests that the step reads for."""
-        at = 0
-        for req, count in self.scored:
-            yield req, count, output.scores[at : at + 4 * count]
-            at += 4 * count
-        size = len(output.hidden) // max(len(self.step.pool_spans) // 8, 1)
-        at = 0
-        for req, count in self.pooled:
-            end = at + size * (count if req.row is None else 1)
-            yield req, count, output.hidden[at:end]
-            at = end
 
 
 def sampling_row(req: Req) -> SamplingRow:
@@ -119,7 +99,6 @@ def sampling_row(req: Req) -> SamplingRow:
         prompt_ids=pack_i32(req.ids[: req.prompt_len]) if s.needs_penalties else b"",
         output_ids=pack_i32(req.ids[req.prompt_len : req.known_len]) if s.needs_penalties else b"",
         logprobs=-1 if s.logprobs is None else s.logprobs,
-        prompt_logprobs=s.prompt_logprobs if req.scores_prompt and s.prompt_logprobs is not None else -1,
     )
 
 
@@ -145,19 +124,18 @@ def decode_batch(
         state_src=pack_i32(slots.state_src),
         state_dst=pack_i32(slots.state_dst),
     )
-    return ScheduleBatch(step_id, step, reqs, [], reqs, now, grammar_rows)
+    return ScheduleBatch(step_id, step, reqs, reqs, now, grammar_rows)
 
 
 def extend_batch(
     step_id: int, now: float, chunks: list[Chunk], decode: list[Req], slots: DecodeSlots, writes: list[RowWrite],
-    shared: SharedColumns = NOTHING, *, gives_ids: bool = False,
+    shared: SharedColumns = NOTHING, *, gives_ids: bool = False, sections: dict[str, bytes] | None = None,
+    reads: Any = None,
 ) -> ScheduleBatch:  # fmt: skip
     """An EXTEND step: chunks in the order of `ByKind`, then decode rows with one token each, as in `decode_batch`."""
     reqs = [c.req for c in chunks] + decode
-    samples = [c.is_last and c.req.row is None for c in chunks]
+    samples = [c.is_last and c.req.member is None for c in chunks]
     sampled = [c.req for c, is_sampled in zip(chunks, samples, strict=True) if is_sampled] + decode
-    scores, pooled = _Scores(chunks), _Pooled(chunks)
-    scored = [i for i, c in enumerate(chunks) if c.req.scores_prompt]
     grammar_rows = [i for i, r in enumerate(sampled) if r.constraint is not None]
     ones = np.ones(len(decode), np.int32)
     states = [c.state for c in chunks if c.state is not None]
@@ -174,11 +152,7 @@ def extend_batch(
         samples=bytes([*samples, *[1] * len(decode)]),
         row_writes=writes,
         sampling_rows=[sampling_row(r) for r in reqs if r.sampling_row_due],
-        logprob_rows=pack_i32(scored),
-        logprob_targets=pack_i32(np.concatenate([_targets(chunks[i]) for i in scored])) if scored else b"",
-        score_index=scores.index,
-        score_targets=scores.targets,
-        pool_spans=pooled.spans,
+        sections=sections or {},
         has_grammar=bool(grammar_rows),
         shared_segments=shared.segments,
         shared_rows=shared.rows,
@@ -186,9 +160,7 @@ def extend_batch(
         state_dst=pack_i32([state.dst for state in states]) + pack_i32(slots.state_dst),
         state_cuts=_state_cuts(chunks),
     )
-    return ScheduleBatch(
-        step_id, step, sampled, [chunks[i].req for i in scored], reqs, now, grammar_rows, scores.rows, pooled.rows
-    )  # fmt: skip
+    return ScheduleBatch(step_id, step, sampled, reqs, now, grammar_rows, reads)
 
 
 class ByKind(NamedTuple):
@@ -232,48 +204,6 @@ def shared_in_extend(sharing: SharingPlanner, chunks: ByKind, decode: list[Req])
     )  # fmt: skip
 
 
-class _Scores:
-    """Targets that the chunks of scoring requests score: columns of `ForwardStep`, and the requests they belong to."""
-
-    def __init__(self, chunks: list[Chunk]) -> None:
-        self.rows: list[tuple[Req, int]] = []
-        index, targets = [], []
-        first = 0  # index of the chunk's first token in the step
-        for chunk in chunks:
-            row = chunk.req.row
-            if isinstance(row, ScoredRow):
-                open_ = row.within(chunk.start, chunk.start + len(chunk.slots))
-                self.rows.append((chunk.req, open_.stop - open_.start))
-                index.append(row.positions[open_] + (first - chunk.start))
-                targets.append(row.targets[open_])
-            first += len(chunk.slots)
-        self.index = pack_i32(np.concatenate(index)) if index else b""
-        self.targets = pack_i32(np.concatenate(targets)) if targets else b""
-
-
-class _Pooled:
-    """Positions that the chunks of embedding requests pool, and those whose hidden states requests want as they are:
-    column of `ForwardStep`, and their requests."""
-
-    def __init__(self, chunks: list[Chunk]) -> None:
-        self.rows: list[tuple[Req, int]] = []
-        spans: list[int] = []
-        first = 0  # index of the chunk's first token in the step
-        for chunk in chunks:
-            row = chunk.req.row
-            if isinstance(row, PooledRow):
-                positions = row.within(chunk.start, chunk.start + len(chunk.slots))
-                if positions:
-                    self.rows.append((chunk.req, len(positions)))
-                    spans += [first + positions.start - chunk.start, len(positions)]
-            elif wanted := chunk.req.hidden_wanted(chunk.start, chunk.start + len(chunk.slots)):
-                self.rows.append((chunk.req, len(wanted)))
-                for position in wanted:
-                    spans += [first + position - chunk.start, 1]
-            first += len(chunk.slots)
-        self.spans = pack_i32(spans)
-
-
 def _state_cuts(chunks: list[Chunk]) -> bytes:
     """Column of `ForwardStep`: the states that chunks leave inside."""
     cuts = [
@@ -292,10 +222,3 @@ def _chunk_ids(chunk: Chunk) -> Int32Array:
 def _decode_ids(reqs: list[Req], gives_ids: bool) -> Int32Array:
     """Input ids of decode rows: -1 for future tokens, else the last known tokens, behind which nothing is in flight."""
     return np.array([req.ids[req.known_len - 1] if gives_ids else -1 for req in reqs], np.int32)
-
-
-def _targets(chunk: Chunk) -> Int32Array:
-    """The next prompt token at each position of the chunk; -1 where the prompt ends."""
-    end = chunk.start + len(chunk.slots)
-    following = chunk.req.ids[chunk.start + 1 : min(end + 1, chunk.req.prompt_len)]
-    return np.concatenate([following, np.full(len(chunk.slots) - len(following), -1, np.int32)])

@@ -14,14 +14,17 @@ steps), `DeltaWriter` (output), `Recovery` (dead runners).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
 
 from radixrt.config import SchedulerConfig
 from radixrt.constrained.grammar import bitmask_words
-from radixrt.messages.parts import FINISH_ERROR, FINISH_STOP, Finish, FinishError
+from radixrt.messages.parts import FINISH_ERROR, FINISH_STOP, Finish, FinishError, ReadValues
 from radixrt.messages.runner import CascadeCosts, StepOutput
 from radixrt.messages.scheduler import TokenBatch
 from radixrt.messages.wire import unpack_i32
+from radixrt.parts.reads.messages import NAME, encode
+from radixrt.parts.reads.scheduler import RowReads, StepReads, joined, reads_of, step_reads
 from radixrt.scheduler.admission import Admission
 from radixrt.scheduler.admission_control import AdmissionControl
 from radixrt.scheduler.checkpoints import Checkpoints
@@ -35,7 +38,7 @@ from radixrt.scheduler.output_lengths import OutputLengths
 from radixrt.scheduler.pipeline_stages import rows_of_step
 from radixrt.scheduler.programs import Programs
 from radixrt.scheduler.recovery import Recovery
-from radixrt.scheduler.req import Req, ReqState
+from radixrt.scheduler.req import Reads, Req, ReqState
 from radixrt.scheduler.request_table import RequestTable
 from radixrt.scheduler.schedule_batch import Chunk, ScheduleBatch, by_kind, decode_batch, extend_batch, shared_in_extend
 from radixrt.scheduler.sharing import NOTHING, SharingPlanner
@@ -62,10 +65,18 @@ class Scheduler:
     """
 
     def __init__(
-        self, config: SchedulerConfig, kv: KVManager, *, context_length: int, eos_ids: Iterable[int], vocab_size: int,
-        random_seed: int = 0, cascade: CascadeCosts | None = None, checkpoints: Checkpoints | None = None,
+        self,
+        config: SchedulerConfig,
+        kv: KVManager,
+        *,
+        context_length: int,
+        eos_ids: Iterable[int],
+        vocab_size: int,
+        random_seed: int = 0,
+        cascade: CascadeCosts | None = None,
+        checkpoints: Checkpoints | None = None,
         stages: int = 1,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._config = config
         self.stages = stages
         self._kv = kv
@@ -79,16 +90,26 @@ class Scheduler:
         self.programs = Programs(kv.cache, self.counters)
         self._writer = DeltaWriter()
         outputs = OutputLengths()
-        self._requests = RequestTable(kv, self.programs, self._writer, self.counters, outputs)
+        self._requests = RequestTable(kv, self.programs, self._writer, self.counters, outputs, _answer_of)
         self.recovery = Recovery(self._requests, self.counters)
         self.admission = Admission(config, kv, self._requests, self.programs, checkpoints, self.step_time, stages)
         self.load = LoadPredictor(config, kv, self._requests, self.admission.ratio, self.step_time, outputs)
         self._constrained = ConstrainedRequests(kv, self._writer, self.counters)
         self.intake = Intake(
-            config, self._requests, AdmissionControl(config, self._requests, self.load, self.counters), self.admission,
-            self._constrained, self.programs, self.recovery, self._writer,
-            max_len=min(context_length, kv.allocator.num_slots), eos_ids=eos_ids, random_seed=random_seed,
-        )  # fmt: skip
+            config,
+            self._requests,
+            AdmissionControl(config, self._requests, self.load, self.counters),
+            self.admission,
+            self._constrained,
+            self.programs,
+            self.recovery,
+            self._writer,
+            reads_of=reads_of,
+            answer_of=_answer_of,
+            max_len=min(context_length, kv.allocator.num_slots),
+            eos_ids=eos_ids,
+            random_seed=random_seed,
+        )
         self._sharing = SharingPlanner(cascade) if cascade is not None and kv.cache.shares else None
 
     @property
@@ -180,7 +201,19 @@ class Scheduler:
         if chunks:
             ordered = by_kind(chunks)
             shared = NOTHING if self._sharing is None else shared_in_extend(self._sharing, ordered, decode)
-            batch = extend_batch(step_id, now, ordered.chunks, decode, slots, writes, shared, gives_ids=gives_ids)
+            reads = step_reads(ordered.chunks)
+            batch = extend_batch(
+                step_id,
+                now,
+                ordered.chunks,
+                decode,
+                slots,
+                writes,
+                shared,
+                gives_ids=gives_ids,
+                sections=None if reads is None else {NAME: encode(reads.section)},
+                reads=reads,
+            )
             self.counters.extend_steps += 1
         else:
             shared = NOTHING if self._sharing is None else self._sharing.columns(decode)
@@ -255,8 +288,8 @@ class Scheduler:
             if self._num_inflight == 0:
                 self.recovery.recover()
             return
-        self._writer.store_prompt_logprobs(batch.prompt_logprobs, output.prompt_logprobs)
-        self._take_values(batch, output, now)
+        if batch.reads is not None and output.values is not None:
+            self._take_values(batch.reads, output.values, now)
         errors = dict(output.row_errors)
         logprobs = iter(output.logprobs)
         write_token = self._writer.token
@@ -296,16 +329,18 @@ class Scheduler:
         if self.recovery.num_suspects:
             self.recovery.committed(batch)
 
-    def _take_values(self, batch: ScheduleBatch, output: StepOutput, now: float) -> None:
+    def _take_values(self, reads: StepReads, values: ReadValues, now: float) -> None:
         """Give requests what the step has read for them."""
-        for req, count, values in batch.values(output):
+        for req, found, columns, sums in reads.values(values):
             if req.finish is not None:
                 continue
-            if req.row is None:
-                self._writer.store_hidden_states(req, values)
+            row = cast("RowReads", req.reads)
+            row.take(found, columns, sums)
+            if not row.is_done:
                 continue
-            req.row.take(values, count)
-            if req.row.is_done:
+            if req.member is None:
+                self._writer.values(req, row.answer())
+            else:
                 self._requests.end(req, Finish(FINISH_STOP), now)
 
     def fail(self, batch: ScheduleBatch, error: str, now: float) -> None:
@@ -324,3 +359,8 @@ class Scheduler:
         `Recovery.runner_ready`; all else goes on."""
         self._num_inflight = 0
         self.recovery.runner_lost(lost, reason, now)
+
+
+def _answer_of(rows: Sequence[Reads | None]) -> ReadValues:
+    """Return the values of a request whose rows have read everything."""
+    return joined([cast("RowReads", row).answer() for row in rows])

@@ -7,7 +7,7 @@ from typing import Any
 
 from radixrt.errors import RequestError
 from radixrt.messages.client import ClassifyReq
-from radixrt.messages.scheduler import TokenizedEmbedReq
+from radixrt.messages.request import Request
 from radixrt.messages.wire import Float32Array, pack_f32
 from radixrt.models.classifier_spec import ClassifierSpec
 from radixrt.tokenizer.pooled_state import PooledState, activate, check_finite, check_prompts, pooled_request
@@ -30,7 +30,7 @@ class ClassifyState(PooledState):
         self._prompts = list(prompts)
         self._spec = spec
 
-    def request(self) -> TokenizedEmbedReq:
+    def request(self) -> Request:
         return pooled_request(self._req, self._prompts, "last")
 
     def read(self, values: Float32Array) -> Mapping[str, Any]:

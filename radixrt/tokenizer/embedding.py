@@ -7,7 +7,7 @@ from typing import Any
 
 from radixrt.errors import RequestError, shown
 from radixrt.messages.client import EmbedReq
-from radixrt.messages.scheduler import TokenizedEmbedReq
+from radixrt.messages.request import Request
 from radixrt.messages.wire import Float32Array, pack_f32
 from radixrt.models.embedding_spec import EmbeddingSpec
 from radixrt.tokenizer.pooled_state import PooledState, check_finite, check_prompts, pooled_request, unit_vectors
@@ -76,7 +76,7 @@ class EmbedState(PooledState):
         self._prompts = list(prompts)
         self._spec = spec
 
-    def request(self) -> TokenizedEmbedReq:
+    def request(self) -> Request:
         return pooled_request(self._req, self._prompts, self._spec.pooling)
 
     def read(self, values: Float32Array) -> Mapping[str, Any]:

@@ -11,8 +11,9 @@ import numpy as np
 
 from radixrt.errors import RequestError
 from radixrt.messages.client import ClassifyReq, EmbedReq, RelevanceReq, RequestOutput
-from radixrt.messages.parts import FINISH_STOP, Finish, FinishError, Pooling
-from radixrt.messages.scheduler import TokenDelta, TokenizedEmbedReq, TokenizedScoreReq
+from radixrt.messages.parts import FINISH_STOP, Finish, FinishError, Pooling, ReadValues
+from radixrt.messages.request import Envelope, Request, pooled_row
+from radixrt.messages.scheduler import TokenDelta
 from radixrt.messages.wire import Float32Array, unpack_f32
 from radixrt.models.classifier_spec import Activation
 
@@ -33,7 +34,7 @@ class PooledState(ABC):
         self._rid = rid
 
     @abstractmethod
-    def request(self) -> TokenizedEmbedReq | TokenizedScoreReq:
+    def request(self) -> Request:
         """Build the request to the scheduler."""
 
     @abstractmethod
@@ -48,7 +49,7 @@ class PooledState(ABC):
         fields: Mapping[str, Any] = {}
         if finish.reason == FINISH_STOP and delta.values is not None:
             try:
-                fields = self.read(unpack_f32(delta.values))
+                fields = self.read(unpack_f32(_column(delta.values)))
             except RequestError as error:
                 finish = Finish("error", error=FinishError(error.message, error.param, error.code, error.status))
         return RequestOutput(self._rid, finish=finish, usage=delta.usage, timings=delta.timings, **fields)
@@ -58,17 +59,21 @@ class PooledState(ABC):
         return RequestOutput(self._rid, finish=Finish("error", error=FinishError(message)))
 
 
+def _column(values: ReadValues) -> bytes:
+    """Return the float32 column of what the request's rows read: log-probabilities or pooled hidden states."""
+    return values.logprobs[0].token_logprobs if values.logprobs else values.hidden
+
+
 def pooled_request(
     req: EmbedReq | ClassifyReq | RelevanceReq, prompts: Sequence[bytes], pooling: Pooling
-) -> TokenizedEmbedReq:  # fmt: skip
+) -> Request:  # fmt: skip
     """Build the request to the scheduler that pools the prompts of a client's request.
 
     Args:
         prompts: int32 columns of token ids.
     """
-    return TokenizedEmbedReq(
-        req.rid, list(prompts), pooling, req.priority, req.cache_salt, req.timeout_s, req.program
-    )  # fmt: skip
+    envelope = Envelope(req.rid, req.priority, req.cache_salt, req.timeout_s, req.program)
+    return Request(envelope, [pooled_row(ids, pooling) for ids in prompts])
 
 
 def check_prompts(prompts: Sequence[str] | None, input_ids: Sequence[bytes] | None) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from radixrt.errors import ModelLoadError, RequestError
 from radixrt.messages.client import RelevanceReq
 from radixrt.messages.parts import ChatPrompt
-from radixrt.messages.scheduler import ScoreRow, TokenizedEmbedReq, TokenizedScoreReq
+from radixrt.messages.request import Envelope, LogprobRead, Request, Row
 from radixrt.messages.wire import Float32Array, pack_f32, pack_i32
 from radixrt.models.embedding_spec import EmbeddingSpec
 from radixrt.models.relevance_spec import RelevanceSpec
@@ -48,7 +48,7 @@ class Scorer(ABC):
     """Scores pairs of texts by one kind of model."""
 
     @abstractmethod
-    def tokenize(self, req: RelevanceReq) -> TokenizedEmbedReq | TokenizedScoreReq:
+    def tokenize(self, req: RelevanceReq) -> Request:
         """Encode the texts of a request; raises RequestError naming the text."""
 
     @abstractmethod
@@ -63,7 +63,7 @@ class CosineScorer(Scorer):
         self._prompts = prompts
         self._spec = spec
 
-    def tokenize(self, req: RelevanceReq) -> TokenizedEmbedReq:
+    def tokenize(self, req: RelevanceReq) -> Request:
         if req.instruction is not None:
             raise _no_instruction("an embedding model, whose prompts are texts of its own")
         before_query, before_document = self._before(req)
@@ -139,7 +139,7 @@ class ClassifierScorer(Scorer):
         self._pairs = pairs
         self._activation = spec.activation
 
-    def tokenize(self, req: RelevanceReq) -> TokenizedEmbedReq:
+    def tokenize(self, req: RelevanceReq) -> Request:
         return pooled_request(req, self._pairs.encode(req), "last")
 
     def scores(self, req: RelevanceReq, values: Float32Array) -> Float32Array:
@@ -159,11 +159,11 @@ class TokenScorer(Scorer):
         self._activation = spec.activation
         self._tokens = tokens
 
-    def tokenize(self, req: RelevanceReq) -> TokenizedScoreReq:
+    def tokenize(self, req: RelevanceReq) -> Request:
         encoded = self._pairs.encode(req)
         targets = pack_i32(self._tokens)
-        rows = [ScoreRow(i, b"", pack_i32([len(ids) // 4 - 1] * 2), targets) for i, ids in enumerate(encoded)]
-        return TokenizedScoreReq(req.rid, encoded, rows, req.priority, req.cache_salt, req.timeout_s, req.program)
+        rows = [Row(ids, logprobs=LogprobRead(pack_i32([len(ids) // 4 - 1] * 2), targets)) for ids in encoded]
+        return Request(Envelope(req.rid, req.priority, req.cache_salt, req.timeout_s, req.program), rows)
 
     def scores(self, req: RelevanceReq, values: Float32Array) -> Float32Array:
         relevant, irrelevant = values.reshape(-1, 2).T
@@ -225,7 +225,7 @@ class RelevanceState(PooledState):
         self._scorer = scorer
         self._tokenized = scorer.tokenize(req)
 
-    def request(self) -> TokenizedEmbedReq | TokenizedScoreReq:
+    def request(self) -> Request:
         return self._tokenized
 
     def read(self, values: Float32Array) -> Mapping[str, Any]:

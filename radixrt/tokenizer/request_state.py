@@ -10,7 +10,7 @@ from itertools import accumulate, takewhile
 import msgspec
 
 from radixrt.messages.client import RequestOutput, TokenLogprob
-from radixrt.messages.parts import FINISH_STOP, Finish, FinishError, HiddenStates, LogprobColumns, Usage
+from radixrt.messages.parts import FINISH_STOP, Finish, FinishError, HiddenStates, LogprobColumns, ReadValues, Usage
 from radixrt.messages.scheduler import TokenDelta
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.detokenizer import Detokenizer, IdsOnly
@@ -128,11 +128,8 @@ class RequestState:
         else:
             ids = unpack_ids(data)
         cut_short = delta.finish is not None and delta.finish.reason in ("abort", "error")
-        if delta.prompt_logprobs is not None and not cut_short:  # a prompt that was not computed to its end lacks rows
-            self._prompt_logprobs = self._rows_of_prompt(delta.prompt_logprobs)
-        if delta.hidden_states is not None and not cut_short:
-            count = self._prompt_tokens if self._sampling.return_hidden_states == "prompt" else 1
-            self._hidden_states = HiddenStates(len(delta.hidden_states) // (4 * count), delta.hidden_states)
+        if delta.values is not None and not cut_short:  # a prompt that was not computed to its end lacks values
+            self._read_values(delta.values)
         text_ids = ids
         if delta.finish is not None and self._excludes_last(ids, delta.finish):
             text_ids = ids[:-1]
@@ -156,6 +153,14 @@ class RequestState:
             self._ids.append(data if num_read == len(ids) else data[: 4 * num_read])
         if delta.logprobs is not None and self._logprobs is not None:
             self._logprobs += token_logprobs(self._tokenizer, ids, delta.logprobs)[:num_read]
+
+    def _read_values(self, values: ReadValues) -> None:
+        """Keep the log-probabilities and the hidden states of the prompt for the next output."""
+        if values.logprobs:
+            self._prompt_logprobs = self._rows_of_prompt(values.logprobs[0])
+        if values.hidden:
+            count = self._prompt_tokens if self._sampling.return_hidden_states == "prompt" else 1
+            self._hidden_states = HiddenStates(len(values.hidden) // (4 * count), values.hidden)
 
     def _read_until_stop(self, ids: Sequence[int], matcher: Matcher, *, final: bool) -> tuple[str, int]:
         """Text of the tokens up to a stop string, and the number of tokens read to find it."""

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from radixrt.messages.client import RequestOutput, ScoreReq
 from radixrt.messages.parts import FINISH_STOP, Finish, FinishError
-from radixrt.messages.scheduler import ScoreRow, TokenDelta, TokenizedScoreReq
+from radixrt.messages.request import Envelope, LogprobRead, Request, Row
+from radixrt.messages.scheduler import TokenDelta
 from radixrt.messages.wire import pack_i32, unpack_f32
 from radixrt.tokenizer.choices import ChoiceTokens
 from radixrt.tokenizer.selection import select
@@ -48,7 +49,7 @@ class ChoiceTree:
             self._paths.append(path)
         self.num_edges = 0
 
-    def rows(self, prefix: int) -> list[ScoreRow]:
+    def rows(self, prefix: int) -> list[Row]:
         """Rows that score all edges of the tree: one for each path to an inner node without inner children.
 
         Each position is scored by the first row that reaches it.
@@ -74,7 +75,7 @@ class ChoiceTree:
                 pending += [(child, [*path, token]) for token, child in inner[:0:-1]]
                 token, node = inner[0]
                 path.append(token)
-            rows.append(ScoreRow(prefix, pack_i32(path), pack_i32(positions), pack_i32(targets)))
+            rows.append(Row(pack_i32(path), prefix, LogprobRead(pack_i32(positions), pack_i32(targets))))
         return rows
 
     def edges(self) -> list[list[int]]:
@@ -102,17 +103,13 @@ class ScoreState:
             self._prefixes.append(list(bos))
         self._trees = [ChoiceTree(len(prefix), tokens.token_ids) for prefix in self._prefixes]
 
-    def request(self) -> TokenizedScoreReq:
+    def request(self) -> Request:
         """Build the request to the scheduler; must be called once."""
         req = self._req
-        return TokenizedScoreReq(
-            req.rid,
-            [pack_i32(prefix) for prefix in self._prefixes],
+        return Request(
+            Envelope(req.rid, req.priority, req.cache_salt, req.timeout_s, req.program),
             [row for i, tree in enumerate(self._trees) for row in tree.rows(i)],
-            req.priority,
-            req.cache_salt,
-            req.timeout_s,
-            req.program,
+            [pack_i32(prefix) for prefix in self._prefixes],
         )
 
     def take(self, delta: TokenDelta) -> RequestOutput | None:
@@ -122,7 +119,7 @@ class ScoreState:
             return None
         decision = None
         if finish.reason == FINISH_STOP and delta.values is not None:
-            logprobs = self._by_choice(unpack_f32(delta.values).tolist())
+            logprobs = self._by_choice(unpack_f32(delta.values.logprobs[0].token_logprobs).tolist())
             without = logprobs[1] if len(logprobs) > 1 else None
             decision = select(self._req.method, self._tokens.token_ids, logprobs[0], without, self._tokens.kept)
         return RequestOutput(

@@ -1,7 +1,7 @@
 """`TokenizerWorker`: work of the tokenizer process, without sockets: handles one message, and sends messages to the
 scheduler and to the client.
 
-Every TokenizedReq sent to the scheduler is valid: its parameters are within bounds, its token ids within the
+Every `Request` sent to the scheduler is valid: its parameters are within bounds, its token ids within the
 vocabulary, and its prompt is neither empty nor too long. Every request gets exactly one finish. Requests with texts
 reach the scheduler in the order in which they came; outputs and requests of token ids overtake them (see
 `PromptQueue`).
@@ -32,6 +32,7 @@ from radixrt.messages.client import (
 )
 from radixrt.messages.fleet import FromRouter
 from radixrt.messages.parts import FINISH_ABORT, FINISH_STOP, Finish, FinishError, Timings, Usage
+from radixrt.messages.request import Request
 from radixrt.messages.scheduler import (
     AbortReq,
     ControlReply,
@@ -40,9 +41,6 @@ from radixrt.messages.scheduler import (
     SchedulerReady,
     TokenBatch,
     TokenDelta,
-    TokenizedEmbedReq,
-    TokenizedReq,
-    TokenizedScoreReq,
     ToScheduler,
 )
 from radixrt.messages.scheduler_stats import SchedulerStats
@@ -186,7 +184,7 @@ class TokenizerWorker:
             req.rid, req.sampling, ids, stream=req.stream, tokenizer=self._tokenizer,
             return_prompt_ids=req.return_prompt_ids,
         )  # fmt: skip
-        tokenized = TokenizedReq(
+        tokenized = Request.generate(
             req.rid, ids, req.sampling, req.priority, req.cache_salt, req.timeout_s, req.program,
             self._prompts.turn_len(req.chat, ids),
         )  # fmt: skip
@@ -243,7 +241,7 @@ class TokenizerWorker:
         check_pairs(req)
         return RelevanceState(req, self._scorer)
 
-    def _begin(self, state: State, tokenized: TokenizedReq | TokenizedScoreReq | TokenizedEmbedReq) -> None:
+    def _begin(self, state: State, tokenized: Request) -> None:
         self._live[tokenized.rid] = state
         self._to_scheduler.send(tokenized)
 

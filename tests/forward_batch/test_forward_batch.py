@@ -85,7 +85,7 @@ def test_numbers_of_samples_that_need_no_padding(samples: int, sizes: tuple[int,
 
 def test_nothing_else_of_the_batch_changes() -> None:
     step = make_step(ROWS)
-    batch, whole = replace(build(step), narrowed=None, wanted_tokens=None), build(step, narrow=False)
+    batch, whole = replace(build(step), narrowed=None), build(step, narrow=False)
     for name, value in vars(whole).items():
         assert np.array_equal(getattr(batch, name), value), name
 
@@ -94,17 +94,6 @@ def test_none_of_its_rows_may_sample() -> None:
     narrowed = build(make_step([(300, 200, 0), (90, 90, 0)])).narrowed
     assert narrowed is not None
     assert narrowed.num_tokens == 0
-
-
-@pytest.mark.parametrize(
-    "columns",
-    [
-        {"logprob_rows": pack_i32([1]), "logprob_targets": pack_i32(np.zeros(90))},
-        {"score_index": pack_i32([250]), "score_targets": pack_i32([5])},
-    ],
-)
-def test_a_step_that_scores_tokens_is_not_narrowed(columns: dict[str, bytes]) -> None:
-    assert build(make_step(ROWS, **columns)).narrowed is None
 
 
 def test_few_tokens_are_not_left_out() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from radixrt.forward_batch.forward_batch import ForwardMode, SharedGroups
 from radixrt.forward_batch.token_rows import TokenRows
@@ -55,13 +54,6 @@ def test_forced_tokens_of_decode_rows_leave_the_rows_as_they_are() -> None:
     partly = TokenRows.of(ForwardStep(0, 1, *columns, bytes([1, 0, 1])))
     assert partly is not None
     assert (partly.req_pool_idx.tolist(), partly.num_samples) == ([7, 9, 4], 2)
-
-
-@pytest.mark.parametrize(
-    "more", [{"logprob_rows": pack_i32([0])}, {"score_index": pack_i32([1])}], ids=["prompt_logprobs", "scores"]
-)
-def test_steps_that_score_tokens_are_left_out(more: dict[str, bytes]) -> None:
-    assert TokenRows.of(extend(**more)) is None
 
 
 def test_steps_that_sample_nothing_are_left_out() -> None:

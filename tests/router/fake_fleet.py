@@ -14,7 +14,8 @@ from typing import Any
 from radixrt.mem_cache.granules import HASH_BYTES, prompt_hashes
 from radixrt.messages.cache_events import CacheAck, CacheEvents, WatchCacheReq
 from radixrt.messages.parts import FINISH_ERROR, Finish, FinishError
-from radixrt.messages.scheduler import AbortReq, ReleaseReq, Reset, TokenBatch, TokenizedReq, TokenizedScoreReq
+from radixrt.messages.request import Request
+from radixrt.messages.scheduler import AbortReq, ReleaseReq, Reset, TokenBatch
 from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.messages.wire import pack_i32, unpack_f32, unpack_i32
 from radixrt.router.replica_load import ReplicaInfo
@@ -55,10 +56,8 @@ class FakeReplica(Harness):
             assert message.keeps_cache
             self.scheduler.recovery.forget(self.now, keeps_cache=True)
             self.stream.handle(WatchCacheReq(watch=False))
-        elif isinstance(message, TokenizedReq):
+        elif isinstance(message, Request):
             self.scheduler.intake.add(message, self.now)
-        elif isinstance(message, TokenizedScoreReq):
-            self.scheduler.intake.add_group(message, self.now)
         elif isinstance(message, AbortReq):
             self.scheduler.abort(message.rid, self.now)
         elif isinstance(message, ReleaseReq):
@@ -109,7 +108,7 @@ class FakeFleet:
         self.now = 0.0
         self.replicas: dict[int, FakeReplica] = {}
         self.stopped: set[int] = set()
-        self.messages: dict[str, TokenizedReq | TokenizedScoreReq] = {}
+        self.messages: dict[str, Request] = {}
         self.outputs: dict[str, list[int]] = {}
         self.finishes: dict[str, Finish] = {}
         self.values: dict[str, list[float]] = {}
@@ -150,9 +149,9 @@ class FakeFleet:
         names = ("priority", "cache_salt", "timeout_s", "program")
         envelope = {name: fields.pop(name) for name in names if name in fields}
         sampling = SamplingParams(**{"max_tokens": 4, "temperature": 0.0, **fields})
-        self.send(TokenizedReq(rid, pack_i32(prompt), sampling, **envelope))
+        self.send(Request.generate(rid, pack_i32(prompt), sampling, **envelope))
 
-    def send(self, message: TokenizedReq | TokenizedScoreReq) -> None:
+    def send(self, message: Request) -> None:
         self.messages.setdefault(message.rid, message)
         self.router.submit(message, self.now)
         self.route()
@@ -173,7 +172,7 @@ class FakeFleet:
                 assert isinstance(message, TokenBatch)
                 self._deliver(message)
                 continue
-            if isinstance(message, TokenizedReq | TokenizedScoreReq):
+            if isinstance(message, Request):
                 self.sent.setdefault(message.rid, []).append(target)
             self.replicas[target].inbox.append((epoch, message))
 
@@ -182,7 +181,7 @@ class FakeFleet:
             assert delta.rid not in self.finishes, "a delta behind the finish"
             self.outputs.setdefault(delta.rid, []).extend(unpack_i32(delta.token_ids).tolist())
             if delta.values is not None:
-                self.values[delta.rid] = unpack_f32(delta.values).tolist()
+                self.values[delta.rid] = unpack_f32(delta.values.logprobs[0].token_logprobs).tolist()
             if delta.finish is not None:
                 self.finishes[delta.rid] = delta.finish
 
@@ -265,10 +264,10 @@ class FakeFleet:
     def assert_answer(self, rid: str) -> None:
         """The request ended on its own, with the output that one replica would have given."""
         message = self.messages[rid]
-        if isinstance(message, TokenizedScoreReq):
+        if message.sampling is None:
             assert self.values[rid] == expected_scores(message)
             return
         max_len = min(MAX_CONTEXT, self.num_slots)
-        tokens, reason = expected_output(unpack_i32(message.input_ids).tolist(), message.sampling, max_len)
+        tokens, reason = expected_output(message.tokens(0).tolist(), message.sampling, max_len)
         assert self.outputs[rid] == tokens
         assert self.finishes[rid].reason == reason

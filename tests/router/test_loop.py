@@ -23,6 +23,7 @@ from radixrt.messages.cache_events import (
 from radixrt.messages.client import ToTokenizer
 from radixrt.messages.fleet import FromReplica, ReplicaNotice, ReplicaStats, RouterQueue, ToRouter
 from radixrt.messages.parts import FINISH_LENGTH, Finish, Timings, Usage
+from radixrt.messages.request import Request
 from radixrt.messages.scheduler import (
     AbortReq,
     ControlReply,
@@ -31,7 +32,6 @@ from radixrt.messages.scheduler import (
     SchedulerReady,
     TokenBatch,
     TokenDelta,
-    TokenizedReq,
     ToScheduler,
 )
 from radixrt.messages.wire import pack_i32, unpack_i32
@@ -109,7 +109,7 @@ class Bench:
         self.outbox: ZmqOutbox[ToRouter] = ZmqOutbox(self.context, f"{self.folder}/router")
 
     def ask(self, rid: str, prompt: bytes = PROMPT) -> None:
-        self.outbox.send(TokenizedReq(rid, prompt, SamplingParams(max_tokens=9, temperature=0.0)))
+        self.outbox.send(Request.generate(rid, prompt, SamplingParams(max_tokens=9, temperature=0.0)))
 
     def heard(self, kind: type) -> Any:
         """The next message of this kind to the tokenizer; others are skipped."""
@@ -169,7 +169,7 @@ def test_a_new_router_waits_for_what_replicas_cache(bench: Bench) -> None:
     warm.snapshot(PROMPT)
     assert warm.next().rid == "a"
     sent = iter(cold.inbox.recv_tagged, None)
-    assert not any(isinstance(message, TokenizedReq) for _, message in sent), "it was sent to the other one before"
+    assert not any(isinstance(message, Request) for _, message in sent), "it was sent to the other one before"
 
 
 def test_commands_and_drained_replicas(bench: Bench) -> None:
@@ -226,7 +226,7 @@ def test_a_request_and_the_death_of_its_replica_are_read_at_once(bench: Bench) -
     second.notice()
     assert isinstance(second.next(), Reset)
     found = [second.next() for _ in range(3)]
-    assert {message.rid for message in found if isinstance(message, TokenizedReq)} == {"a", "b"}
+    assert {message.rid for message in found if isinstance(message, Request)} == {"a", "b"}
 
 
 def test_a_command_to_a_replica_that_is_fenced_as_it_joins_is_answered(

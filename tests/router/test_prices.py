@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from radixrt.messages.scheduler import TokenizedReq
+from radixrt.messages.request import Request
 from radixrt.messages.scheduler_stats import LoadStats, SchedulerStats, StepTimes
 from radixrt.messages.wire import pack_i32
 from radixrt.router.prices import divide_fork, price_s, wait_s
@@ -16,7 +16,7 @@ INFO = ReplicaInfo(100_000, 8, 8192, times=TIMES)
 
 def request(rid: str, work: Work) -> RoutedRequest:
     made = RoutedRequest(
-        TokenizedReq(rid, pack_i32([1] * work.length), SamplingParams(max_tokens=100)), 1, 1, 0.0,
+        Request.generate(rid, pack_i32([1] * work.length), SamplingParams(max_tokens=100)), 1, 1, 0.0,
         max_len=100_000, timeout_s=60.0,
     )  # fmt: skip
     made.work = work

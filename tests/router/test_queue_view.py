@@ -9,7 +9,7 @@ import pytest
 
 from radixrt.messages.fleet import ROUTER_OBSTACLES, HeldRequest, RouterQueue
 from radixrt.messages.parts import ProgramHint
-from radixrt.messages.scheduler import TokenizedReq
+from radixrt.messages.request import Request
 from radixrt.messages.wire import pack_i32
 from radixrt.router.queue_view import MAX_HELD, router_queue
 from radixrt.router.replica_load import ReplicaInfo, ReplicaLoad
@@ -95,7 +95,7 @@ def test_each_reason_for_which_a_replica_gets_no_request() -> None:
     def request(rid: str, *, begins: bool = False) -> RoutedRequest:
         hint = ProgramHint("p", will_continue=True) if begins else None
         made = RoutedRequest(
-            TokenizedReq(rid, pack_i32(range(100)), SamplingParams(max_tokens=50), program=hint), 7, 7, 0.0,
+            Request.generate(rid, pack_i32(range(100)), SamplingParams(max_tokens=50), program=hint), 7, 7, 0.0,
             max_len=1000, timeout_s=60.0,
         )  # fmt: skip
         made.work = Work(100, 100, 50.0)

@@ -11,9 +11,10 @@ import random
 import pytest
 
 from radixrt.messages.parts import ProgramHint
-from radixrt.messages.scheduler import ReleaseReq, TokenizedScoreReq
+from radixrt.messages.scheduler import ReleaseReq
 from radixrt.messages.wire import pack_i32
 from radixrt.tokenizer.scoring import ChoiceTree
+from tests.requests import score_request
 from tests.router.fake_fleet import FakeFleet
 
 
@@ -40,7 +41,7 @@ class Chaos:
         if kind < 0.15:
             choices = [[rng.randint(1, 49) for _ in range(2)], [rng.randint(1, 49) for _ in range(3)]]
             rows = ChoiceTree(len(prompt), choices).rows(0)
-            fleet.send(TokenizedScoreReq(rid, [pack_i32(prompt)], rows))
+            fleet.send(score_request(rid, [pack_i32(prompt)], rows))
             return
         hint = ProgramHint(f"p{rng.randint(0, 3)}", f"{rng.randint(0, 3)}", len(prefix), rng.randint(1, 6))
         fleet.submit(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from radixrt.messages.parts import ProgramHint
-from radixrt.messages.scheduler import TokenizedReq
+from radixrt.messages.request import Request
 from radixrt.messages.scheduler_stats import StepTimes
 from radixrt.messages.wire import pack_i32
 from radixrt.router.replica_load import ReplicaInfo, ReplicaLoad
@@ -19,7 +19,7 @@ WORK = Work(100, 4000, 96.0)
 
 def request(seq: int, hint: ProgramHint | None = None, program_seq: int | None = None) -> RoutedRequest:
     made = RoutedRequest(
-        TokenizedReq(f"r{seq}", pack_i32([1] * 4000), SamplingParams(max_tokens=96), program=hint),
+        Request.generate(f"r{seq}", pack_i32([1] * 4000), SamplingParams(max_tokens=96), program=hint),
         seq, seq if program_seq is None else program_seq, 0.0, max_len=100_000, timeout_s=60.0,
     )  # fmt: skip
     made.work = WORK

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from radixrt.messages.scheduler import TokenizedReq
+from radixrt.messages.request import Request
 from radixrt.messages.wire import pack_i32
 from radixrt.router.request_queue import RequestQueue
 from radixrt.router.routed_request import RoutedRequest, Work
@@ -15,7 +15,7 @@ from radixrt.scheduler.queue_order import MATCH_UNIT, PATIENCE_S
 def request(
     seq: int, *, priority: int = 0, hit: int = 0, at: float = 0.0, prompt: Sequence[int] = range(100)
 ) -> RoutedRequest:
-    message = TokenizedReq(f"r{seq}", pack_i32(prompt), SamplingParams(max_tokens=1), priority=priority)
+    message = Request.generate(f"r{seq}", pack_i32(prompt), SamplingParams(max_tokens=1), priority=priority)
     made = RoutedRequest(message, seq, seq, at, max_len=1000, timeout_s=60.0)
     made.work = Work(len(prompt) - hit, len(prompt), 1.0)
     return made

@@ -7,7 +7,8 @@ import pytest
 from radixrt.mem_cache.granules import GRANULE_TOKENS, prompt_hashes, seed_of
 from radixrt.messages.cache_events import CacheEvents, NodeInserted, RootOpened, SnapshotHeader
 from radixrt.messages.parts import ProgramHint
-from radixrt.messages.scheduler import AbortReq, ReleaseReq, TokenizedReq
+from radixrt.messages.request import Request
+from radixrt.messages.scheduler import AbortReq, ReleaseReq
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.router.replica_load import ReplicaInfo
 from radixrt.router.router import Router
@@ -77,7 +78,7 @@ def test_keys_and_values_without_a_state_are_no_hit_for_a_hybrid_model(has_state
     node = NodeInserted(2, 1, 200, hashes, 1, 1, has_state=has_state)
     header = SnapshotHeader(1000, 1, GRANULE_TOKENS, "lru")
     router.receive(0, epoch, CacheEvents(1, 1, True, [RootOpened(1, seed_of("")), node], header), 0.0)
-    router.submit(TokenizedReq("a", pack_i32([*PREFIX, 3, 4]), SamplingParams()), 0.0)
+    router.submit(Request.generate("a", pack_i32([*PREFIX, 3, 4]), SamplingParams()), 0.0)
     assert router.open["a"].work.miss == (2 if has_state else 202)
 
 
@@ -100,7 +101,7 @@ def test_requests_of_a_dead_replica_go_on_elsewhere_from_their_tokens() -> None:
     fleet.kill(fleet.where("a"))
     (survivor,) = fleet.replicas.values()
     resent = survivor.inbox[-1][1]
-    assert isinstance(resent, TokenizedReq)
+    assert isinstance(resent, Request)
     assert unpack_i32(resent.resume_ids).tolist() == fleet.outputs["a"]
     fleet.drain()
     fleet.assert_answer("a")
@@ -226,7 +227,7 @@ def test_a_full_queue_refuses_and_a_deadline_ends_what_waits() -> None:
 def test_a_used_id_is_refused() -> None:
     router = Router(context_length=100)
     for _ in range(2):
-        router.submit(TokenizedReq("a", pack_i32([1, 2]), SamplingParams()), 0.0)
+        router.submit(Request.generate("a", pack_i32([1, 2]), SamplingParams()), 0.0)
     (sent,) = router.take()
     assert sent.message.deltas[0].finish.error.param == "rid"  # type: ignore[union-attr]
 
@@ -234,9 +235,9 @@ def test_a_used_id_is_refused() -> None:
 def test_a_sampled_request_without_seed_gets_one_for_all_its_lives() -> None:
     fleet = FakeFleet(2)
     fleet.submit("a", PREFIX, temperature=1.0, max_tokens=40)
-    first = next(m for _, m in fleet.replicas[fleet.where("a")].inbox if isinstance(m, TokenizedReq))
+    first = next(m for _, m in fleet.replicas[fleet.where("a")].inbox if isinstance(m, Request))
     fleet.kill(fleet.where("a"))
-    second = next(m for _, m in fleet.replicas[fleet.where("a")].inbox if isinstance(m, TokenizedReq))
+    second = next(m for _, m in fleet.replicas[fleet.where("a")].inbox if isinstance(m, Request))
     assert first.sampling.seed == second.sampling.seed is not None
 
 
@@ -246,9 +247,9 @@ def test_what_the_first_output_brought_of_the_prompt_is_not_asked_for_again() ->
     while not fleet.outputs.get("a"):
         fleet.play(1)
     fleet.kill(fleet.where("a"))
-    resumed = next(m for _, m in fleet.replicas[fleet.where("a")].inbox if isinstance(m, TokenizedReq))
+    resumed = next(m for _, m in fleet.replicas[fleet.where("a")].inbox if isinstance(m, Request))
     assert resumed.resume_ids
-    assert resumed.sampling.prompt_logprobs is None
+    assert resumed.rows[0].logprobs is None
     fleet.drain()
     fleet.assert_answer("a")
 

@@ -16,8 +16,9 @@ from radixrt.engine import assembly
 from radixrt.engine.settings import resolve_settings
 from radixrt.errors import EngineError
 from radixrt.executor.uniproc_executor import StepWorker, UniProcExecutor
+from radixrt.messages.request import Request
 from radixrt.messages.runner import RunnerReady
-from radixrt.messages.scheduler import RunnerRestarted, TokenBatch, TokenizedReq
+from radixrt.messages.scheduler import RunnerRestarted, TokenBatch
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.loop import SchedulerLoop
@@ -62,7 +63,7 @@ class Bench:
         self.tokens: dict[str, list[int]] = {}
         self.finishes: dict[str, Any] = {}
         self.logprobs: dict[str, bytes] = {}
-        self.scores: dict[tuple[str, str], bytes] = {}
+        self.scores: dict[str, bytes] = {}
         self.epoch = 0
 
     def restart(self) -> None:
@@ -71,17 +72,17 @@ class Bench:
         self.inbox.send(RunnerRestarted(self.epoch, "it was told to"))
 
     def send(self, rid: str, ids: list[int], **sampling: Any) -> None:
-        self.inbox.send(TokenizedReq(rid, pack_i32(ids), SamplingParams(**{"temperature": 0.0, **sampling})))
+        self.inbox.send(Request.generate(rid, pack_i32(ids), SamplingParams(**{"temperature": 0.0, **sampling})))
 
     def turn(self) -> bool:
         busy = self.loop.run_once(wait=False)
         while (message := self.outbox.recv()) is not None:
             for delta in deltas_of(message) if isinstance(message, TokenBatch) else []:
                 self.tokens.setdefault(delta.rid, []).extend(unpack_i32(delta.token_ids).tolist())
-                for name in ("prompt_logprobs", "values"):
-                    if (given := getattr(delta, name)) is not None:
-                        assert (delta.rid, name) not in self.scores
-                        self.scores[delta.rid, name] = given if name == "values" else given.token_logprobs
+                if delta.values is not None:
+                    assert delta.rid not in self.scores
+                    found = [each.token_logprobs for each in delta.values.logprobs]
+                    self.scores[delta.rid] = b"".join([*found, delta.values.hidden])
                 if delta.logprobs is not None:
                     self.logprobs[delta.rid] = self.logprobs.get(delta.rid, b"") + delta.logprobs.token_logprobs
                 if delta.finish is not None:
@@ -130,7 +131,7 @@ def test_a_grammar_is_enforced_by_the_mask(depth: int, tiny_model: Callable[[str
     wanted = [11, 400, 32, 31, 500, 3]
     sampling = SamplingParams(temperature=0.9, seed=1, max_tokens=20, structured=NO_JUMPS)
     bench.core.intake.add(
-        TokenizedReq("bound", pack_i32([5, 6, 7]), sampling),
+        Request.generate("bound", pack_i32([5, 6, 7]), sampling),
         time.monotonic(),
         FixedSequence(wanted, bench.runner.vocab_size),
     )

@@ -139,68 +139,6 @@ def test_narrowed_steps_equal_whole_ones(
     assert empty_steps > 0
 
 
-@pytest.mark.parametrize("sizes", [(), (2, MAX_ROWS)], ids=["as they are", "padded"])
-@pytest.mark.parametrize("samples", [(1, 0, 0, 1), (0, 0, 0, 0), (1, 1, 0, 0)])
-def test_last_tokens_that_are_pooled_or_scored(
-    samples: tuple[int, ...], sizes: tuple[int, ...], tiny_model: Callable[[str], Path]
-) -> None:
-    """Rows that sample, rows whose last token is pooled or scored twice, and one that only goes on."""
-    rng = np.random.default_rng(0)
-    lens = np.array([30, 20, 25, 40])
-    ends = np.cumsum(lens) - 1
-    step = ForwardStep(
-        step_id=0, mode=1, req_pool_idx=pack_i32([1, 2, 3, 4]), seq_lens=pack_i32(lens), extend_lens=pack_i32(lens),
-        out_cache_loc=pack_i32(np.arange(1, 116)), input_ids=pack_i32(rng.integers(3, 500, 115)),
-        samples=bytes(samples), sampling_rows=[greedy(i) for i in (1, 2, 3, 4)],
-        pool_spans=pack_i32([ends[2], 1]), score_index=pack_i32([ends[1], ends[1], ends[3]]),
-        score_targets=pack_i32([7, 8, 9]),
-    )  # fmt: skip
-    with runner(tiny_model("qwen3")) as narrow, runner(tiny_model("qwen3")) as whole:
-        whole._model.narrows = False
-        narrow.batches.sample_sizes = sizes
-        batch, got, found = run(narrow, step)
-        unchanged, expected, wanted = run(whole, step)
-        assert torch.equal(narrow.batches.future_token_ids, whole.batches.future_token_ids)
-    assert unchanged.narrowed is None
-    assert batch.narrowed is not None
-    assert got.hidden_states.shape[0] < 10
-    assert got.next_token_logits.shape == expected.next_token_logits.shape == (sum(samples), 512)
-    torch.testing.assert_close(got.next_token_logits, expected.next_token_logits, atol=2e-5, rtol=0)
-    torch.testing.assert_close(found.hidden, wanted.hidden, atol=1e-5, rtol=0)
-    np.testing.assert_allclose(np.frombuffer(found.scores, "<f4"), np.frombuffer(wanted.scores, "<f4"), atol=1e-5)
-
-
-def test_scored_rows_beside_others(tiny_model: Callable[[str], Path]) -> None:
-    """A step with prompt log-probabilities, scored choices and a row that only samples is not narrowed."""
-    rng = np.random.default_rng(0)
-    lens = [30, 20, 25]
-    plain = ForwardStep(
-        step_id=0, mode=1, req_pool_idx=pack_i32([1, 2, 3]), seq_lens=pack_i32(lens), extend_lens=pack_i32(lens),
-        out_cache_loc=pack_i32(np.arange(1, 76)), input_ids=pack_i32(rng.integers(3, 500, 75)),
-        samples=bytes([1, 0, 1]), sampling_rows=[greedy(i, prompt_logprobs=2) for i in (1, 2, 3)],
-    )  # fmt: skip
-    scoring = {
-        "logprob_rows": pack_i32([0]), "logprob_targets": pack_i32(rng.integers(3, 500, 30)),
-        "score_index": pack_i32([40, 49]), "score_targets": pack_i32([7, 8]),
-    }  # fmt: skip
-    scored = ForwardStep(**{name: getattr(plain, name) for name in plain.__struct_fields__} | scoring)
-    with runner(tiny_model("llama")) as narrow, runner(tiny_model("llama")) as whole:
-        whole._model.narrows = False
-        batch, logits, sampled = run(narrow, scored)
-        assert batch.narrowed is None
-        _, expected, wanted = run(whole, scored)
-        assert torch.equal(logits.next_token_logits, expected.next_token_logits)
-        assert sampled.prompt_logprobs == wanted.prompt_logprobs
-        assert len(sampled.prompt_logprobs) == 1
-        assert sampled.scores == wanted.scores
-        assert len(sampled.scores) == 8
-        batch, logits, sampled = run(narrow, plain)  # and the same step without
-        assert batch.narrowed is not None
-        torch.testing.assert_close(logits.next_token_logits, expected.next_token_logits, atol=2e-5, rtol=0)
-        assert sampled.prompt_logprobs == []
-        assert sampled.scores == b""
-
-
 def test_gemms_run_with_every_number_of_rows_that_may_sample(
     tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

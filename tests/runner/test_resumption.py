@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from radixrt.errors import EngineError
-from radixrt.messages.scheduler import RunnerRestarted, TokenizedEmbedReq, TokenizedReq, TokenizedScoreReq
+from radixrt.messages.request import Request
+from radixrt.messages.scheduler import RunnerRestarted
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.scoring import ChoiceTree
+from tests.requests import embed_request, score_request
 from tests.runner.test_model_runner import Bench
 from tests.scheduler.test_scheduler import NO_JUMPS, FixedSequence
 
@@ -42,11 +44,11 @@ def _start(folder: Path, **options: Any) -> Bench:
     for i, (rid, sampling) in enumerate(KINDS.items()):
         bench.send(rid, [5, 6, 7, *range(20, 30 + i)], **{"max_tokens": TOKENS, "ignore_eos": True, **sampling})
     rows = ChoiceTree(len(CHOSEN_AFTER), CHOICES).rows(0)
-    bench.inbox.send(TokenizedScoreReq("choices", [pack_i32(CHOSEN_AFTER)], rows))
+    bench.inbox.send(score_request("choices", [pack_i32(CHOSEN_AFTER)], rows))
     for pooling in ("last", "mean"):
-        bench.inbox.send(TokenizedEmbedReq(pooling, [pack_i32(CHOSEN_AFTER), pack_i32([5, 6, 7] * 9)], pooling))
+        bench.inbox.send(embed_request(pooling, [pack_i32(CHOSEN_AFTER), pack_i32([5, 6, 7] * 9)], pooling))
     sampling = SamplingParams(temperature=0.9, seed=1, max_tokens=TOKENS, structured=NO_JUMPS)
-    message = TokenizedReq("bound", pack_i32([5, 6, 7]), sampling)
+    message = Request.generate("bound", pack_i32([5, 6, 7]), sampling)
     bench.core.intake.add(message, time.monotonic(), FixedSequence(FORCED, bench.runner.vocab_size))
     return bench
 
@@ -59,9 +61,7 @@ def _assert_same(bench: Bench, expected: Bench) -> None:
     }
     scores, others = (np.frombuffer(each.logprobs["scored"], np.float32) for each in (bench, expected))
     np.testing.assert_allclose(scores, others, atol=1e-4)
-    assert bench.scores.keys() == expected.scores.keys() == {
-        ("prompt-scored", "prompt_logprobs"), *((rid, "values") for rid in ("choices", "last", "mean"))
-    }  # fmt: skip
+    assert bench.scores.keys() == expected.scores.keys() == {"prompt-scored", "choices", "last", "mean"}
     for key, values in bench.scores.items():
         np.testing.assert_allclose(
             np.frombuffer(values, np.float32), np.frombuffer(expected.scores[key], np.float32), atol=1e-4

@@ -19,11 +19,13 @@ from radixrt.config import SchedulerConfig
 from radixrt.constrained.grammar import bitmask_words
 from radixrt.executor.mask_table import MaskReader, MaskTable
 from radixrt.forward_batch.extend_parts import MIN_FRESH_TOKENS, split_extend
-from radixrt.messages.parts import Finish, LogprobColumns, Pooling, Usage
+from radixrt.messages.parts import Finish, LogprobColumns, Pooling, ReadValues, Usage
+from radixrt.messages.request import Request
 from radixrt.messages.runner import CascadeCosts, ForwardStep, GrammarMask, PromptCosts, StepFailed, StepOutput
-from radixrt.messages.scheduler import TokenBatch, TokenDelta, TokenizedEmbedReq, TokenizedReq, TokenizedScoreReq
+from radixrt.messages.scheduler import TokenBatch, TokenDelta
 from radixrt.messages.state_slots import RESERVED_STATES, SCRATCH_STATE
 from radixrt.messages.wire import pack_f32, pack_i32, unpack_f32, unpack_i32
+from radixrt.parts.reads.messages import NAME, decode
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.checkpoints import MIN_GAP, Checkpoints
 from radixrt.scheduler.constrained import StepMasks
@@ -31,6 +33,7 @@ from radixrt.scheduler.invariants import check_scheduler
 from radixrt.scheduler.schedule_batch import ScheduleBatch
 from radixrt.scheduler.simulated import StepRows, make_scheduler
 from radixrt.tokenizer.scoring import ChoiceTree
+from tests.requests import embed_request, prompt_of, score_request
 
 FREE = CascadeCosts(
     step_tokens=0, run_tokens=0, row_tokens=0, min_length=1, in_extend=True,
@@ -56,15 +59,16 @@ def target_score(state: int, token: int) -> float:
     return -((digest(state, token) >> 9) % 4096) / 64
 
 
-def expected_scores(message: TokenizedScoreReq) -> list[float]:
+def expected_scores(message: Request) -> list[float]:
     """The answer to a scoring request, computed with no engine at all."""
     scores = []
-    for row in message.rows:
-        ids = unpack_i32(message.prefixes[row.prefix]).tolist() + unpack_i32(row.path).tolist()
+    for index, row in enumerate(message.rows):
         states = [0]
-        for token in ids:
+        for token in message.tokens(index).tolist():
             states.append(digest(states[-1], token))
-        pairs = zip(unpack_i32(row.positions).tolist(), unpack_i32(row.targets).tolist(), strict=True)
+        reads = row.logprobs
+        assert reads is not None
+        pairs = zip(unpack_i32(reads.positions).tolist(), unpack_i32(reads.targets).tolist(), strict=True)
         scores += [target_score(states[position + 1], token) for position, token in pairs]
     return scores
 
@@ -74,14 +78,16 @@ def hidden_state(state: int) -> list[float]:
     return [float((state >> 9) % 4096), float((state >> 21) % 64)]
 
 
-def expected_embeddings(message: TokenizedEmbedReq) -> list[list[float]]:
+def expected_embeddings(message: Request) -> list[list[float]]:
     """The answer to an embedding request, computed with no engine at all."""
     vectors = []
-    for prompt in message.prompts:
+    for index, row in enumerate(message.rows):
         states = [0]
-        for token in unpack_i32(prompt).tolist():
+        for token in message.tokens(index).tolist():
             states.append(digest(states[-1], token))
-        pooled = states[1:] if message.pooling == "mean" else states[-1:]
+        assert row.hidden is not None
+        first, count = unpack_i32(row.hidden.spans).tolist()
+        pooled = states[1 + first : 1 + first + count]
         vectors.append(np.mean([hidden_state(state) for state in pooled], axis=0).astype(np.float32).tolist())
     return vectors
 
@@ -165,8 +171,6 @@ class FakeRunner:
         assert len(set(stored.tolist())) == len(stored), "a slot twice in one step"
         src, dst, cuts = self._check_states(step, extends)
         sampled: list[int] = []
-        scored = unpack_i32(step.logprob_rows).tolist()
-        prompt_logprobs = []
         states = []  # after each of the step's tokens
         at = 0
         for i, (row, length, new) in enumerate(zip(idx.tolist(), seq_lens.tolist(), extends.tolist(), strict=True)):
@@ -195,23 +199,13 @@ class FakeRunner:
                 self.tokens_computed += 1
             if dst:
                 self.states[dst[i]] = state
-            if i in scored:
-                prompt_logprobs.append(_columns(new))
             at += new
             if samples[i]:
                 sampled.append(_nearest(next_token(state), allowed.get(len(sampled))))
                 self.future[row] = sampled[-1]
         self._check_order(seq_lens, extends)
         self._check_shared(step, idx, seq_lens, extends)
-        index, targets = unpack_i32(step.score_index).tolist(), unpack_i32(step.score_targets).tolist()
-        assert index == sorted(index)
-        scores = [target_score(states[i], token) for i, token in zip(index, targets, strict=True)]
-        spans = unpack_i32(step.pool_spans).reshape(-1, 2).tolist()
-        hidden = [np.sum([hidden_state(state) for state in states[at : at + n]], axis=0) for at, n in spans]
-        return StepOutput(
-            step.step_id, pack_i32(sampled), prompt_logprobs=prompt_logprobs, scores=pack_f32(scores),
-            hidden=pack_f32(hidden),
-        )  # fmt: skip
+        return StepOutput(step.step_id, pack_i32(sampled), values=_values(step, states))
 
     def _check_states(
         self, step: ForwardStep, extends: np.ndarray
@@ -287,8 +281,22 @@ def _nearest(token: int, allowed: set[int] | None) -> int:
     return next(t % VOCAB for t in range(token, token + VOCAB) if t % VOCAB in allowed)
 
 
-def _columns(n: int) -> LogprobColumns:
-    return LogprobColumns(pack_f32(np.zeros(n)), b"", b"", 0)
+def _values(step: ForwardStep, states: list[int]) -> ReadValues | None:
+    """What the step's rows read, from the digest after each of its tokens."""
+    if NAME not in step.sections:
+        return None
+    section = decode(step.sections[NAME])
+    index, targets = unpack_i32(section.index).tolist(), unpack_i32(section.targets).tolist()
+    assert index == sorted(index)
+    scores = [target_score(states[i], token) for i, token in zip(index, targets, strict=True)]
+    columns, first = [], 0
+    for count, _ in unpack_i32(section.counts).reshape(-1, 2).tolist():
+        columns.append(LogprobColumns(pack_f32(scores[first : first + count]), b"", b"", 0))
+        first += count
+    assert first == len(scores)
+    spans = unpack_i32(section.spans).reshape(-1, 2).tolist()
+    hidden = [np.sum([hidden_state(state) for state in states[at : at + n]], axis=0) for at, n in spans]
+    return ReadValues(columns, pack_f32(hidden))
 
 
 def deltas_of(batch: TokenBatch | None) -> list[TokenDelta]:
@@ -333,9 +341,9 @@ class Harness:
         self.usages: dict[str, Usage] = {}
         self.prompt_logprobs: dict[str, LogprobColumns] = {}
         self.hidden_states: dict[str, list[list[float]]] = {}
-        self.requests: dict[str, TokenizedReq] = {}
-        self.score_requests: dict[str, TokenizedScoreReq] = {}
-        self.embed_requests: dict[str, TokenizedEmbedReq] = {}
+        self.requests: dict[str, Request] = {}
+        self.score_requests: dict[str, Request] = {}
+        self.embed_requests: dict[str, Request] = {}
         self.values: dict[str, list[float]] = {}
 
     def add(self, rid: str, prompt: list[int], *, grammar: object = None, **fields: object) -> None:
@@ -343,7 +351,7 @@ class Harness:
             k: fields.pop(k) for k in ("priority", "cache_salt", "timeout_s", "program", "turn_len") if k in fields
         }
         sampling = SamplingParams(**{"max_tokens": 4, "temperature": 0.0, **fields})  # type: ignore[arg-type]
-        message = TokenizedReq(rid, pack_i32(prompt), sampling, **envelope)  # type: ignore[arg-type]
+        message = Request.generate(rid, pack_i32(prompt), sampling, **envelope)  # type: ignore[arg-type]
         self.requests.setdefault(rid, message)
         self.scheduler.intake.add(message, self.now, grammar)  # type: ignore[arg-type]
 
@@ -353,14 +361,14 @@ class Harness:
         rows = [
             row for i, (prefix, after) in enumerate(choices.items()) for row in ChoiceTree(len(prefix), after).rows(i)
         ]
-        message = TokenizedScoreReq(rid, prefixes, rows, **envelope)  # type: ignore[arg-type]
+        message = score_request(rid, prefixes, rows, **envelope)
         self.score_requests.setdefault(rid, message)
-        self.scheduler.intake.add_group(message, self.now)
+        self.scheduler.intake.add(message, self.now)
 
     def add_embed(self, rid: str, prompts: list[list[int]], pooling: Pooling, **envelope: object) -> None:
-        message = TokenizedEmbedReq(rid, [pack_i32(ids) for ids in prompts], pooling, **envelope)  # type: ignore[arg-type]
+        message = embed_request(rid, [pack_i32(ids) for ids in prompts], pooling, **envelope)
         self.embed_requests.setdefault(rid, message)
-        self.scheduler.intake.add_group(message, self.now)
+        self.scheduler.intake.add(message, self.now)
 
     def submit(self) -> bool:
         """One next_batch; True if it gave a step."""
@@ -387,8 +395,7 @@ class Harness:
         if self.scheduler.stages == 1:
             self.send_masks(batch)
         if batch.step_id in self.poisoned:  # it ran on what the failed step left unwritten: its answer is worthless
-            worthless = pack_f32([1.0] * (len(batch.step.score_index) // 4))
-            output = StepOutput(batch.step_id, pack_i32([VOCAB - 1] * len(batch.sampled)), scores=worthless)
+            output = StepOutput(batch.step_id, pack_i32([VOCAB - 1] * len(batch.sampled)))
         else:
             try:
                 output = self.runner.run(batch.step, self.runner.masks.get(batch.step_id))
@@ -414,7 +421,7 @@ class Harness:
         """The runner dies: nothing that it computed or was to compute is left."""
         lost = {req for batch in self.inflight for req in batch.requests}
         assert len(lost) <= 1 or not self.scheduler.recovery.num_suspects, "a suspect was not alone"
-        self.deaths.update(req.rid if req.row is None else req.row.rid for req in lost)
+        self.deaths.update(req.rid if req.member is None else req.member.group for req in lost)
         self.scheduler.runner_lost(self.inflight, "it was told to", self.now)
         self.inflight.clear()
         self.runner = self.runner.successor()
@@ -444,17 +451,24 @@ class Harness:
             assert delta.rid not in self.finishes, "a delta after the finish"
             self.outputs.setdefault(delta.rid, []).extend(unpack_i32(delta.token_ids).tolist())
             if delta.values is not None:
-                self.values[delta.rid] = unpack_f32(delta.values).tolist()
-            if delta.prompt_logprobs is not None:
-                assert delta.rid not in self.prompt_logprobs
-                self.prompt_logprobs[delta.rid] = delta.prompt_logprobs
-            if delta.hidden_states is not None:
-                assert delta.rid not in self.hidden_states
-                self.hidden_states[delta.rid] = unpack_f32(delta.hidden_states).reshape(-1, 2).tolist()
+                self._take_values(delta.rid, delta.values)
             if delta.finish is not None:
                 self.finishes[delta.rid] = delta.finish
                 assert delta.usage is not None
                 self.usages[delta.rid] = delta.usage
+
+    def _take_values(self, rid: str, values: ReadValues) -> None:
+        hidden = unpack_f32(values.hidden).tolist()
+        if rid in self.score_requests or rid in self.embed_requests:
+            (columns,) = values.logprobs or [LogprobColumns(b"", b"", b"", 0)]
+            self.values[rid] = unpack_f32(columns.token_logprobs).tolist() + hidden
+            return
+        if values.logprobs:
+            assert rid not in self.prompt_logprobs
+            self.prompt_logprobs[rid] = values.logprobs[0]
+        if hidden:
+            assert rid not in self.hidden_states
+            self.hidden_states[rid] = np.array(hidden).reshape(-1, 2).tolist()
 
     def verify(self) -> None:
         if self.check:
@@ -473,14 +487,14 @@ class Harness:
     def assert_hidden_states(self, rid: str) -> None:
         """The request returned the hidden states that it asked for, and no others."""
         request = self.requests[rid]
-        states = expected_hidden_states(request.input_ids)
+        states = expected_hidden_states(prompt_of(request))
         wanted = {None: [], "last": states[-1:], "prompt": states}[request.sampling.return_hidden_states]
         assert self.hidden_states.get(rid, []) == wanted
 
     def assert_output(self, rid: str) -> None:
         """The request ended on its own, with exactly the tokens that its prompt determines."""
         request = self.requests[rid]
-        tokens, reason = expected_output(unpack_i32(request.input_ids).tolist(), request.sampling, self.max_len)
+        tokens, reason = expected_output(request.tokens(0).tolist(), request.sampling, self.max_len)
         assert self.outputs[rid] == tokens
         assert self.finishes[rid].reason == reason
         assert self.usages[rid].completion_tokens == len(tokens)

@@ -11,8 +11,9 @@ from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
 from radixrt.mem_cache.chunk_cache import ChunkCache
 from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
-from radixrt.messages.scheduler import TokenizedReq
+from radixrt.messages.request import Request
 from radixrt.messages.wire import pack_i32
+from radixrt.parts.reads.scheduler import reads_of
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.admission import DEFER_TOKENS, PrefillPrefixes
 from radixrt.scheduler.kv_manager import KVManager
@@ -20,10 +21,20 @@ from radixrt.scheduler.req import Req, ReqState
 
 
 def request(ids: list[int], *, namespace: str = "", state: ReqState = ReqState.PREFILL, **sampling: object) -> Req:
-    message = TokenizedReq("r", pack_i32(ids), SamplingParams(**sampling), cache_salt=namespace)  # type: ignore[arg-type]
+    message = Request.generate("r", pack_i32(ids), SamplingParams(**sampling), cache_salt=namespace)  # type: ignore[arg-type]
+    assert message.sampling is not None
     req = Req(
-        message, np.array(ids, np.int32), seq=0, seed=0, eos_ids=frozenset(), max_len=4096, now=0.0, timeout_s=60.0,
-    )  # fmt: skip
+        message.envelope,
+        np.array(ids, np.int32),
+        message.sampling,
+        reads=reads_of(message.rows[0]),
+        seq=0,
+        seed=0,
+        eos_ids=frozenset(),
+        max_len=4096,
+        now=0.0,
+        timeout_s=60.0,
+    )
     req.state = state
     return req
 

@@ -11,9 +11,10 @@ import pytest
 
 from benchmarks.common.simulated_engine import SimulatedEngine, SimulatedRequest
 from radixrt.messages.parts import FinishError
-from radixrt.messages.scheduler import ScoreRow, TokenizedReq, TokenizedScoreReq
+from radixrt.messages.request import LogprobRead, Request, Row
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.sampling_params import SamplingParams
+from tests.requests import score_request
 from tests.scheduler.fake_runner import Harness
 from tests.scheduler.simulated_load import CPU
 
@@ -37,7 +38,9 @@ def engine(*, train: bool = True, **options: object) -> SimulatedEngine:
 
 def error(at: SimulatedEngine, compiling: int = 0, *, priority: int = 0, timeout_s: float | None = None) -> FinishError:
     """The refusal of one more request; fails if there is none."""
-    message = TokenizedReq("one more", pack_i32([5] * 50), SamplingParams(max_tokens=8), priority, timeout_s=timeout_s)
+    message = Request.generate(
+        "one more", pack_i32([5] * 50), SamplingParams(max_tokens=8), priority, timeout_s=timeout_s
+    )
     found = at.scheduler.intake.queue_error(message, at.now, compiling)
     assert found is not None
     return found
@@ -48,7 +51,7 @@ def queue(at: SimulatedEngine, count: int, output: int = 30, **fields: object) -
     for _ in range(count):
         made = request(at.now, output=output)
         at.scheduler.intake.add(
-            TokenizedReq(f"q{next(NUMBERS)}", pack_i32(made.prompt), SamplingParams(max_tokens=output), **fields),
+            Request.generate(f"q{next(NUMBERS)}", pack_i32(made.prompt), SamplingParams(max_tokens=output), **fields),
             at.now,
         )
     at.scheduler.next_batch(at.now)
@@ -103,8 +106,8 @@ def test_an_infinite_wait_is_no_reason_to_refuse() -> None:
 def test_what_its_own_work_will_take_is_left_of_a_timeout() -> None:
     at = engine()
     queue(at, 30)
-    long = TokenizedReq("l", pack_i32([5] * 50), SamplingParams(max_tokens=2000), timeout_s=6.0)
-    short = TokenizedReq("s", pack_i32([5] * 50), SamplingParams(max_tokens=2), timeout_s=6.0)
+    long = Request.generate("l", pack_i32([5] * 50), SamplingParams(max_tokens=2000), timeout_s=6.0)
+    short = Request.generate("s", pack_i32([5] * 50), SamplingParams(max_tokens=2), timeout_s=6.0)
     assert at.scheduler.intake.queue_error(long, at.now) is not None
     assert at.scheduler.intake.queue_error(short, at.now) is None
 
@@ -113,7 +116,7 @@ def test_a_higher_priority_waits_only_for_its_equals() -> None:
     at = engine(max_queue_wait_s=1.0)
     queue(at, 60)
     assert error(at).retry_after_s is not None
-    message = TokenizedReq("urgent", pack_i32([5] * 50), SamplingParams(max_tokens=8), priority=1)
+    message = Request.generate("urgent", pack_i32([5] * 50), SamplingParams(max_tokens=8), priority=1)
     assert at.scheduler.intake.queue_error(message, at.now) is None
     error(at, priority=-1)
 
@@ -121,20 +124,20 @@ def test_a_higher_priority_waits_only_for_its_equals() -> None:
 def test_requests_whose_grammar_is_compiled_stand_before() -> None:
     at = engine(max_queue_wait_s=1.0)
     queue(at, 6)
-    message = TokenizedReq("r", pack_i32([5] * 50), SamplingParams(max_tokens=8))
+    message = Request.generate("r", pack_i32([5] * 50), SamplingParams(max_tokens=8))
     assert at.scheduler.intake.queue_error(message, at.now) is None
     at.now += 0.2
     error(at, compiling=60)
 
 
 def test_scoring_requests_count_and_are_refused() -> None:
-    def score(rid: str) -> TokenizedScoreReq:
+    def score(rid: str) -> Request:
         path = pack_i32(IDS.integers(2, 900, 1000))
-        return TokenizedScoreReq(rid, [pack_i32([7] * 20)], [ScoreRow(0, path, pack_i32([25]), pack_i32([3]))])
+        return score_request(rid, [pack_i32([7] * 20)], [Row(path, 0, LogprobRead(pack_i32([25]), pack_i32([3])))])
 
     at = engine(max_queue_wait_s=1.0)
     for i in range(20):
-        at.scheduler.intake.add_group(score(f"s{i}"), at.now)
+        at.scheduler.intake.add(score(f"s{i}"), at.now)
     assert 2 < len(at.scheduler.waiting) < 19
     assert at.scheduler.intake.queue_error(score("one more"), at.now) is not None
     assert error(at).code == "queue_full"

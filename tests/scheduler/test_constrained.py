@@ -12,7 +12,7 @@ from radixrt.constrained.matcher import GrammarError
 from radixrt.constraint import StructuredOptions
 from radixrt.errors import InvariantError
 from radixrt.messages.parts import ConstraintInfo
-from radixrt.messages.scheduler import TokenizedReq
+from radixrt.messages.request import Request
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler import constrained
@@ -63,7 +63,7 @@ def test_forced_tokens_and_early_ends_change_nothing_but_the_number_of_steps(dep
     closed = 0
     for rid, seed in seeds.items():
         request = h.requests[rid]
-        prompt = unpack_i32(request.input_ids).tolist()
+        prompt = request.tokens(0).tolist()
         tokens, reason, early = expected_constrained(prompt, request.sampling, h.max_len, seed)
         assert h.outputs[rid] == tokens
         assert (h.finishes[rid].reason, h.finishes[rid].forced_close) == (reason, early)
@@ -98,7 +98,7 @@ def test_a_healed_token_is_replaced_before_anyone_sees_it(depth, page_size):
     # Whatever was generated, a second request with it as its prompt finds it all in the cache, and nothing wrong.
     computed = h.runner.tokens_computed
     for seed in range(12):
-        prompt = unpack_i32(h.requests[f"g{seed}"].input_ids).tolist() + h.outputs[f"g{seed}"]
+        prompt = h.requests[f"g{seed}"].tokens(0).tolist() + h.outputs[f"g{seed}"]
         h.add(f"again{seed}", prompt, max_tokens=1, ignore_eos=True)
         h.drain()
         h.assert_output(f"again{seed}")
@@ -109,7 +109,7 @@ def test_a_healed_token_is_replaced_before_anyone_sees_it(depth, page_size):
 def test_forced_and_closing_tokens_are_reported(depth):
     h = Harness(depth=depth)
     grammar = ScriptedGrammar(3)
-    message = TokenizedReq("r", pack_i32([1, 2]), SamplingParams(max_tokens=20, ignore_eos=True))
+    message = Request.generate("r", pack_i32([1, 2]), SamplingParams(max_tokens=20, ignore_eos=True))
     h.requests["r"] = message
     h.scheduler.intake.add(message, 0.0, grammar, ConstraintInfo("scripted", ["/a: not"], compile_s=0.5))
     deltas = []

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from radixrt.messages.parts import Finish, LogprobColumns
-from radixrt.messages.scheduler import TokenBatch, TokenizedReq
+from radixrt.messages.parts import Finish, LogprobColumns, ReadValues
+from radixrt.messages.request import Envelope
+from radixrt.messages.scheduler import TokenBatch
 from radixrt.messages.wire import pack_f32, pack_i32, unpack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.deltas import DeltaWriter
@@ -19,7 +20,7 @@ COLUMNS = LogprobColumns(pack_f32([-1.0]), b"", b"", 0)
 def request(rid: str, **sampling: Any) -> Req:
     ids = np.array([1, 2], np.int32)
     return Req(
-        TokenizedReq(rid, pack_i32(ids), SamplingParams(**sampling)), ids, seq=0, seed=0, eos_ids=frozenset(),
+        Envelope(rid), ids, SamplingParams(**sampling), seq=0, seed=0, eos_ids=frozenset(),
         max_len=64, now=0.0, timeout_s=60.0, grammar=None,
     )  # fmt: skip
 
@@ -103,11 +104,11 @@ def test_tokens_that_nobody_sampled_have_log_probabilities_where_asked_for() -> 
 def test_a_prompts_log_probabilities_leave_with_the_first_token() -> None:
     writer = DeltaWriter()
     req, other = request("a", prompt_logprobs=0), request("b")
-    writer.store_prompt_logprobs([req], [COLUMNS])
+    writer.values(req, ReadValues([COLUMNS]))
     produce(writer, other, 1)
     assert taken(writer) == TokenBatch([], ["b"], pack_i32([1]))
     produce(writer, req, 2)
     (delta,) = taken(writer).deltas
-    assert (delta.rid, delta.token_ids, delta.prompt_logprobs) == ("a", pack_i32([2]), COLUMNS)
+    assert (delta.rid, delta.token_ids, delta.values) == ("a", pack_i32([2]), ReadValues([COLUMNS]))
     produce(writer, req, 3)
     assert taken(writer).rids == ["a"]

@@ -13,8 +13,9 @@ from radixrt.channel import LocalChannel
 from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.errors import EngineError
 from radixrt.executor.base import Executor
+from radixrt.messages.request import Request
 from radixrt.messages.runner import DebugReq, ForwardStep, FromRunner, GrammarMask, RunnerReady, StepFailed, StepOutput
-from radixrt.messages.scheduler import Reset, RunnerRestarted, SchedulerReady, TokenBatch, TokenizedReq
+from radixrt.messages.scheduler import Reset, RunnerRestarted, SchedulerReady, TokenBatch
 from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.messages.step_shape import StepShape
 from radixrt.messages.wire import pack_i32, unpack_i32
@@ -110,8 +111,8 @@ class Loop:
         )  # fmt: skip
         self.loop.announce(SchedulerReady(64, 4, "cpu", "float32"))
 
-    def add(self, rid: str, prompt: list[int], **sampling: Any) -> TokenizedReq:
-        message = TokenizedReq(rid, pack_i32(prompt), SamplingParams(temperature=0.0, ignore_eos=True, **sampling))
+    def add(self, rid: str, prompt: list[int], **sampling: Any) -> Request:
+        message = Request.generate(rid, pack_i32(prompt), SamplingParams(temperature=0.0, ignore_eos=True, **sampling))
         self.inbox.send(message)
         return message
 
@@ -154,7 +155,7 @@ class Noted(FixedSequence):
 
 def test_of_constrained_rows_what_the_device_waits_for_leaves_first() -> None:
     at = Loop(depth=2, runs_ahead=True)
-    message = TokenizedReq("r", pack_i32([1, 2]), SamplingParams(max_tokens=9, structured=NO_JUMPS))
+    message = Request.generate("r", pack_i32([1, 2]), SamplingParams(max_tokens=9, structured=NO_JUMPS))
     at.harness.scheduler.intake.add(message, time.monotonic(), Noted([5, 6, 7, 8, 9, 10], at.log))
     at.loop.run_once(wait=False)
     assert at.log == ["step 0", "mask 0", "step 1"]
@@ -165,7 +166,7 @@ def test_of_constrained_rows_what_the_device_waits_for_leaves_first() -> None:
 def test_over_pipeline_stages_a_mask_leaves_with_its_step() -> None:
     at = Loop(depth=2, runs_ahead=True, stages=2)
     for i in range(2):
-        message = TokenizedReq(f"r{i}", pack_i32([1, 2, i]), SamplingParams(max_tokens=9, structured=NO_JUMPS))
+        message = Request.generate(f"r{i}", pack_i32([1, 2, i]), SamplingParams(max_tokens=9, structured=NO_JUMPS))
         at.harness.scheduler.intake.add(message, time.monotonic(), FixedSequence([5, 6, 7, 8, 9, 10]))
     at.loop.run_once(wait=False)
     assert at.log == ["step 0", "mask 0"]
@@ -179,7 +180,7 @@ def test_a_grammar_that_fails_late_says_so_at_once() -> None:
             raise RuntimeError("too late")
 
     at = Loop(depth=1, runs_ahead=False)
-    message = TokenizedReq("r", pack_i32([1, 2]), SamplingParams(max_tokens=9, structured=NO_JUMPS))
+    message = Request.generate("r", pack_i32([1, 2]), SamplingParams(max_tokens=9, structured=NO_JUMPS))
     at.harness.scheduler.intake.add(message, time.monotonic(), Failing([5, 6, 7]))
     at.loop.run_once(wait=False)
     assert at.answer() == ["answer 0", "tokens", "tokens"]
@@ -205,7 +206,7 @@ def test_the_answer_of_a_constrained_step_is_watched_for(watch_s: float, is_cons
     at = Loop(depth=1, runs_ahead=True, watch_s=watch_s)
     sampling = SamplingParams(max_tokens=9, structured=NO_JUMPS)
     grammar = FixedSequence([5, 6, 7]) if is_constrained else None
-    at.harness.scheduler.intake.add(TokenizedReq("r", pack_i32([1, 2]), sampling), time.monotonic(), grammar)
+    at.harness.scheduler.intake.add(Request.generate("r", pack_i32([1, 2]), sampling), time.monotonic(), grammar)
     at.loop.run_once(wait=False)
     waiter = at.loop._poller = Waiter()  # type: ignore[assignment]
     at.loop.run_once(wait=True)
@@ -241,7 +242,7 @@ def test_rows_that_may_sample_the_same_share_a_mask() -> None:
         if i != 2:
             grammar.mask = lambda: shared  # type: ignore[method-assign]
         sampling = SamplingParams(max_tokens=9, structured=NO_JUMPS)
-        at.harness.scheduler.intake.add(TokenizedReq(f"r{i}", pack_i32([1, 2, i]), sampling), 0.0, grammar)
+        at.harness.scheduler.intake.add(Request.generate(f"r{i}", pack_i32([1, 2, i]), sampling), 0.0, grammar)
     batch = at.harness.scheduler.next_batch(0.0)
     assert batch is not None
     assert len(batch.grammar_rows) == 4
@@ -377,7 +378,7 @@ def test_outputs_are_the_same_either_way(depth: int, runs_ahead: bool) -> None:
             at.executor.ready.append(at.executor.held.popleft())
         at.loop.run_once(wait=False)
     for message in asked:
-        prompt = unpack_i32(message.input_ids).tolist()
+        prompt = message.tokens(0).tolist()
         expected, _ = expected_output(prompt, message.sampling, at.harness.max_len)
         assert at.outbox.tokens[message.rid] == expected
     assert at.outbox.finished == set("abcdef")

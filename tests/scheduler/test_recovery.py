@@ -42,11 +42,11 @@ def _assert_as_if_nothing_had_happened(h: Harness, *, but: tuple[str, ...] = ())
             h.assert_output(rid)
             continue
         tokens, reason, early = expected_constrained(
-            unpack_i32(request.input_ids).tolist(), request.sampling, h.max_len, int(rid.removeprefix("bound"))
+            request.tokens(0).tolist(), request.sampling, h.max_len, int(rid.removeprefix("bound"))
         )
         assert (h.outputs[rid], h.finishes[rid].reason, h.finishes[rid].forced_close) == (tokens, reason, early)
     if "scored" in h.requests:
-        assert len(h.prompt_logprobs["scored"].token_logprobs) // 4 == len(PROMPT) + 2
+        assert len(h.prompt_logprobs["scored"].token_logprobs) // 4 == len(PROMPT) + 1
 
 
 @DEPTHS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from radixrt.messages.scheduler import TokenizedReq
+from radixrt.messages.request import Request
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 from tests.scheduler.fake_runner import Harness, expected_output
@@ -17,7 +17,7 @@ PROMPT = [7, 8, 9, 10, 11]
 def resumed(harness: Harness, rid: str, prompt: list[int], output: list[int], **fields: object) -> None:
     """Add a request with output, through the messages' own form."""
     sampling = SamplingParams(**{"max_tokens": 12, "temperature": 0.0, **fields})  # type: ignore[arg-type]
-    message = TokenizedReq(rid, pack_i32(prompt), sampling)
+    message = Request.generate(rid, pack_i32(prompt), sampling)
     harness.requests[rid] = message
     harness.scheduler.intake.add(msgspec.structs.replace(message, resume_ids=pack_i32(output)), harness.now)
     harness.outputs[rid] = list(output)
@@ -72,7 +72,7 @@ def test_output_that_does_not_fit_the_context_is_refused() -> None:
 
 def constrained(harness: Harness, seed: int, output: list[int]) -> None:
     sampling = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
-    message = TokenizedReq("a", pack_i32(PROMPT), sampling, resume_ids=pack_i32(output))
+    message = Request.generate("a", pack_i32(PROMPT), sampling, resume_ids=pack_i32(output))
     harness.scheduler.intake.add(message, 0.0, ScriptedGrammar(seed))
     harness.outputs["a"] = list(output)
 
@@ -99,7 +99,7 @@ def test_output_that_the_grammar_does_not_allow_ends_the_request() -> None:
     sampling = SamplingParams(max_tokens=20)
     wrong = grammar.run[0] % 48 + 1
     harness.scheduler.intake.add(
-        TokenizedReq("a", pack_i32(PROMPT), sampling, resume_ids=pack_i32([wrong])), 0.0, grammar
+        Request.generate("a", pack_i32(PROMPT), sampling, resume_ids=pack_i32([wrong])), 0.0, grammar
     )
     harness.take()
     error = harness.finishes["a"].error

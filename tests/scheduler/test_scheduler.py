@@ -8,6 +8,7 @@ import pytest
 from radixrt.constrained.grammar import Bitmask, Grammar, bitmask_words
 from radixrt.constraint import StructuredOptions
 from radixrt.messages.wire import unpack_i32
+from radixrt.parts.reads.messages import NAME, decode
 from radixrt.scheduler.queue_order import arrange
 from radixrt.scheduler.schedule_batch import DECODE, EXTEND
 from tests.scheduler.fake_runner import VOCAB, Harness, deltas_of, expected_output
@@ -267,8 +268,8 @@ def test_prompt_logprobs_cover_the_whole_prompt_and_use_no_cache():
     h.add("r", prompt, prompt_logprobs=0, max_tokens=0)
     before = len(h.steps)
     h.drain()
-    targets = np.concatenate([unpack_i32(s.logprob_targets) for s in h.steps[before:]])
-    assert targets.tolist() == [*prompt[1:], -1]
+    sections = [decode(step.sections[NAME]) for step in h.steps[before:]]
+    assert np.concatenate([unpack_i32(section.targets) for section in sections]).tolist() == prompt[1:]
     assert h.outputs["r"] == []
     assert h.usages["r"].cached_tokens == 0
     assert h.finishes["r"].reason == "length"

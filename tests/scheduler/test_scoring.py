@@ -6,8 +6,9 @@ import random
 
 import pytest
 
-from radixrt.messages.scheduler import ScoreRow, TokenizedScoreReq
+from radixrt.messages.request import LogprobRead, Row
 from radixrt.messages.wire import pack_i32, unpack_i32
+from tests.requests import score_request
 from tests.scheduler.fake_runner import EOS, Harness
 
 PROMPT = (5, 6, 7, 8, 9, 10, 11)
@@ -124,8 +125,10 @@ def test_rows_survive_retraction() -> None:
 @pytest.mark.parametrize("length", [64, 65, 200])
 def test_what_does_not_fit_is_refused(length: int) -> None:
     h = Harness()
-    h.scheduler.intake.add_group(
-        TokenizedScoreReq("a", [pack_i32([1] * length)], [ScoreRow(0, b"", pack_i32([length - 1]), pack_i32([EOS]))]),
+    h.scheduler.intake.add(
+        score_request(
+            "a", [pack_i32([1] * length)], [Row(b"", 0, LogprobRead(pack_i32([length - 1]), pack_i32([EOS])))]
+        ),
         0.0,
     )
     h.take()
@@ -173,9 +176,11 @@ def test_each_position_is_scored_once() -> None:
     h.add_score("a", {PROMPT: CHOICES})
     rows = h.score_requests["a"].rows
     pairs = [
-        (tuple(unpack_i32(row.path)[: p - len(PROMPT) + 1]), t)
+        (tuple(unpack_i32(row.ids)[: p - len(PROMPT) + 1]), t)
         for row in rows
-        for p, t in zip(unpack_i32(row.positions).tolist(), unpack_i32(row.targets).tolist(), strict=True)
+        for p, t in zip(
+            unpack_i32(row.logprobs.positions).tolist(), unpack_i32(row.logprobs.targets).tolist(), strict=True
+        )
     ]
     assert len(set(pairs)) == len(pairs)
     assert set(pairs) == {(tuple(c[:i]), c[i]) for c in CHOICES for i in range(len(c))}

@@ -8,7 +8,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from radixrt.constraint import StructuredOptions
 from radixrt.messages.parts import ProgramHint
-from radixrt.messages.wire import unpack_i32
 from tests.scheduler.fake_runner import VOCAB, Harness
 from tests.scheduler.scripted_grammar import ScriptedGrammar, expected_constrained
 
@@ -154,7 +153,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.h.inflight)
     @rule()
     def step_fails(self) -> None:
-        self.disturbed.update(r.rid if r.row is None else r.row.rid for r in self.h.inflight[0].requests)
+        self.disturbed.update(r.rid if r.member is None else r.member.group for r in self.h.inflight[0].requests)
         self.h.fail()
 
     @precondition(lambda self: self.h.scheduler.recovery.has_runner)
@@ -202,7 +201,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 known = ("timeout", "queue_full", "context_length_exceeded", "constraint_exceeds_max_tokens")
                 assert finish.error.code in known or rid in self.disturbed, finish
         for rid, columns in h.prompt_logprobs.items():
-            assert len(columns.token_logprobs) // 4 == len(h.requests[rid].input_ids) // 4
+            assert len(columns.token_logprobs) // 4 == h.requests[rid].row_len(0) - 1
         h.now += 1000.0
         h.scheduler.next_batch(h.now)
         programs = h.scheduler.programs.stats()
@@ -220,7 +219,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             h.assert_output(rid)
             return
         request, finish = h.requests[rid], h.finishes[rid]
-        prompt = unpack_i32(request.input_ids).tolist()
+        prompt = request.tokens(0).tolist()
         tokens, reason, early = expected_constrained(prompt, request.sampling, h.max_len, seed)
         if (h.outputs[rid], finish.reason, finish.forced_close) == (tokens, reason, early):
             return

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 
 from radixrt.messages.client import GenerateReq, TokenizeReq
 from radixrt.messages.parts import PromptPart, TemplateText
-from radixrt.messages.scheduler import TokenizedReq
+from radixrt.messages.request import Request
 from radixrt.messages.wire import unpack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.prompt_encoder import PromptEncoder
 from radixrt.tokenizer.tokenizer import Tokenizer
+from tests.requests import prompt_of
 from tests.tokenizer.worker_bench import CONTEXT, Bench
 
 OK = SamplingParams()
@@ -110,11 +111,11 @@ def test_parts_reach_the_scheduler_as_ids(bench: Bench) -> None:
     parts: list[PromptPart] = [TemplateText("<|im_start|>user\n"), "hi", [5, 6]]
     bench.handle(GenerateReq("r", OK, parts=parts, stream=True))
     sent = bench.scheduler.recv()
-    assert isinstance(sent, TokenizedReq)
-    ids = unpack_i32(sent.input_ids).tolist()
+    assert isinstance(sent, Request)
+    ids = sent.tokens(0).tolist()
     assert ids == [*bench.tokenizer.encode("<|im_start|>user\nhi"), 5, 6]
     (delta,) = bench.tokens([7])
-    assert delta.prompt_ids == sent.input_ids
+    assert delta.prompt_ids == prompt_of(sent)
 
 
 BAD: dict[str, tuple[list[PromptPart], str]] = {

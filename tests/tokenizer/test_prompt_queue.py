@@ -13,11 +13,13 @@ import pytest
 from radixrt.errors import RequestError
 from radixrt.messages.client import DetokenizeReq, GenerateReq, ScoreReq, TokenizeReq
 from radixrt.messages.parts import Finish, ProgramHint
-from radixrt.messages.scheduler import AbortReq, ControlReq, ReleaseReq, TokenizedReq, TokenizedScoreReq
+from radixrt.messages.request import Request
+from radixrt.messages.scheduler import AbortReq, ControlReq, ReleaseReq
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.prompt_queue import ENCODED_CHARS_PER_S, TASK_S, PromptQueue
 from radixrt.tokenizer.tokenizer import Tokenizer
+from tests.requests import prompt_of
 from tests.tokenizer.worker_bench import Bench
 
 LIMIT_S = 60
@@ -91,7 +93,7 @@ def test_outputs_overtake_prompts(bench: ThreadedBench) -> None:
     assert bench.scheduler.recv() is None
     bench.go_on.set()
     (message,) = bench.sent(1)
-    assert isinstance(message, TokenizedReq)
+    assert isinstance(message, Request)
     assert message.rid == "long"
 
 
@@ -106,7 +108,7 @@ def test_requests_keep_their_order(bench: ThreadedBench) -> None:
     bench.go_on.set()
     *requests, drain = bench.sent(6)
     assert [type(message) for message in requests] == [
-        TokenizedReq, TokenizedReq, TokenizedScoreReq, ReleaseReq, TokenizedReq
+        Request, Request, Request, ReleaseReq, Request
     ]  # fmt: skip
     assert [message.rid for message in requests if not isinstance(message, ReleaseReq)] == ["long", "b", "c", "d"]
     assert drain == ControlReq("1", "drain")
@@ -198,7 +200,7 @@ def test_an_aborted_rid_is_free(bench: ThreadedBench) -> None:
     bench.handle(GenerateReq("r", OK, prompt="hi"))
     bench.go_on.set()
     (message,) = bench.sent(1)
-    assert message.input_ids == pack_i32(bench.tokenizer.encode("hi"))
+    assert prompt_of(message) == pack_i32(bench.tokenizer.encode("hi"))
     assert [output.finish for output in bench.deltas()] == [Finish("abort")]
     bench.worker.queue.submit_action(lambda: bench.scheduler.send(ReleaseReq("last")))
     assert bench.sent(1) == [ReleaseReq("last")]

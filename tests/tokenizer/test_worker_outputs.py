@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from radixrt.messages.client import GenerateReq, RequestOutput
-from radixrt.messages.parts import Finish, FinishError, LogprobColumns, Usage
+from radixrt.messages.parts import Finish, FinishError, LogprobColumns, ReadValues, Usage
 from radixrt.messages.scheduler import AbortReq, TokenBatch, TokenDelta
 from radixrt.messages.wire import pack_f32, pack_i32, unpack_i32
 from radixrt.sampling_params import SamplingParams
@@ -20,7 +20,7 @@ from tests.tokenizer.worker_bench import TIMINGS, Bench
 
 
 def test_streaming(bench: Bench) -> None:
-    prompt = bench.start().input_ids
+    prompt = bench.start().rows[0].ids
     emoji = bench.tokenizer.encode("🙂")
     first = bench.tokens(emoji[:1])
     assert first == [RequestOutput("r", "", pack_i32(emoji[:1]), prompt_ids=prompt)]
@@ -34,7 +34,7 @@ def test_streaming(bench: Bench) -> None:
 
 
 def test_not_streaming_gives_one_delta_with_everything(bench: Bench) -> None:
-    prompt = bench.start(stream=False).input_ids
+    prompt = bench.start(stream=False).rows[0].ids
     assert bench.tokens("one ") == bench.tokens("two ") == []
     (delta,) = bench.tokens("three", finish=Finish("length"))
     ids = [*bench.tokenizer.encode("one "), *bench.tokenizer.encode("two "), *bench.tokenizer.encode("three")]
@@ -168,7 +168,7 @@ def test_a_stop_string_ends_the_text_and_waits_for_the_scheduler(bench: Bench) -
     assert bench.scheduler.recv() is None
     (last,) = bench.tokens("too", finish=Finish("stop"))
     completion = len(bench.tokenizer.encode("some EN")) + kept
-    usage = Usage(len(unpack_i32(prompt.input_ids)), completion, 5)
+    usage = Usage(len(prompt.tokens(0)), completion, 5)
     assert last == RequestOutput(
         "r", "", b"", Finish("stop", "END"), usage, TIMINGS, kept=len(bench.tokenizer.encode("some "))
     )
@@ -236,7 +236,7 @@ def test_tokens_that_cannot_be_read_end_only_their_request(bench: Bench) -> None
 def test_a_prompt_that_was_not_scored_to_its_end(bench: Bench, reason: Any) -> None:
     bench.start(prompt_logprobs=0, prompt="a long enough prompt")
     finish = Finish(reason, error=FinishError("deadline") if reason == "error" else None)
-    (delta,) = bench.tokens([], prompt_logprobs=columns([(-1.0, [])]), finish=finish)
+    (delta,) = bench.tokens([], values=ReadValues([columns([(-1.0, [])])]), finish=finish)
     assert delta.finish == finish
     assert delta.prompt_logprobs is None
 
@@ -250,11 +250,11 @@ def columns(rows: list[tuple[float, list[tuple[int, float]]]]) -> LogprobColumns
 
 
 def test_logprobs_stand_beside_their_tokens(bench: Bench) -> None:
-    prompt = unpack_i32(bench.start(logprobs=2, prompt_logprobs=0, prompt="hi!").input_ids).tolist()
+    prompt = unpack_i32(bench.start(logprobs=2, prompt_logprobs=0, prompt="hi!").rows[0].ids).tolist()
     emoji = bench.tokenizer.encode("🙂")[:2]
     rows = [(-0.5, [(emoji[0], -0.5), (7, -2.0)]), (-math.inf, [(8, -0.25), (9, -4.0)])]
     of_prompt = columns([(-float(i), []) for i in range(1, len(prompt))])
-    (delta,) = bench.tokens(emoji, logprobs=columns(rows), prompt_logprobs=of_prompt)
+    (delta,) = bench.tokens(emoji, logprobs=columns(rows), values=ReadValues([of_prompt]))
     assert delta.logprobs is not None
     assert delta.prompt_logprobs is not None
     assert [(one.token_id, one.logprob) for one in delta.logprobs] == [(emoji[0], -0.5), (emoji[1], -math.inf)]
@@ -284,9 +284,9 @@ def test_logprobs_end_with_the_stop_string(bench: Bench) -> None:
 
 
 def test_scoring_a_prompt_without_output(bench: Bench) -> None:
-    prompt = unpack_i32(bench.start(stream=False, max_tokens=0, prompt_logprobs=1, prompt="hi!").input_ids)
+    prompt = unpack_i32(bench.start(stream=False, max_tokens=0, prompt_logprobs=1, prompt="hi!").rows[0].ids)
     rows = columns([(-1.0, [(5, -0.1)])] * (len(prompt) - 1))
-    (delta,) = bench.tokens([], prompt_logprobs=rows, finish=Finish("length"))
+    (delta,) = bench.tokens([], values=ReadValues([rows]), finish=Finish("length"))
     assert delta.prompt_logprobs is not None
     assert len(delta.prompt_logprobs) == len(prompt)
     assert delta.text == ""

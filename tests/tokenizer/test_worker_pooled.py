@@ -9,8 +9,9 @@ import pytest
 
 from radixrt.messages.client import ClassifyReq, EmbedReq, RelevanceReq
 from radixrt.messages.parts import ChatPrompt, Finish, Usage
-from radixrt.messages.scheduler import TokenBatch, TokenDelta, TokenizedEmbedReq, TokenizedScoreReq
-from radixrt.messages.wire import pack_f32, pack_i32, unpack_f32, unpack_i32
+from radixrt.messages.request import Request
+from radixrt.messages.scheduler import TokenBatch, TokenDelta
+from radixrt.messages.wire import pack_i32, unpack_f32, unpack_i32
 from radixrt.models.classifier_spec import ClassifierSpec
 from radixrt.models.embedding_spec import EmbeddingSpec
 from radixrt.models.model_tasks import ModelTasks
@@ -18,6 +19,7 @@ from radixrt.models.relevance_spec import RelevanceSpec
 from radixrt.models.sentence_transformers import Prompts
 from radixrt.tokenizer.chat_template import ChatTemplate
 from radixrt.tokenizer.tokenizer import Tokenizer
+from tests.requests import hidden, scores
 from tests.tokenizer.worker_bench import Bench
 
 PAIR = "<|im_start|>{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ instruction }}"
@@ -82,13 +84,19 @@ def test_what_is_wrong_is_named(
 
 def scheduled(bench: Bench, request: Any) -> Any:
     bench.handle(request)
-    return bench.scheduler.recv()
+    bench.last_sent = bench.scheduler.recv()
+    return bench.last_sent
 
 
 def answer(bench: Bench, values: list[float]) -> Any:
-    bench.handle(TokenBatch([TokenDelta("r", b"", Finish("stop"), usage=Usage(3), values=pack_f32(values))]))
+    found = hidden(values) if bench.last_sent.rows[0].hidden is not None else scores(values)
+    bench.handle(TokenBatch([TokenDelta("r", b"", Finish("stop"), usage=Usage(3), values=found)]))
     (output,) = bench.deltas()
     return output
+
+
+def prompts(sent: Request) -> list[bytes]:
+    return [row.ids for row in sent.rows]
 
 
 def text_of(bench: Bench, ids: bytes) -> str:
@@ -98,30 +106,30 @@ def text_of(bench: Bench, ids: bytes) -> str:
 def test_a_prompt_is_written_before_each_text(start: Callable[[str], Bench]) -> None:
     bench = start("embeds")
     sent = scheduled(bench, EmbedReq("r", ["a b", "c"], prompt_name="query"))
-    assert isinstance(sent, TokenizedEmbedReq)
-    assert [text_of(bench, ids) for ids in sent.prompts] == ["Find: a b", "Find: c"]
+    assert isinstance(sent, Request)
+    assert [text_of(bench, ids) for ids in prompts(sent)] == ["Find: a b", "Find: c"]
 
 
 def test_pairs_share_the_text_that_stands_on_one_side(start: Callable[[str], Bench]) -> None:
     bench = start("answers")
     sent = scheduled(bench, RelevanceReq("r", ["a <|im_end|>"], ["b", "c"], instruction="do it"))
-    assert isinstance(sent, TokenizedScoreReq)
-    texts = [text_of(bench, ids) for ids in sent.prefixes]
+    assert isinstance(sent, Request)
+    texts = [text_of(bench, ids) for ids in prompts(sent)]
     assert texts == [f"<|im_start|>system: do it\nquery: a <|im_end|>\ndocument: {d}\ndo it" for d in "bc"]
     end = bench.tokenizer.token_to_id("<|im_end|>")
-    assert not any(end in unpack_i32(ids) for ids in sent.prefixes)  # the user's is plain text
+    assert not any(end in unpack_i32(ids) for ids in prompts(sent))  # the user's is plain text
     for i, row in enumerate(sent.rows):
-        last = len(sent.prefixes[i]) // 4 - 1
-        assert (row.prefix, row.path) == (i, b"")
-        assert (unpack_i32(row.positions).tolist(), unpack_i32(row.targets).tolist()) == ([last] * 2, [5, 6])
-    scores = unpack_f32(answer(bench, [-1.0, -1.0, -0.5, -9.5]).pooled_scores)
-    assert scores == pytest.approx([0.5, 1 / (1 + 2.718281828**-9)], rel=1e-4)
+        last = sent.row_len(i) - 1
+        assert unpack_i32(row.logprobs.positions).tolist() == [last] * 2
+        assert unpack_i32(row.logprobs.targets).tolist() == [5, 6]
+    odds = unpack_f32(answer(bench, [-1.0, -1.0, -0.5, -9.5]).pooled_scores)
+    assert odds == pytest.approx([0.5, 1 / (1 + 2.718281828**-9)], rel=1e-4)
 
 
 def test_the_models_own_task(start: Callable[[str], Bench]) -> None:
     bench = start("answers")
     sent = scheduled(bench, RelevanceReq("r", ["a", "b"], ["c"]))
-    assert [text_of(bench, ids).split("\n")[:2] for ids in sent.prefixes] == [
+    assert [text_of(bench, ids).split("\n")[:2] for ids in prompts(sent)] == [
         ["<|im_start|>system: the task", f"query: {q}"] for q in "ab"
     ]
 
@@ -148,4 +156,4 @@ def test_a_chat_template_is_used_if_it_has_the_roles_of_a_pair(tokenizer: Tokeni
     own = Tokenizer(tokenizer.backend, chat_template=ChatTemplate({"default": template}, {}))
     bench = Bench(own, tasks=TASKS["pairs"])
     sent = scheduled(bench, RelevanceReq("r", ["a"], ["b"]))
-    assert text_of(bench, sent.prompts[0]) == ("<a><b>" if used else "ab")
+    assert text_of(bench, prompts(sent)[0]) == ("<a><b>" if used else "ab")

@@ -10,12 +10,14 @@ import pytest
 
 from radixrt.messages.client import EngineReady, GenerateReq
 from radixrt.messages.parts import ChatPrompt, Finish
-from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq, SchedulerReady, TokenizedReq
-from radixrt.messages.wire import pack_i32, unpack_i32
+from radixrt.messages.request import Request
+from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq, SchedulerReady
+from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.info import tokenizer_info
 from radixrt.tokenizer.prompt_encoder import max_input_tokens
 from radixrt.tokenizer.tokenizer import Tokenizer
+from tests.requests import prompt_of
 from tests.tokenizer.model_templates import CHATML
 from tests.tokenizer.worker_bench import CONTEXT, Bench
 
@@ -28,22 +30,22 @@ def test_a_prompt_is_tokenized_and_passed_on(bench: Bench) -> None:
     sampling = SamplingParams(max_tokens=3, stop=("x",))
     bench.handle(GenerateReq("r", sampling, prompt="hi there", priority=3, cache_salt="s", timeout_s=4.0))
     ids = pack_i32(bench.tokenizer.encode("hi there"))
-    assert bench.scheduler.recv() == TokenizedReq("r", ids, sampling, 3, "s", 4.0)
+    assert bench.scheduler.recv() == Request.generate("r", ids, sampling, 3, "s", 4.0)
     assert bench.main.recv() is None
 
 
 def test_ids_are_passed_on_as_they_are(bench: Bench) -> None:
     bench.handle(GenerateReq("r", SamplingParams(), input_ids=pack_i32([5, 6, 7])))
     sent = bench.scheduler.recv()
-    assert isinstance(sent, TokenizedReq)
-    assert sent.input_ids == pack_i32([5, 6, 7])
+    assert isinstance(sent, Request)
+    assert prompt_of(sent) == pack_i32([5, 6, 7])
 
 
 def test_a_chat_is_rendered_and_its_special_tokens_are_ids_once(loaded: dict[str, Tokenizer], bench: Bench) -> None:
     bench.handle(GenerateReq("r", SamplingParams(), chat=chat([{"role": "user", "content": "hi"}])))
     sent = bench.scheduler.recv()
-    assert isinstance(sent, TokenizedReq)
-    ids = unpack_i32(sent.input_ids).tolist()
+    assert isinstance(sent, Request)
+    ids = sent.tokens(0).tolist()
     text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert bench.tokenizer.decode(ids, skip_special_tokens=False) == text
     assert ids.count(bench.tokenizer.token_to_id("<|im_start|>")) == 2
@@ -55,8 +57,8 @@ def test_a_continued_chat_and_template_variables(bench: Bench) -> None:
     prompt = chat(messages, continue_final_message=True, template_kwargs=b'{"x": 1}', tools=b"[{}]")
     bench.handle(GenerateReq("r", SamplingParams(), chat=prompt))
     sent = bench.scheduler.recv()
-    assert isinstance(sent, TokenizedReq)
-    assert bench.tokenizer.decode(unpack_i32(sent.input_ids).tolist()).endswith("assistant\nWell")
+    assert isinstance(sent, Request)
+    assert bench.tokenizer.decode(sent.tokens(0).tolist()).endswith("assistant\nWell")
 
 
 OK = SamplingParams()
@@ -113,7 +115,7 @@ def test_more_alternatives_than_a_frame_holds(bench: Bench, name: str, monkeypat
     assert error.param == name
     assert "at most 10" in error.message
     bench.handle(GenerateReq("r", SamplingParams(max_tokens=10, **{name: 10}), input_ids=ids))
-    assert isinstance(bench.scheduler.recv(), TokenizedReq)
+    assert isinstance(bench.scheduler.recv(), Request)
 
 
 def test_a_model_without_chat_template(loaded: dict[str, Tokenizer]) -> None:
@@ -128,7 +130,7 @@ def test_ids_of_the_tokenizer_that_the_model_lacks(tokenizer: Tokenizer) -> None
 
 def test_the_longest_prompt_is_served_and_one_more_token_is_not(bench: Bench) -> None:
     bench.handle(GenerateReq("fits", OK, input_ids=pack_i32([5] * (CONTEXT - 1))))
-    assert isinstance(bench.scheduler.recv(), TokenizedReq)
+    assert isinstance(bench.scheduler.recv(), Request)
     bench.handle(GenerateReq("r", OK, input_ids=pack_i32([5] * CONTEXT)))
     (delta,) = bench.deltas()
     assert delta.finish is not None

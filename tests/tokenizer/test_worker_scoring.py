@@ -6,23 +6,25 @@ import pytest
 
 from radixrt.messages.client import DetokenizeReq, RequestOutput, ScoreReq, TokenizeReq
 from radixrt.messages.parts import ChatPrompt, Finish, TemplateText
-from radixrt.messages.scheduler import TokenBatch, TokenDelta, TokenizedScoreReq
-from radixrt.messages.wire import pack_f32, pack_i32, unpack_i32
+from radixrt.messages.request import Request
+from radixrt.messages.scheduler import TokenBatch, TokenDelta
+from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.tokenizer.tokenizer import Tokenizer
+from tests.requests import scores as answer
 from tests.tokenizer.worker_bench import CONTEXT, Bench
 
 
-def send(bench: Bench, req: ScoreReq) -> TokenizedScoreReq:
+def send(bench: Bench, req: ScoreReq) -> Request:
     bench.handle(req)
     sent = bench.scheduler.recv()
-    assert isinstance(sent, TokenizedScoreReq)
+    assert isinstance(sent, Request)
     return sent
 
 
 def score(bench: Bench, req: ScoreReq, scores: list[float]) -> RequestOutput:
     sent = send(bench, req)
-    assert sum(len(row.targets) // 4 for row in sent.rows) == len(scores)
-    bench.handle(TokenBatch([TokenDelta(req.rid, finish=Finish("stop"), values=pack_f32(scores))]))
+    assert sum(len(row.logprobs.targets) // 4 for row in sent.rows) == len(scores)
+    bench.handle(TokenBatch([TokenDelta(req.rid, finish=Finish("stop"), values=answer(scores))]))
     (delta,) = bench.deltas()
     return delta
 
@@ -43,8 +45,8 @@ def test_each_choice_gets_the_scores_of_its_own_tokens(bench: Bench) -> None:
     sent = send(bench, ScoreReq("r", [c, a, b], prompt="the ", method="unconditional_likelihood_normalized"))
     assert len(sent.prefixes) == 2
     assert unpack_i32(sent.prefixes[1]).tolist() == [bench.tokenizer.token_to_id("<|im_start|>")]
-    values = [float(-(10**i)) for i in range(sum(len(row.targets) // 4 for row in sent.rows))]
-    bench.handle(TokenBatch([TokenDelta("r", finish=Finish("stop"), values=pack_f32(values))]))
+    values = [float(-(10**i)) for i in range(sum(len(row.logprobs.targets) // 4 for row in sent.rows))]
+    bench.handle(TokenBatch([TokenDelta("r", finish=Finish("stop"), values=answer(values))]))
     (delta,) = bench.deltas()
     assert delta.decision is not None
     long, short, middle = delta.decision.logprobs
@@ -62,7 +64,7 @@ def test_the_boundary_is_healed(bench: Bench) -> None:
 def test_a_choice_is_never_a_control_token(bench: Bench) -> None:
     sent = send(bench, ScoreReq("r", ["<|im_end|>", "x"], parts=["hi ", TemplateText("<|im_start|>user\n")]))
     end = bench.tokenizer.token_to_id("<|im_end|>")
-    assert all(end not in unpack_i32(row.targets) for row in sent.rows)
+    assert all(end not in unpack_i32(row.logprobs.targets) for row in sent.rows)
 
 
 OK = ["a", "b"]
@@ -119,7 +121,7 @@ def test_a_failed_request_has_no_decision(bench: Bench) -> None:
 
 def test_scores_that_do_not_fit_end_that_request_alone(bench: Bench) -> None:
     send(bench, ScoreReq("r", OK, input_ids=pack_i32([5])))
-    bench.handle(TokenBatch([TokenDelta("r", finish=Finish("stop"), values=b"")]))
+    bench.handle(TokenBatch([TokenDelta("r", finish=Finish("stop"), values=answer([]))]))
     (delta,) = bench.deltas()
     assert delta.finish is not None
     assert delta.finish.error is not None
@@ -149,12 +151,12 @@ def test_every_family_scores_what_it_would_tokenize(loaded: dict[str, Tokenizer]
     prompt, choices = "The quick brown", [" fox jumps", " dog", " it"]
     sent = send(bench, ScoreReq("r", choices, prompt=prompt))
     prefix = unpack_i32(sent.prefixes[0]).tolist()
-    bench.handle(TokenBatch([TokenDelta("r", finish=Finish("stop"), values=pack_f32([-1.0] * 99)[: 4 * _edges(sent)])]))
+    bench.handle(TokenBatch([TokenDelta("r", finish=Finish("stop"), values=answer([-1.0] * _edges(sent)))]))
     (delta,) = bench.deltas()
     assert delta.decision is not None
     for ids, choice in zip(delta.decision.token_ids, choices, strict=True):
         assert prefix + ids == [*loaded[family].prefix_ids, *loaded[family].encode(prompt + choice, False)]
 
 
-def _edges(sent: TokenizedScoreReq) -> int:
-    return sum(len(row.targets) // 4 for row in sent.rows)
+def _edges(sent: Request) -> int:
+    return sum(len(row.logprobs.targets) // 4 for row in sent.rows)

@@ -7,7 +7,8 @@ from typing import Any
 from radixrt.channel import LocalChannel
 from radixrt.messages.client import GenerateReq, OutputBatch, RequestOutput, ToMain, ToTokenizer
 from radixrt.messages.parts import Finish, FinishError, Timings, Usage
-from radixrt.messages.scheduler import TokenBatch, TokenDelta, TokenizedReq, ToScheduler
+from radixrt.messages.request import Request
+from radixrt.messages.scheduler import TokenBatch, TokenDelta, ToScheduler
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.tokenizer import Tokenizer
@@ -22,6 +23,7 @@ class Bench:
 
     def __init__(self, tokenizer: Tokenizer, **options: Any) -> None:
         self.tokenizer = tokenizer
+        self.last_sent: Request | None = None
         self.inbox: LocalChannel[ToTokenizer] = LocalChannel(ToTokenizer)
         self.scheduler: LocalChannel[ToScheduler] = LocalChannel(ToScheduler)
         self.main: LocalChannel[ToMain] = LocalChannel(ToMain)
@@ -38,10 +40,10 @@ class Bench:
         assert received is not None
         self.worker.handle(received)
 
-    def start(self, rid: str = "r", *, stream: bool = True, prompt: str = "hi", **sampling: Any) -> TokenizedReq:
+    def start(self, rid: str = "r", *, stream: bool = True, prompt: str = "hi", **sampling: Any) -> Request:
         self.handle(GenerateReq(rid, SamplingParams(**sampling), prompt=prompt, stream=stream))
         sent = self.scheduler.recv()
-        assert isinstance(sent, TokenizedReq)
+        assert isinstance(sent, Request)
         return sent
 
     def tokens(

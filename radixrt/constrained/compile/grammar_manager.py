@@ -35,7 +35,7 @@ from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constraint import BackendChoice, Constraint
 from radixrt.messages.histogram import COMPILE_TIMES, Histogram
 from radixrt.messages.parts import ConstraintInfo, FinishError
-from radixrt.messages.scheduler import TokenizedReq
+from radixrt.messages.request import Request
 from radixrt.messages.scheduler_stats import GrammarStats
 from radixrt.task_thread import TaskThread
 
@@ -52,7 +52,7 @@ SMALL_SOURCE = 1500
 class ReadyGrammar:
     """The end of a request's wait: a fresh grammar with its info, or the error that ends the request."""
 
-    message: TokenizedReq
+    message: Request
     grammar: Grammar | None = None
     info: ConstraintInfo | None = None
     error: FinishError | None = None
@@ -60,7 +60,7 @@ class ReadyGrammar:
 
 @dataclass(frozen=True)
 class _Waiting:
-    message: TokenizedReq
+    message: Request
     since: float
     deadline: float
 
@@ -138,11 +138,11 @@ class GrammarManager:
 
     # --- requests ---
 
-    def submit(self, message: TokenizedReq, now: float) -> None:
+    def submit(self, message: Request, now: float) -> None:
         """Accept a request with a constraint (`message.sampling.constraint`). `poll` returns the request later."""
         constraint = self._constraint(message)
         key = constraint.key
-        timeout_s = self._default_timeout_s if message.timeout_s is None else message.timeout_s
+        timeout_s = self._default_timeout_s if message.envelope.timeout_s is None else message.envelope.timeout_s
         waiting = _Waiting(message, now, now + timeout_s)
         known = self._templates.get(key)
         if known is not None:
@@ -245,8 +245,8 @@ class GrammarManager:
 
     # --- one constraint ---
 
-    def _constraint(self, message: TokenizedReq) -> Constraint:
-        constraint = message.sampling.constraint
+    def _constraint(self, message: Request) -> Constraint:
+        constraint = None if message.sampling is None else message.sampling.constraint
         if constraint is None:
             raise ValueError("a request without a constraint needs no grammar")
         options = constraint.options
@@ -360,9 +360,11 @@ class GrammarManager:
     def _finish(
         self, waiting: _Waiting, template: GrammarTemplate, compiled: CompiledConstraint, now: float, *, cached: bool
     ) -> ReadyGrammar:
-        options = waiting.message.sampling.structured
+        sampling = waiting.message.sampling
+        assert sampling is not None  # a constraint is a sampling parameter
+        options = sampling.structured
         try:
-            stops = waiting.message.sampling.stop_token_ids
+            stops = sampling.stop_token_ids
             grammar: Grammar = template.new(stops)
             if options.reasoning_end is not None:
                 marker = marker_of(template.vocabulary, options.reasoning_end)

@@ -17,7 +17,8 @@ from benchmarks.fleet.fleet import Fleet, Outcome
 from benchmarks.fleet.policies import POLICIES, make_router
 from benchmarks.fleet.programs import WORKLOAD_A, WORKLOAD_B, Call, Program, fork_programs, shared_prefix
 from radixrt.messages.parts import Finish, ProgramHint, Timings, Usage
-from radixrt.messages.scheduler import TokenBatch, TokenDelta, TokenizedReq
+from radixrt.messages.request import Request
+from radixrt.messages.scheduler import TokenBatch, TokenDelta
 from radixrt.messages.scheduler_stats import StepTimes
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
@@ -97,12 +98,12 @@ def test_without_the_cost_to_others_a_price_is_another_one() -> None:
     assert outcomes[0] != outcomes[1]
 
 
-def request(rid: str, ids: list[int], program: str = "") -> TokenizedReq:
+def request(rid: str, ids: list[int], program: str = "") -> Request:
     hint = ProgramHint(program) if program else None
-    return TokenizedReq(rid, pack_i32(ids), SamplingParams(max_tokens=4), program=hint)
+    return Request.generate(rid, pack_i32(ids), SamplingParams(max_tokens=4), program=hint)
 
 
-def sent_to(router: EagerRouter, message: TokenizedReq) -> int:
+def sent_to(router: EagerRouter, message: Request) -> int:
     router.submit(message, 0.0)
     (send,) = router.take()
     assert send.message is message

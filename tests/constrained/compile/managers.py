@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from radixrt.constrained.compile.grammar_manager import GrammarManager, ReadyGrammar
-from radixrt.messages.scheduler import TokenizedReq
+from radixrt.messages.request import Request
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 
@@ -21,8 +21,8 @@ COMPILE_S = 500.0
 """Compile timeout in seconds of the test's clock, below the default timeout of a request; no real job takes as long."""
 
 
-def request(rid: str, *, timeout_s: float | None = None, **sampling: Any) -> TokenizedReq:
-    return TokenizedReq(rid, pack_i32([1, 2, 3]), SamplingParams(**sampling), timeout_s=timeout_s)
+def request(rid: str, *, timeout_s: float | None = None, **sampling: Any) -> Request:
+    return Request.generate(rid, pack_i32([1, 2, 3]), SamplingParams(**sampling), timeout_s=timeout_s)
 
 
 @dataclass

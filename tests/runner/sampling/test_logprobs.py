@@ -8,8 +8,7 @@ import torch
 
 from radixrt.messages.parts import LogprobColumns
 from radixrt.messages.wire import unpack_f32, unpack_i32
-from radixrt.runner.sampling import logprobs
-from radixrt.runner.sampling.logprobs import FLOOR, gather_logprobs, prompt_logprobs
+from radixrt.runner.sampling.logprobs import FLOOR, gather_logprobs
 from tests.runner.sampling.sampling_reference import Params
 from tests.runner.sampling.test_sampler import VOCAB, Bench, random_logits, step_mask
 
@@ -72,38 +71,6 @@ def test_a_host_copy_says_the_same():
     copy = result.to_host()
     assert torch.equal(copy.token_ids, result.token_ids)
     assert (copy.logprobs, copy.row_errors) == (result.logprobs, result.row_errors)
-
-
-@pytest.mark.parametrize("k", [0, 1, 4])
-@pytest.mark.parametrize("slice_rows", [1, 7, 128])
-def test_prompt_scores(k, slice_rows, monkeypatch):
-    monkeypatch.setattr(logprobs, "SLICE_ROWS", slice_rows)
-    logits = random_logits(30, seed=4)
-    targets = np.random.default_rng(1).integers(0, VOCAB, 30).astype(np.int32)
-    targets[[11, 29]] = -1
-    sizes: list[int] = []
-
-    def head(states: torch.Tensor) -> torch.Tensor:
-        sizes.append(len(states))
-        return states
-
-    columns = prompt_logprobs(head, torch.from_numpy(logits), targets, k)
-    known = targets >= 0
-    check(columns, exact(logits[known]), targets[known].tolist(), k)
-    assert sum(sizes) == 28
-    assert max(sizes) <= slice_rows
-
-
-def test_a_chunk_without_targets_has_no_scores():
-    columns = prompt_logprobs(lambda states: states, torch.zeros(1, VOCAB), np.array([-1], np.int32), 3)
-    assert columns == LogprobColumns(b"", b"", b"", 3)
-
-
-def test_bfloat16_logits_are_normalized_in_float32():
-    logits = torch.from_numpy(random_logits(2)).bfloat16()
-    columns = prompt_logprobs(lambda states: states, logits, np.array([3, 4], np.int32), 0)
-    expected = exact(logits.float().numpy())[[0, 1], [3, 4]]
-    assert unpack_f32(columns.token_logprobs) == pytest.approx(expected, abs=1e-4)
 
 
 def test_no_more_alternatives_than_tokens():

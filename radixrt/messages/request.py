@@ -1,0 +1,159 @@
+"""`Request`: rows of tokens to compute, from the tokenizer process to a scheduler, directly or through a router.
+
+A request has one envelope, one or more rows, and sampling parameters if its row is continued. A row is a sequence of
+tokens and the values that are read from its forward pass. Generation, scoring, embedding and classification differ in
+their rows only: nothing behind the tokenizer asks which of them a request is.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from radixrt.messages.parts import Pooling, ProgramHint
+from radixrt.messages.wire import Int32Array, Message, pack_i32, unpack_i32
+from radixrt.sampling_params import SamplingParams
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """Identity and treatment of a request, whatever it computes.
+
+    Attributes:
+        rid: unique id of the request, at most 256 characters.
+        priority: requests with a higher priority are scheduled first and evicted later by priority eviction.
+        cache_salt: namespace of the radix cache; requests share prefixes only within the same namespace.
+        timeout_s: seconds after which the request ends with an error; None for the engine's default.
+        program: position of the request in a program.
+    """
+
+    rid: str
+    priority: int = 0
+    cache_salt: str = ""
+    timeout_s: float | None = None
+    program: ProgramHint | None = None
+
+
+class LogprobRead(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities of given tokens as the next token after positions of a row.
+
+    Attributes:
+        positions: int32[q], ascending positions in the row; several targets may have the same position.
+        targets: int32[q], token ids.
+        top: number of most probable tokens that are returned with each target.
+    """
+
+    positions: bytes
+    targets: bytes
+    top: int = 0
+
+
+class HiddenRead(msgspec.Struct, frozen=True, array_like=True):
+    """Means of final hidden states (the final norm applied), or their logits if the model has a classification head.
+
+    Attributes:
+        spans: int32[m * 2], (first, count) of the consecutive positions of each mean, in ascending order, disjoint.
+    """
+
+    spans: bytes
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """Sequence of tokens: those of a prefix of the request, and then its own.
+
+    Attributes:
+        ids: int32[n], the row's own token ids; may be empty if there is a prefix.
+        prefix: index of the prefix among the request's prefixes; -1 for none.
+        logprobs, hidden: values to read; None for none.
+    """
+
+    ids: bytes
+    prefix: int = -1
+    logprobs: LogprobRead | None = None
+    hidden: HiddenRead | None = None
+
+
+class Request(Message, frozen=True, array_like=True, tag=True):
+    """Rows to compute. Token ids are within the vocabulary, and each row within the context.
+
+    Attributes:
+        rows: one row if the request samples, otherwise one or more; rows with the same prefix are adjacent.
+        prefixes: int32 columns of token ids that several rows begin with.
+        sampling: how the row is continued; None if nothing is sampled and the values of all rows are the answer.
+        turn_len: number of leading tokens of a conversation up to the end of its last message, before the generation
+            prompt; 0 if unknown.
+        resume_ids: int32 column of output tokens that another scheduler has sent for this request before it died. They
+            count as output everywhere (max_tokens, penalties, positions, grammar), and are not sent again.
+    """
+
+    envelope: Envelope
+    rows: list[Row]
+    prefixes: list[bytes] = []
+    sampling: SamplingParams | None = None
+    turn_len: int = 0
+    resume_ids: bytes = b""
+
+    @property
+    def rid(self) -> str:
+        """Id of the request."""
+        return self.envelope.rid
+
+    @staticmethod
+    def generate(
+        rid: str,
+        input_ids: bytes,
+        sampling: SamplingParams,
+        priority: int = 0,
+        cache_salt: str = "",
+        timeout_s: float | None = None,
+        program: ProgramHint | None = None,
+        turn_len: int = 0,
+        resume_ids: bytes = b"",
+    ) -> Request:
+        """Create the request that continues an int32[n] prompt, with the reads that its sampling parameters ask for."""
+        envelope = Envelope(rid, priority, cache_salt, timeout_s, program)
+        row = Row(input_ids, -1, *_reads_of(unpack_i32(input_ids), sampling))
+        return Request(envelope, [row], [], sampling, turn_len, resume_ids)
+
+    def tokens(self, index: int) -> Int32Array:
+        """Return int32[n], all tokens of a row."""
+        row = self.rows[index]
+        own = unpack_i32(row.ids)
+        return own if row.prefix < 0 else np.concatenate([unpack_i32(self.prefixes[row.prefix]), own])
+
+    def row_len(self, index: int) -> int:
+        """Return the number of tokens of a row."""
+        row = self.rows[index]
+        return (len(row.ids) + (len(self.prefixes[row.prefix]) if row.prefix >= 0 else 0)) // 4
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of all rows, each prefix counted once."""
+        return (sum(map(len, self.prefixes)) + sum(len(row.ids) for row in self.rows)) // 4
+
+    def first_read(self, index: int) -> int:
+        """Return the first position of a row whose hidden state is needed, so that a cache can save those before."""
+        row, length = self.rows[index], self.row_len(index)
+        first = length - 1 if self.sampling is not None else length
+        if row.logprobs is not None and row.logprobs.positions:
+            first = min(first, int(unpack_i32(row.logprobs.positions)[0]))
+        if row.hidden is not None and row.hidden.spans:
+            first = min(first, int(unpack_i32(row.hidden.spans)[0]))
+        return first
+
+
+def pooled_row(ids: bytes, pooling: Pooling) -> Row:
+    """Return the row of an int32[n] prompt whose final hidden states are pooled."""
+    length = len(ids) // 4
+    return Row(ids, hidden=HiddenRead(pack_i32([length - 1, 1] if pooling == "last" else [0, length])))
+
+
+def _reads_of(ids: Int32Array, sampling: SamplingParams) -> tuple[LogprobRead | None, HiddenRead | None]:
+    """Return the reads of a prompt for which sampling parameters ask."""
+    logprobs = hidden = None
+    if sampling.prompt_logprobs is not None:
+        logprobs = LogprobRead(pack_i32(np.arange(len(ids) - 1)), pack_i32(ids[1:]), sampling.prompt_logprobs)
+    if sampling.return_hidden_states is not None:
+        first = 0 if sampling.return_hidden_states == "prompt" else len(ids) - 1
+        positions = np.arange(first, len(ids))
+        hidden = HiddenRead(pack_i32(np.stack([positions, np.ones_like(positions)], axis=1).reshape(-1)))
+    return logprobs, hidden

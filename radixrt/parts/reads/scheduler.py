@@ -1,0 +1,167 @@
+"""Scheduler end of reads: what rows still have to read, the section of a step, and the values that came back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from radixrt.messages.parts import LogprobColumns, ReadValues
+from radixrt.messages.request import Row
+from radixrt.messages.wire import Int32Array, pack_f32, pack_i32, unpack_f32, unpack_i32
+from radixrt.parts.reads.messages import ReadSection
+from radixrt.scheduler.req import Req
+from radixrt.scheduler.schedule_batch import Chunk
+
+
+class ChunkReads(NamedTuple):
+    """Part of a row's reads that one chunk of its tokens computes.
+
+    Attributes:
+        targets: the row's targets among them.
+        spans: (first position, number of positions) of each sum of hidden states, none of them empty.
+    """
+
+    targets: slice
+    spans: list[tuple[int, int]]
+
+
+class RowReads:
+    """Values that one row reads. A value is read once and kept, also if the row's tokens are computed again.
+
+    Args:
+        row: names the values.
+    """
+
+    def __init__(self, row: Row) -> None:
+        logprobs, hidden = row.logprobs, row.hidden
+        self._scores = logprobs is not None
+        self._top = 0 if logprobs is None else logprobs.top
+        self._positions = unpack_i32(b"" if logprobs is None else logprobs.positions)
+        self._targets = unpack_i32(b"" if logprobs is None else logprobs.targets)
+        self._scored = 0  # number of targets that have a log-probability
+        self._columns: list[LogprobColumns] = []
+        spans = unpack_i32(b"" if hidden is None else hidden.spans).reshape(-1, 2)
+        self._starts, self._ends = spans[:, 0], spans.sum(1)
+        self._span = 0  # first span that is not complete
+        self._next = int(self._starts[0]) if len(spans) else 0  # its first position that has not been read
+        self._sum: npt.NDArray[np.float64] = np.zeros(1)  # over the positions of that span, [hidden size]
+        self._means: list[bytes] = []
+
+    @property
+    def is_done(self) -> bool:
+        """True once every value has been read."""
+        return self._scored == len(self._positions) and self._span == len(self._starts)
+
+    @property
+    def first(self) -> int:
+        """Position of the first token whose hidden state is still needed; read only while there is such a token."""
+        first = int(self._positions[self._scored]) if self._scored < len(self._positions) else None
+        if self._span < len(self._starts):
+            return self._next if first is None else min(first, self._next)
+        assert first is not None
+        return first
+
+    def within(self, start: int, end: int) -> ChunkReads:
+        """Return the values at positions [start, end) that have not been read."""
+        first, last = np.searchsorted(self._positions, [start, end])
+        targets = slice(max(int(first), self._scored), max(int(last), self._scored))
+        spans = []
+        start = max(start, self._next)
+        for span in range(self._span, len(self._starts)):
+            begin, stop = max(start, int(self._starts[span])), min(end, int(self._ends[span]))
+            if self._starts[span] >= end:
+                break
+            if begin < stop:
+                spans.append((begin, stop - begin))
+        return ChunkReads(targets, spans)
+
+    def of(self, targets: slice) -> tuple[Int32Array, Int32Array, int]:
+        """Return int32 positions and tokens of some targets, and the number of alternatives of each."""
+        return self._positions[targets], self._targets[targets], self._top
+
+    def take(self, reads: ChunkReads, columns: LogprobColumns | None, sums: Sequence[bytes]) -> None:
+        """Take what a step has computed.
+
+        Args:
+            columns: of the targets; None without any.
+            sums: a float32 column for each span.
+        """
+        if columns is not None:
+            self._columns.append(columns)
+            self._scored = reads.targets.stop
+        for (begin, count), data in zip(reads.spans, sums, strict=True):
+            self._next = begin + count
+            self._sum = self._sum + unpack_f32(data)
+            if self._next == self._ends[self._span]:
+                self._means.append(pack_f32(self._sum / (self._ends[self._span] - self._starts[self._span])))
+                self._span += 1
+                self._sum = np.zeros(1)
+                if self._span < len(self._starts):
+                    self._next = int(self._starts[self._span])
+
+    def answer(self) -> ReadValues:
+        """Return the row's values; once `is_done`."""
+        none = LogprobColumns(b"", b"", b"", self._top)
+        return ReadValues([LogprobColumns.join(self._columns or [none])] if self._scores else [], b"".join(self._means))
+
+
+def reads_of(row: Row) -> RowReads | None:
+    """Return what a row reads; None for nothing."""
+    return None if row.logprobs is None and row.hidden is None else RowReads(row)
+
+
+def joined(values: Sequence[ReadValues]) -> ReadValues:
+    """Return the values of several rows as those of one request."""
+    columns = [column for each in values for column in each.logprobs]
+    return ReadValues([LogprobColumns.join(columns)] if columns else [], b"".join(each.hidden for each in values))
+
+
+class StepReads(NamedTuple):
+    """What a step reads: its section, and the requests that it reads for, in row order."""
+
+    section: ReadSection
+    rows: list[tuple[Req, ChunkReads]]
+
+    def values(self, answer: ReadValues) -> Iterator[tuple[Req, ChunkReads, LogprobColumns | None, list[bytes]]]:
+        """Yield each request with its part of the step's answer, as `RowReads.take` takes it."""
+        columns = iter(answer.logprobs)
+        size = len(answer.hidden) // max(len(self.section.spans) // 8, 1)
+        at = 0
+        for req, reads in self.rows:
+            count = len(reads.spans)
+            sums = [answer.hidden[at + i * size : at + (i + 1) * size] for i in range(count)]
+            at += count * size
+            yield req, reads, next(columns) if reads.targets.start < reads.targets.stop else None, sums
+
+
+def step_reads(chunks: Sequence[Chunk]) -> StepReads | None:
+    """Return what the chunks of a step read, in row order; None if that is nothing."""
+    rows: list[tuple[Req, ChunkReads]] = []
+    index, targets, counts, spans = [], [], [], []
+    first = 0  # index of the chunk's first token in the step
+    for chunk in chunks:
+        wanted = cast("RowReads | None", chunk.req.reads)
+        if wanted is not None and not wanted.is_done:
+            found = wanted.within(chunk.start, chunk.start + len(chunk.slots))
+            positions, tokens, top = wanted.of(found.targets)
+            if len(positions):
+                index.append(positions + (first - chunk.start))
+                targets.append(tokens)
+                counts += [len(positions), top]
+            for begin, count in found.spans:
+                spans += [first + begin - chunk.start, count]
+            if len(positions) or found.spans:
+                rows.append((chunk.req, found))
+        first += len(chunk.slots)
+    if not rows:
+        return None
+    section = ReadSection(
+        pack_i32(np.concatenate(index)) if index else b"",
+        pack_i32(np.concatenate(targets)) if targets else b"",
+        pack_i32(counts),
+        pack_i32(spans),
+    )
+    return StepReads(section, rows)
