@@ -29,7 +29,7 @@ MAX_FILES = 10_000
 
 
 class CompileCache:
-    """A folder of compiled constraints, of at most `max_bytes` in all; the files not used longest leave first."""
+    """A folder of compiled constraints. The least recently used files are removed when the folder exceeds `max_bytes`."""
 
     def __init__(self, folder: Path, vocabulary_fingerprint: str, max_bytes: int) -> None:
         self._folder = folder
@@ -39,7 +39,7 @@ class CompileCache:
         self._has_failed = False
 
     def get(self, key: str) -> CompiledConstraint | None:
-        """The compiled constraint for `Constraint.key`, or None."""
+        """Return the compiled constraint for a `Constraint.key`; None if it is not cached."""
         path = self._path(key)
         try:
             data = path.read_bytes()
@@ -56,7 +56,7 @@ class CompileCache:
         return compiled
 
     def put(self, key: str, compiled: CompiledConstraint) -> None:
-        """Store it, if it took long enough to compile; a disk that is full or not writable is one line in the log."""
+        """Store a compiled constraint if compiling it took long enough. The first error of the disk is logged."""
         if compiled.compile_s < MIN_COMPILE_S:
             return
         data = msgspec.msgpack.encode(compiled)
@@ -108,7 +108,7 @@ class CompileCache:
 
 @cache
 def code_fingerprint() -> str:
-    """A hash of the sources of constrained decoding and of the versions of the mask libraries."""
+    """Return a hash of the sources of constrained decoding and of the versions of the mask libraries."""
     digest = hashlib.sha256()
     for library in ("llguidance", "xgrammar"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -123,15 +123,15 @@ def code_fingerprint() -> str:
 
 BASE_BYTES = 64 * 1024
 BYTES_PER_BYTE = 40
-"""Memory of a loaded grammar for each byte of its compiled form: parser tables, lexer states, recognizer states."""
+"""Estimated memory of a loaded grammar per byte of its compiled form: parser tables, lexer and recognizer states."""
 BYTES_PER_BUILDING_S = 300_000_000
-"""Lexer states that slow masks build."""
+"""Estimated memory of the lexer states that a library builds per second of slow masks."""
 
 
 class TemplateCache:
-    """Loaded constraints, the least recently used ones evicted first.
+    """LRU cache of loaded constraints.
 
-    Holds at most `max_bytes`, by estimate: libraries do not report the memory of a grammar, and build much of it later.
+    The size is an estimate, because libraries do not report the memory of a grammar and allocate much of it later.
     """
 
     def __init__(self, max_bytes: int) -> None:

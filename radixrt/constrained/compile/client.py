@@ -1,13 +1,14 @@
-"""`CompileClient`: the scheduler's end of the compile workers. Never blocks; kills what hangs.
+"""`CompileClient`: the scheduler's end of the compile workers. Never blocks; kills workers that hang.
 
-A worker has one job at a time, so that a worker that dies concerns nothing else. Its job is tried once more, because
-others may have killed the worker; the second death is the job's fault. A machine with many cores has several workers
-from the start (`max_workers`), because the first requests may bring many constraints at once. With few cores one worker
-serves all as long as jobs are short; while one has been busy for `SLOW_JOB_S` and others wait, a second one takes them,
-so that no compile bomb delays anyone but the other bombs. A job is ended by killing its worker once its time is up.
+A worker has a single job at a time, so the death of a worker concerns a single job. The job is tried again, because
+something else may have killed the worker; after a second death the job is refused. A machine with many cores has
+several workers from the start (`max_workers`), because the first requests may bring many constraints at once. With few
+cores, a single worker serves all jobs as long as they are short. If a worker has been busy for `SLOW_JOB_S` while jobs
+wait, a second worker takes these jobs, so that a hostile constraint delays only other hostile constraints. When the
+time of a job is up, its worker is killed.
 
-Workers that do not start are tried MAX_FAILED_STARTS times in a row, or once if they report a reason that stays; then
-jobs are refused with the reason.
+If workers do not start, MAX_FAILED_STARTS attempts are made in a row, or a single attempt if a worker reports a
+permanent reason. Then all jobs are refused with that reason.
 """
 
 from __future__ import annotations
@@ -47,21 +48,21 @@ MIN_WORKERS, MAX_WORKERS = 2, 4
 CORES_PER_WORKER = 4
 SLOW_JOB_S = 0.1
 KILL_GRACE_S = 0.25
-"""A worker gives up by itself when a job's time is up; this much later it is killed."""
+"""Seconds after a job's deadline until its worker is killed; at the deadline, the worker tries to give up by itself."""
 MAX_FAILED_STARTS = 3
 SHORT_LIFE_S = 30.0
-"""A worker that ends sooner, and not over a job, counts as one that did not start."""
+"""A worker without a job that ends within this time counts as a failed start."""
 START_TIMEOUT_S = 120.0
 FIRST_START_S = 30.0
-"""Longest time of starting the first worker that does not count against the jobs that wait for it."""
+"""Seconds by which the deadlines of jobs are extended while the first worker starts."""
 SLICE_AFTER_S = 0.05
 SLICE_S = 0.01
 SLICE_EVERY_S = 0.2
-"""A job that takes longer than SLICE_AFTER_S beside running requests works for SLICE_S of each SLICE_EVERY_S. Threads
-that compute a step together all wait for the one whose core is taken, so even a small share of a core would slow every
-step down."""
+"""A job that takes longer than SLICE_AFTER_S beside running requests is stopped except for SLICE_S of each
+SLICE_EVERY_S seconds. Threads that compute a step together wait for the slowest thread, so a job that takes even a
+small share of a core would slow down every step."""
 LIBRARY_S = 30.0
-"""Longest time of loading a library, which does not count against the job that needs it first."""
+"""Maximum time for loading a library, in seconds. The deadline of the job that needs the library is extended."""
 
 
 def available_cores() -> int:
@@ -105,11 +106,11 @@ class _Worker:
 
 
 class CompileClient:
-    """See the module's docstring. Times are those of one monotonic clock, passed in.
+    """See the module's docstring. The caller passes the time of a monotonic clock.
 
     Args:
-        max_workers: processes at most; None is one for every `CORES_PER_WORKER` cores, of which there are
-            `MIN_WORKERS` to `MAX_WORKERS`.
+        max_workers: maximum number of processes; None for one per `CORES_PER_WORKER` cores, but at least `MIN_WORKERS`
+            and at most `MAX_WORKERS`.
     """
 
     def __init__(self, settings: WorkerSettings, max_workers: int | None = None) -> None:
@@ -122,35 +123,40 @@ class CompileClient:
         self._queue: deque[_Job] = deque()
         self._results: list[CompileResult] = []
         self._decoder = msgspec.msgpack.Decoder(CompileResult)
-        self._ended: list[subprocess.Popen[bytes]] = []  # killed and perhaps not gone yet
-        self._failed_starts = 0  # in a row: no job was answered since
+        self._ended: list[subprocess.Popen[bytes]] = []  # killed, but perhaps not reaped yet
+        self._failed_starts = 0  # since the last answered job
         self._given_up: FinishError | None = None
         self._was_ready = False
         self.timeouts = 0
 
     def start(self, now: float) -> None:
-        """Start workers ahead of the first job: as many as have `CORES_PER_WORKER` cores each, but at least one."""
+        """Start workers ahead of the first job: a worker for every `CORES_PER_WORKER` cores, but at least one."""
         for _ in range(self._started_ahead - len(self._workers)):
             self._spawn(now)
 
     def fileno(self) -> int:
-        """Readable when `poll` may have something; the same for ever."""
+        """Return a descriptor that is readable when `poll` may have results. It never changes."""
         return self._epoll.fileno()
 
     def submit(
         self, job_id: int, constraint: Constraint, now: float, timeout_s: float, *, thorough: bool = False
     ) -> None:
-        """Queue a job; `poll` gives its result. Waiting for a worker counts against its time, once there has been one
-        that was ready."""
+        """Queue a job. `poll` returns the result.
+
+        Args:
+            timeout_s: maximum time until the result, in seconds, including the wait for a worker; while the first
+                worker starts, `FIRST_START_S` more.
+            thorough: see `CompileJob`.
+        """
         deadline = now + timeout_s + (0.0 if self._was_ready else FIRST_START_S)
         self._queue.append(_Job(job_id, constraint, deadline, timeout_s, thorough))
         self._assign(now)
 
     def poll(self, now: float, *, crowded: bool = False) -> list[CompileResult]:
-        """Results that came, and jobs whose time is up.
+        """Return the results since the last call, including errors for jobs whose time is up.
 
         Args:
-            crowded: cores are needed for something else until the next call.
+            crowded: running requests need the cores until the next call.
         """
         for descriptor, events in self._epoll.poll(0):
             worker = next((w for w in self._workers if descriptor in (w.stdin, w.stdout)), None)
@@ -199,7 +205,7 @@ class CompileClient:
             self._spawn(now)
 
     def _keep_a_spare(self, now: float, *, crowded: bool) -> None:
-        """Start one more worker while nobody needs the cores: a start takes a second or two of one."""
+        """Start another worker while no request needs the cores, because a start takes a core for a second or two."""
         if self._given_up is not None:
             return
         all_ready = bool(self._workers) and all(w.ready for w in self._workers)
@@ -230,7 +236,7 @@ class CompileClient:
         try:
             worker.unsent = worker.unsent[os.write(worker.stdin, worker.unsent) :]
         except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EPIPE):  # a broken pipe is noticed at its other end
+            if error.errno not in (errno.EAGAIN, errno.EPIPE):  # after EPIPE, reading stdout finds the dead worker
                 raise
             if error.errno == errno.EPIPE:
                 worker.unsent = b""
@@ -255,6 +261,7 @@ class CompileClient:
                     return
 
     def _take(self, worker: _Worker, result: CompileResult, now: float) -> None:
+        # Loading a library does not count against the job: grant LIBRARY_S, and correct the deadline afterwards.
         if result.id == LOADING:
             if worker.job is not None:
                 worker.job.deadline += LIBRARY_S
@@ -263,6 +270,7 @@ class CompileClient:
             if worker.job is not None:
                 worker.job.deadline += now - worker.loading_since - LIBRARY_S
         elif result.id == READY:
+            # Now that the first worker is ready, the queued jobs have their usual time from here.
             worker.ready = worker.was_ready = True
             if not self._was_ready:
                 self._was_ready = True
@@ -314,7 +322,7 @@ class CompileClient:
             self._time_out(job)
 
     def _slice(self, worker: _Worker, now: float, *, crowded: bool) -> None:
-        """Stop a worker with a long job by SIGSTOP, or continue it, also one that somebody else has stopped."""
+        """Stop or continue a worker with a long job, by signals. Also continue a worker that somebody else stopped."""
         busy_s = now - worker.busy_since
         slow = crowded and worker.job is not None and busy_s > SLICE_AFTER_S
         stop = slow and busy_s % SLICE_EVERY_S > SLICE_S
@@ -354,5 +362,5 @@ def _has_stopped(pid: int) -> bool:
     """Return True if a child has been stopped by a signal since the last call."""
     try:
         return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG) is not None
-    except ChildProcessError:  # it is dead, which its closed pipe tells
+    except ChildProcessError:  # the child is dead, which `_receive` finds by its closed pipe
         return False

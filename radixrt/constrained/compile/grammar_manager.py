@@ -1,12 +1,12 @@
-"""`GrammarManager`: gives each constrained request its grammar, without blocking the scheduler.
+"""`GrammarManager`: provides each constrained request with a grammar, without blocking the scheduler.
 
-A request whose constraint is known gets its grammar at the next `poll`; any other waits here while the constraint is
-compiled, and becomes a request of the scheduler only then. Requests with the same constraint wait for the same
-compilation. A refusal is cached for a while.
+If the constraint of a request is cached, the next `poll` returns the request with a grammar. Otherwise the request
+waits here while the constraint is compiled, and enters the scheduler's queue only afterwards. Requests with the same
+constraint wait for the same compilation. A refusal is cached for a while.
 
-Compiling happens in worker processes (`CompileClient`). Their results are loaded here. A large grammar is loaded in a
-thread, in which the library releases the GIL. So is an ordinary one, which takes a millisecond, while steps are in
-flight: their rows would wait for it. Where nothing runs, it is loaded at once.
+Worker processes compile constraints (`CompileClient`), and this process loads the results. A large grammar is loaded in
+a thread, where the library releases the GIL. A small grammar takes a millisecond to load. While steps are in flight, it
+is loaded in the thread too, because the running requests would wait; otherwise the calling thread loads it at once.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FAILURE_S = 10.0
 """Seconds for which a refusal is remembered."""
 MAX_FAILURES = 256
 SMALL_SOURCE = 1500
-"""Characters of a grammar that loads within about a millisecond; larger ones are always loaded in the thread."""
+"""A grammar with fewer characters loads within about a millisecond. Larger grammars are always loaded in the thread."""
 
 
 @dataclass(frozen=True)
@@ -80,16 +80,15 @@ class GrammarManager:
 
     Args:
         make_vocabulary: loads the model's vocabulary.
-        inline: compile in the calling thread, without processes, threads and disk. Only a request for xgrammar or with
-            a Lark grammar, whose compiling nothing in this process could end, still gets a worker, started when the
-            first one comes.
-        worker: which vocabulary workers load, and where compiled constraints are kept on disk; None for no workers,
-            not even for xgrammar.
-        compile_timeout_s: a constraint that takes longer is refused.
-        default_timeout_s: deadline of a request that names none.
-        cache_bytes: memory for compiled constraints, about.
-        backend: library for requests that leave the choice open.
-        closed: objects are closed for requests that leave this open.
+        inline: compile in the calling thread, without processes, threads and disk. Exceptions are constraints for
+            xgrammar and Lark grammars, whose compilation cannot be interrupted in this process: the first of them
+            starts a worker.
+        worker: settings of the workers: vocabulary and disk cache; None for no workers, not even for xgrammar.
+        compile_timeout_s: maximum time to compile a constraint, in seconds; then the constraint is refused.
+        default_timeout_s: timeout of requests that set none, in seconds.
+        cache_bytes: approximate memory for loaded constraints.
+        backend: library for requests that do not choose a library.
+        closed: whether objects are closed for requests that do not say so.
     """
 
     def __init__(
@@ -128,7 +127,7 @@ class GrammarManager:
             self._start(worker)
 
     def _start(self, worker: WorkerSettings) -> CompileClient:
-        """Start what compiles and loads beside the calling thread."""
+        """Start the compile workers and the loader's thread."""
         self._client = CompileClient(worker)
         self._client.start(time.monotonic())
         self._loader = TaskThread("radixrt-grammar-loader")
@@ -144,6 +143,7 @@ class GrammarManager:
         key = constraint.key
         timeout_s = self._default_timeout_s if message.envelope.timeout_s is None else message.envelope.timeout_s
         waiting = _Waiting(message, now, now + timeout_s)
+        # The constraint may be loaded already, may have been refused recently, or may be compiling for another request.
         known = self._templates.get(key)
         if known is not None:
             self._counts.hits += 1
@@ -168,7 +168,7 @@ class GrammarManager:
             client.submit(self._next_job, constraint, now, self._compile_timeout_s)
 
     def abort(self, rid: str) -> bool:
-        """Forget a request that waits here; False if none of that id does."""
+        """Drop the waiting request with this id. Return False if there is no such request."""
         for i, ready in enumerate(self._ready):
             if ready.message.rid == rid:
                 del self._ready[i]
@@ -181,7 +181,7 @@ class GrammarManager:
         return False
 
     def forget(self) -> None:
-        """Forget all requests that wait here; their grammars are still compiled, for the cache."""
+        """Drop all waiting requests. Their constraints are still compiled and cached."""
         self._ready.clear()
         for compilation in self._compilations.values():
             compilation.waiting.clear()
@@ -211,17 +211,17 @@ class GrammarManager:
 
     @property
     def num_pending(self) -> int:
-        """Requests that wait here."""
+        """Number of waiting requests."""
         return len(self._ready) + sum(len(each.waiting) for each in self._compilations.values())
 
     def sockets(self) -> list[int]:
-        """File descriptors, one of which is readable when `poll` may have something: the same ones for ever, except
-        with inline=True, where there are none before the first request for xgrammar."""
+        """Return file descriptors, of which one is readable when `poll` may have results. They never change, except
+        with inline=True, where the first constraint that needs a worker adds them."""
         descriptors = [] if self._loader is None else [self._loader.fileno()]
         return descriptors if self._client is None else [*descriptors, self._client.fileno()]
 
     def stats(self) -> GrammarStats:
-        """Counts since the start."""
+        """Return the counters since the start."""
         counts, client = self._counts, self._client
         return GrammarStats(
             compile_times=counts.compile_times.copy(),
@@ -234,7 +234,7 @@ class GrammarManager:
         )
 
     def close(self) -> None:
-        """End the workers and the thread; requests that wait here are forgotten. A second call does nothing."""
+        """End the workers and the thread, and drop the waiting requests. Idempotent."""
         self._worker = None
         if self._client is not None:
             self._client.close()
@@ -257,7 +257,7 @@ class GrammarManager:
         return constraint if options is constraint.options else msgspec.structs.replace(constraint, options=options)
 
     def _client_for(self, constraint: Constraint) -> CompileClient | None:
-        """The client that compiles a constraint; None for the calling thread."""
+        """Return the client that compiles a constraint; None if the calling thread compiles it."""
         is_foreign = constraint.options.backend == "xgrammar" or (
             constraint.kind == "ebnf" and is_lark(constraint.source)
         )
@@ -294,14 +294,14 @@ class GrammarManager:
             self._counts.compile_times.observe(compiled.compile_s)
 
     def _load(self, compilation: _Compilation, now: float) -> None:
-        """Make the template, here or in the loader's thread; waits for the vocabulary at the loader's start."""
+        """Load a compiled constraint, here or in the loader's thread. Until the vocabulary is loaded, do nothing."""
         compiled, backends = compilation.compiled, self._backends
         assert compiled is not None
         assert self._loader is not None
         if self._load_error is not None:
             self._failed(compilation, self._load_error, compilation.constraint.kind, now)
         elif backends is None or compilation.key in self._loading:
-            return  # `_loaded` calls this again, for every grammar
+            return  # when the vocabulary is loaded, `_loaded` calls this method again for every grammar
         elif self._loads_here(compiled):
             try:
                 template = load(compiled, backends)
@@ -314,8 +314,8 @@ class GrammarManager:
             self._loader.submit(compilation.key, lambda: load(compiled, backends))
 
     def _loads_here(self, compiled: CompiledConstraint) -> bool:
-        """Return whether the calling thread loads a grammar: the rows in flight wait for it at most as long as its
-        requests would wait for a large grammar that the loader has before it."""
+        """Return True if the calling thread should load a grammar. While steps are in flight, only if the grammar would
+        otherwise wait for a large grammar in the loader's thread."""
         return _is_small(compiled) and (not self._steps_in_flight or not all(self._loading.values()))
 
     def _loaded(self, key: str, result: Backends | GrammarTemplate | Exception, now: float) -> None:
@@ -353,7 +353,7 @@ class GrammarManager:
 
     def _refuse(self, waiting: _Waiting, error: FinishError, keyword: str) -> None:
         self._counts.refusals[keyword] = self._counts.refusals.get(keyword, 0) + 1
-        if error.status == 500:  # a defect; any other refusal is the client's to read
+        if error.status == 500:  # a defect of radixrt; other refusals are reported to the client only
             logger.error("request %s: %s", waiting.message.rid, error.message)
         self._ready.append(ReadyGrammar(waiting.message, error=error))
 
@@ -382,7 +382,7 @@ class GrammarManager:
         backends = Backends(self._make_vocabulary())
         backends.get("llguidance").load('start: "a"')
         vocabulary = backends.vocabulary
-        _ = vocabulary.tokens_of(UNESCAPED), vocabulary.num_chars  # else computed for the first string
+        _ = vocabulary.tokens_of(UNESCAPED), vocabulary.num_chars  # cached now, so that the first string need not wait
         return backends
 
 

@@ -18,9 +18,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, array_like=True):
     """Settings of a compile worker.
 
     Attributes:
-        tokenizer: folder or tokenizer.json.
-        cache_folder: of the disk cache; None for none.
-        cache_bytes: its size, at most.
+        tokenizer: model folder, or path of a tokenizer.json.
+        cache_folder: folder of the disk cache; None for no disk cache.
+        cache_bytes: maximum size of the disk cache.
         log_format: see `radixrt.logs.configure_logging`.
     """
 
@@ -39,10 +39,10 @@ FAILED: Final = -4
 
 
 class CompileJob(msgspec.Struct, frozen=True, array_like=True):
-    """One constraint to compile within `timeout_s` from its arrival.
+    """A constraint to compile within `timeout_s` seconds of the job's arrival.
 
     Attributes:
-        thorough: measure everything and use nothing that is cached.
+        thorough: measure everything, and do not use the disk cache.
     """
 
     id: int
@@ -55,11 +55,11 @@ class CompileResult(msgspec.Struct, frozen=True, array_like=True):
     """The answer to a job; exactly one of compiled and error is set.
 
     Attributes:
-        id: of the job; READY announces that the worker is ready, LOADING and LOADED that it begins and ends to load a
-            library for its present job; FAILED reports why the worker cannot start.
+        id: id of the job; or READY: the worker is ready; LOADING, LOADED: the worker begins or has finished to load a
+            library for its current job; FAILED: the worker cannot start, `error` says why.
         keyword: the keyword at fault in a refused constraint, for the metrics.
-        from_disk: it had been compiled before.
-        is_last: the worker ends now and takes no further job.
+        from_disk: the compiled constraint was in the disk cache.
+        is_last: the worker exits now and takes no further job.
     """
 
     id: int
@@ -75,13 +75,13 @@ def frame(data: bytes) -> bytes:
 
 
 class FrameReader:
-    """Puts frames together from pieces."""
+    """Reassembles frames from pieces of a stream."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The frames that are complete now."""
+        """Append a piece; return the frames that it completes."""
         self._data += piece
         frames: list[bytes] = []
         while len(self._data) >= HEADER.size:

@@ -1,8 +1,8 @@
 """A process that compiles constraints: `python -m radixrt.constrained.compile.worker`.
 
-`CompileClient` starts this process, sends it jobs and kills it if necessary, so that endless loops, memory use and
-crashes of a library affect this process alone. It reads frames of length-prefixed MessagePack from stdin and writes
-them to the original stdout; the first frame names the vocabulary to load. The process lives until stdin closes.
+`CompileClient` starts the process, sends jobs and kills the process if necessary, so that endless loops, memory use and
+crashes of a library affect this process alone. The process reads frames of length-prefixed MessagePack from stdin and
+writes frames to the original stdout. The first frame names the vocabulary to load. The process exits when stdin closes.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from radixrt.messages.parts import FinishError
 logger = logging.getLogger(__name__)
 
 MEMORY_BYTES = 2 * 1024**3
-"""Address space that compiling may take beyond what the process has after loading."""
+"""Address space that compiling may use in addition to the address space after loading."""
 BLOATED_BYTES = 1024**3
-"""A process that has grown by more than this between two jobs is replaced by a fresh one."""
+"""A process that has grown by more than this since its start exits after the job, and the client starts a new one."""
 MAX_UNCOLLECTED = 50_000
-"""Objects made by jobs before their garbage is looked for."""
+"""Number of new objects after which garbage is collected between jobs."""
 NICENESS = 5
 SCHEMAS = (
     '{"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}, "b": {"enum": ["x", 1, null]}}}',
@@ -62,19 +62,19 @@ WARM_UP = (
 
 
 def virtual_memory() -> int:
-    """Bytes of address space that the process has."""
+    """Return the size of the process's address space, in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def limit_memory() -> None:
-    """Let the process grow by MEMORY_BYTES from here; a larger allocation fails."""
+    """Limit the growth of the process to MEMORY_BYTES from now on. Allocations beyond the limit fail."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = virtual_memory() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
 
 
 def unlimit_memory() -> None:
-    """Lift the limit while a library is loaded, which maps much memory that it does not use."""
+    """Lift the limit for loading a library, because a library maps much memory without using it."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 
@@ -85,7 +85,7 @@ def _read_stdin(frames: queue.SimpleQueue[bytes]) -> None:
         while piece := os.read(0, 1 << 16):
             for one in reader.feed(piece):
                 frames.put(one)
-    os._exit(0)  # the engine is gone, however it ended; what is being compiled is of no use to anyone
+    os._exit(0)  # the engine is gone, so nobody needs the current job
 
 
 class CompileWorker:
@@ -102,13 +102,13 @@ class CompileWorker:
         if settings.cache_folder is not None:
             self._cache = CompileCache(Path(settings.cache_folder), vocabulary.fingerprint, settings.cache_bytes)
         self._out = out
-        for constraint in WARM_UP:  # what is made once must not be in the first request's time
+        for constraint in WARM_UP:  # imports and tables that the first request would otherwise wait for
             compile_constraint(constraint, self._backends, thorough=True)
 
     def run(self, frames: queue.SimpleQueue[bytes]) -> None:
-        """Serve jobs until a fresh process should take over."""
+        """Serve jobs until a new process should take over."""
         gc.freeze()
-        gc.disable()  # nobody waits for garbage: it is collected between jobs
+        gc.disable()  # garbage is collected between jobs, when no request waits
         limit_memory()
         start_bytes = virtual_memory()
         self._write(CompileResult(READY))
