@@ -1,9 +1,9 @@
 """Attention of decode rows over shared prefixes on CUDA: a plan of the work, made on the host, and `CascadeRunner`.
 
-A work item is one tile of a group's rows over one range of its positions, for every kv head. Items are assigned to
-lanes; one program of the kernel executes one lane for one kv head. Long groups are split into several items so that all
-processors of the device have work; each split writes a partial result of its own. The suffix of each row, which it does
-not share, is computed by the decode kernel and merged with the partial results by log-sum-exp:
+A work item is a tile of a group's rows over a range of the group's positions, for every kv head. Items are assigned to
+lanes; a program of the kernel executes a lane for a kv head. Long groups are split into several items, so that all
+processors of the device have work, and every split writes a separate partial result. The decode kernel computes the
+suffix of each row, and a merge by log-sum-exp combines the suffix with the partial results:
 
     plan = runner.plan(batch.shared, req_pool_idx)  # host; None: compute the whole step without sharing
     placed = runner.upload(plan)                    # or copy plan.packed to the buffer given to runner.place
@@ -11,8 +11,8 @@ not share, is computed by the decode kernel and merged with the partial results 
     runner.attend_shared(q, keys, values, req_to_token, scale, plan.tile, placed)
     runner.merge(suffix, suffix_lse, out, placed)
 
-Kernel launches depend only on the number of rows and on the plan's tile; everything else is read from device memory. So
-one CUDA graph for each of `CascadeLimits.tiles` and each bucket of rows is enough.
+Kernel launches depend only on the number of rows and on the plan's tile; everything else is read from device memory.
+Therefore a CUDA graph for each of `CascadeLimits.tiles` and each bucket of rows is enough.
 """
 
 from __future__ import annotations
@@ -126,6 +126,7 @@ def plan_cascade(shared: SharedGroups, req_pool_idx: Int32Array, limits: Cascade
     Args:
         req_pool_idx: int32 [B], row of each sequence in req_to_token.
     """
+    # Choose the tile by the total work, then the split length by the time of the last lane.
     if len(req_pool_idx) > limits.max_rows:
         return None
     tile = _pick_tile(shared, limits)
@@ -133,6 +134,7 @@ def plan_cascade(shared: SharedGroups, req_pool_idx: Int32Array, limits: Cascade
     split = _pick_split(shared, tile_rows, limits.lanes(tile), limits)
     if split is None:
         return None
+    # The kernel reads the items lane by lane, so they are stored in the order of the lanes.
     lanes = _assign(_item_lengths(shared, tile_rows, split), limits.lanes(tile))[1]
     items, members = _make_items(shared, req_pool_idx, tile_rows, split)
     order = np.array([item for lane in lanes for item in lane], np.int64)
@@ -141,19 +143,20 @@ def plan_cascade(shared: SharedGroups, req_pool_idx: Int32Array, limits: Cascade
     partial = np.empty(len(members), I32)
     partial[np.argsort(members, kind="stable")] = np.arange(len(members), dtype=I32)
     row_ptr = np.searchsorted(np.sort(members), np.arange(limits.sections[1]))
+    # All sections are copied to the device at once.
     parts: list[npt.NDArray[Any]] = [lane_ptr, row_ptr, np.stack([members, partial], axis=1), items[order]]
     packed = np.zeros(limits.packed_size, I32)
     start = 0
     for part, size in zip(parts, limits.sections, strict=True):
         packed[start : start + part.size] = part.reshape(-1)
         start += size
-    # Lanes beyond the number of this tile are empty; they are not launched.
+    # The section has room for the lanes of any tile. The lanes that this tile does not use are empty.
     packed[len(lane_ptr) : limits.sections[0]] = lane_ptr[-1]
     return CascadePlan(tile, limits.lanes(tile), len(items), len(members), shared.ends(len(req_pool_idx)), packed)
 
 
 def _pick_tile(shared: SharedGroups, limits: CascadeLimits) -> Tile:
-    """Return the variant with the least work: large tiles load keys and values less often, small ones are fuller."""
+    """Return the tile with the least work. Large tiles load keys and values less often, small tiles are less padded."""
     lengths, counts = shared.segments[:, LENGTH].astype(np.int64), shared.segments[:, COUNT].astype(np.int64)
 
     def cost(tile: Tile) -> int:
@@ -164,8 +167,8 @@ def _pick_tile(shared: SharedGroups, limits: CascadeLimits) -> Tile:
 
 
 def _pick_split(shared: SharedGroups, tile_rows: int, lanes: int, limits: CascadeLimits) -> int | None:
-    """Return the maximum length of an item's range, chosen by the time at which the last lane ends; None if none
-    fits."""
+    """Return the maximum length of an item's range for which the last lane ends first; None if no length fits into the
+    device's buffers."""
     lengths, counts = shared.segments[:, LENGTH].astype(np.int64), shared.segments[:, COUNT].astype(np.int64)
     tiles = -(-counts // tile_rows)
     share = -(-int((tiles * lengths).sum()) // lanes)
@@ -201,7 +204,7 @@ def _item_lengths(shared: SharedGroups, tile_rows: int, split: int) -> list[int]
 
 
 def _assign(lengths: list[int], lanes: int) -> tuple[int, list[list[int]]]:
-    """Assign items to lanes, the longest first, each to the lane that is free first; return the end time of the last
+    """Assign items to lanes: the longest item first, each to the least loaded lane. Return the end time of the last
     lane and the items of each lane."""
     assigned: list[list[int]] = [[] for _ in range(lanes)]
     heap = [(0, lane) for lane in range(lanes)]
@@ -252,7 +255,7 @@ class PlacedPlan:
 
 
 class CascadeRunner:
-    """Launches the kernels for shared prefixes; see the module's docstring. One instance serves all layers of one
+    """Launches the kernels for shared prefixes; see the module's docstring. An instance serves all layers of the same
     shape.
 
     Args:
@@ -310,7 +313,7 @@ class CascadeRunner:
     def plan(self, shared: SharedGroups, req_pool_idx: Int32Array) -> CascadePlan | None:
         """Plan a step (int32 [B] rows of req_to_token) on the host; return None if it does not fit.
 
-        While groups and rows stay the same, the same object is returned, and its copy on the device stays valid.
+        While groups and rows stay the same, the method returns the same object, whose copy on the device stays valid.
         """
         key = shared.segments.tobytes() + shared.rows.tobytes() + req_pool_idx.tobytes()
         if self._last is None or self._last[0] != key:
@@ -393,7 +396,7 @@ class CascadeRunner:
 
 
 class CascadeStep:
-    """A `CascadeRunner` with one buffer on the device, for the plan of the current step."""
+    """A `CascadeRunner` with a buffer on the device for the plan of the current step."""
 
     def __init__(self, runner: CascadeRunner, device: torch.device) -> None:
         self.runner = runner
@@ -403,7 +406,7 @@ class CascadeStep:
         self._there: CascadePlan | None = None
 
     def upload(self, plan: CascadePlan) -> None:
-        """Copy a plan to the buffer, unless the buffer holds this plan already."""
+        """Copy a plan to the buffer, unless the buffer has this plan already."""
         if plan is not self._there:
             self._uploader.upload_into(self._buffer.view(torch.uint8), [plan.packed], [0])
             self._there = plan

@@ -19,7 +19,7 @@ MAX_DOT_ROWS = 8
 """Maximum number of query heads on a kv head for the kernel's single-query path."""
 
 TASK_ROWS = 192
-"""Query rows (queries times heads on a kv head) of one task; enough to pay for unpacking a block of keys."""
+"""Query rows (queries times heads on a kv head) of a task: enough to amortize unpacking a block of keys."""
 
 
 class CpuBackend(AttentionBackend):
@@ -223,6 +223,7 @@ def _plan_groups(
     groups: list[tuple[int, int, int, int, int]] = []
     segments: list[tuple[int, int, int, int]] = []
     rows = [np.empty(0, np.int32)]
+    # The segments form a forest: those that begin at position 0 are its roots, and each root's rows form a group.
     runs = [] if shared is None else shared.segments.tolist()
     tops = [(first, count) for start, _, first, count in runs if start == 0]
     placed = 0
@@ -271,6 +272,7 @@ def _plan_tasks(
     """Return the tasks of the given rows, in descending order of cost."""
     if len(rows) == 0:
         return np.empty((0, 6), np.int32)
+    # Divide each row's queries into blocks of `queries`.
     queries = min(max_queries, max(1, TASK_ROWS // group))
     blocks = -(-extend_lens[rows] // queries)
     row = np.repeat(rows, blocks)
@@ -278,9 +280,10 @@ def _plan_tasks(
     first_query = (np.arange(len(row)) - first_block) * queries
     count = np.minimum(queries, extend_lens[row] - first_query)
     first_token = (np.cumsum(extend_lens) - extend_lens)[row]
+    # Threads take tasks in order. The most expensive tasks come first, so that no thread ends long after the others.
     cost = count * (seq_lens[row] - extend_lens[row] + first_query + count)
     order = np.argsort(-cost, kind="stable")
-    # A task of several heads reads a slot once for all of them, but all threads must have work.
+    # A task for several kv heads reads each slot once for all of them, but all threads must have work.
     together = kv_heads if len(row) >= 4 * threads and count.max() * group * kv_heads <= TASK_ROWS else 1
     columns = np.stack([row, row, np.full_like(row, together), first_token, first_query, count], axis=1)[order]
     tasks = np.repeat(columns, kv_heads // together, axis=0)

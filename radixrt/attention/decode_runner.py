@@ -1,7 +1,8 @@
-"""`DecodeRunner`: attention of rows with one query each, on CUDA, by a kernel that distributes their keys evenly.
+"""`DecodeRunner`: attention of rows with a single query each, on CUDA, by a kernel with evenly distributed keys.
 
-Once a step, the host plans (`plan_decode`) and the device lists the slots of all rows; each layer is one launch then.
-Launches depend only on the number of rows, so both can be part of a CUDA graph with static buffers:
+Once a step, the host distributes the keys (`plan_decode`), and the device lists the slots of all rows. After that, each
+layer is a single launch. Launches depend only on the number of rows, so a CUDA graph with static buffers can contain
+the listing and the layers:
 
     arrays = runner.plan(starts, ends)                  # host; then copy them to the device
     rows = runner.place(table_rows, ends, arrays, ...)  # views, no work
@@ -41,9 +42,9 @@ class Sizes:
 
 
 def pick_sizes(head_dim: int, kv_itemsize: int) -> Sizes:
-    """The sizes that measure best for a head size of 128 in bfloat16
-    (`python -m benchmarks.kernels.decode_attention --sweep`); for the others, those that keep as many bytes in flight
-    without spilling registers."""
+    """Return the fastest measured sizes for a head size of 128 in bfloat16 (`python -m
+    benchmarks.kernels.decode_attention --sweep`). For other head sizes and dtypes, return sizes that keep as many bytes
+    in flight without spilling registers."""
     if head_dim > 128:
         return Sizes(64, 4, 3, 2)
     if kv_itemsize == 1:
@@ -55,9 +56,9 @@ def pick_sizes(head_dim: int, kv_itemsize: int) -> Sizes:
 class DecodePlan:
     """Distribution of a step's keys among the programs of the decode kernel, int32 each.
 
-    The keys of each row are divided into blocks. The blocks of all rows form one list, of which each lane processes a
-    contiguous range; every kv head has a program of its own for each lane. A row is in one lane or in several adjacent
-    ones, whatever its length, and the lanes' numbers of blocks differ by at most one.
+    The keys of each row are divided into blocks. The blocks of all rows form a list, and each lane processes a
+    contiguous range of the list, with a separate program for every kv head. A row is in a single lane or in several
+    adjacent lanes, whatever its length, and the numbers of blocks of any two lanes differ by at most one.
 
     Attributes:
         block_ptr: [B + 1], row i has blocks [block_ptr[i], block_ptr[i + 1]).
@@ -77,7 +78,7 @@ def plan_decode(lens: Int32Array, lanes: int, block: int) -> DecodePlan:
     np.cumsum(-(-lens // block), out=block_ptr[1:])
     total = int(block_ptr[-1])
     used = min(lanes, total)
-    # In int64: the product may be larger than 2**31.
+    # Lane i begins at block i * total // used. In int64, because the product may exceed 2**31.
     lane_ptr = np.minimum(np.arange(lanes + 1, dtype=np.int64), used) * total // max(used, 1)
     first = np.searchsorted(lane_ptr[: used + 1], block_ptr[:-1], side="right") - 1
     last = np.searchsorted(lane_ptr[: used + 1], block_ptr[1:] - 1, side="right") - 1
@@ -144,8 +145,8 @@ class DecodeRunner:
         if processors is None:
             processors = torch.cuda.get_device_properties(device).multi_processor_count
         self._lanes = max(1, processors * self._sizes.programs // num_kv_heads)
-        # A lane has at most one part of a row that began in an earlier lane, and one of a row that continues in the
-        # next.
+        # A lane writes at most two partial results: of a row that began in an earlier lane, and of a row that continues
+        # in the next lane.
         self._partial = torch.empty(2 * self._lanes, num_heads, head_dim, dtype=torch.float32, device=device)
         self._partial_lse = torch.empty(2 * self._lanes, num_heads, dtype=torch.float32, device=device)
         self._arrived = torch.zeros(max_rows * num_kv_heads, dtype=torch.int32, device=device)

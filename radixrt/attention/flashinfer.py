@@ -1,12 +1,12 @@
 """The FlashInfer backend: paged attention on NVIDIA GPUs that reads keys and values in place from the KV pool.
 
 A step is planned once, on the host, for all layers with the same sliding window. An EXTEND step is divided into parts
-for different kernels, see `extend_parts`: FlashInfer's for prompts, and `DecodeRunner`'s for rows with one query. Where
-rows of a step share prefixes, these kernels compute each row's suffix; `CascadeRunner` computes the prefixes of rows
-with one query and merges them, and `PromptCascade` does so for prompts. Attention sinks are applied behind any of the
-kernels, by its log-sum-exp.
+for different kernels, see `extend_parts`: FlashInfer's for prompts, and `DecodeRunner`'s for rows with a single query.
+Where rows of a step share prefixes, these kernels compute each row's suffix only. `CascadeRunner` computes and merges
+the shared prefixes of rows with a single query, and `PromptCascade` those of prompts. Attention sinks are applied to
+the result of any kernel, by means of its log-sum-exp.
 
-While FlashInfer's kernels are being compiled, `VarlenPlanner` computes prompts, and shares no prefixes among them.
+While FlashInfer's kernels are being compiled, `VarlenPlanner` computes prompts, without sharing prefixes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from radixrt.kernels.triton.store_kv import store_kv
 from radixrt.messages.wire import Int32Array
 
 MAX_GRAPH_POSITIONS = 2**24
-"""Maximum number of positions that one captured decode step reads (64 MB of slots); longer steps run uncaptured."""
+"""Maximum number of positions that a captured decode step reads (64 MB of slots). Longer steps run uncaptured."""
 
 Window = int | None
 """Sliding window of a layer; layers with the same window share their plans."""
@@ -44,7 +44,8 @@ Window = int | None
 
 @dataclass(frozen=True)
 class FreshPart:
-    """Tokens [first, end) of a step, of prompts that begin in it: they read the keys and values computed in the step.
+    """Tokens [first, end) of a step, of rows that begin in the step: they read only keys and values computed in the
+    step.
 
     Attributes:
         wrappers: planned wrappers, by window; their `run` computes.
@@ -57,8 +58,8 @@ class FreshPart:
 
 @dataclass(frozen=True)
 class PagedPart:
-    """The first tokens of a step, of rows that read the pool by pages: rows with several queries, and rows with one
-    query where there are too few of them for a part of their own.
+    """The first tokens of a step, of rows that read the pool by pages: rows with several queries, and rows with a
+    single query if there are too few of them for a separate part.
 
     Attributes:
         suffixes: (first token, end token, planned wrappers by window) for each kernel, over the suffix of each row.
@@ -71,7 +72,7 @@ class PagedPart:
 
 @dataclass(frozen=True)
 class DecodePart:
-    """Tokens [first, end) of a step, each the one query of its row.
+    """Tokens [first, end) of a step, each the only query of its row.
 
     Attributes:
         rows: planned rows over the suffix of each row, by window.
@@ -96,7 +97,7 @@ class FlashInferBackend(AttentionBackend):
     """Backend for float16 and bfloat16 models, with a pool of the same dtype or of float8_e4m3fn.
 
     Args:
-        dtype: of the model.
+        dtype: dtype of the model.
         max_rows, context_length: maximum number of rows of a step, and of positions of a row.
         dependent_launch: use programmatic dependent launch, see `CudaOps`.
         modules: FlashInfer's kernels; None to compile them now.
@@ -128,6 +129,7 @@ class FlashInferBackend(AttentionBackend):
             for k, v in zip(kv_cache.k, kv_cache.v, strict=True)
         ]
         self._windows: list[Window] = list(dict.fromkeys(x.sliding_window for x in layers))
+        # Unless the kernels are given, wait for their compilation.
         if modules is None:
             modules = load_modules(
                 self._windows, head_dim=shape.head_dim, dtype=dtype, kv_dtype=kv_cache.dtype, device=self._device
@@ -135,6 +137,7 @@ class FlashInferBackend(AttentionBackend):
             modules.wait()
             if modules.error is not None:
                 raise ValueError(modules.error)
+        # Begin with torch's kernels for prompts. `prepare` changes to FlashInfer's as soon as they are loaded.
         self._modules, self._shape, self._dtype = modules, shape, dtype
         self._has_sinks = any(x.has_sinks for x in layers)
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
@@ -150,6 +153,7 @@ class FlashInferBackend(AttentionBackend):
             device=self._device,
             dependent_launch=dependent_launch,
         )
+        # Prefixes can be shared only without sliding windows, which would end at a different position for each row.
         self._cascade: CascadeStep | None = None
         self._prompt_cascade: PromptCascade | None = None
         if self._windows == [None]:
@@ -280,7 +284,8 @@ class FlashInferBackend(AttentionBackend):
             wrappers[layer.sliding_window].run(
                 q[first:end], pages, out=out[first:end], lse=suffix_lse, return_lse=lse is not None
             )
-        if sinks is not None and lse is not None:  # as part of the suffixes
+        # Sinks are added to the suffixes, before shared prefixes are merged, so that they count once.
+        if sinks is not None and lse is not None:
             apply_sinks(out[:tokens], lse, sinks)
         if part.shared is not None and lse is not None and self._prompt_cascade is not None:
             self._prompt_cascade.finish(q[:tokens], pool, part.shared, out[:tokens], lse)
@@ -300,7 +305,7 @@ class FlashInferBackend(AttentionBackend):
         self._decode.attend(q, pool, rows, layer.scale, out, lse)
         if lse is None:
             return
-        if sinks is not None:  # as part of the suffix
+        if sinks is not None:  # added to the suffix, so that sinks count once
             apply_sinks(out, lse, sinks)
         if part.tile is not None and self._cascade is not None:
             self._cascade.finish(q, pool, table, layer.scale, part.tile, out, lse)
@@ -315,7 +320,7 @@ class FlashInferBackend(AttentionBackend):
         for each in batch.attended:
             parts = self._plan_parts(each, may_share=may_share)
             self._planned.append((each, parts))
-            # There is one device buffer for the plan of prefixes that decode rows share.
+            # The device has a single buffer for plans of prefixes shared by decode rows.
             may_share = not any(isinstance(part, DecodePart) and part.tile is not None for part in parts)
         self._stores = any(isinstance(part, FreshPart) for part in self.parts_of(batch))
 
@@ -337,8 +342,8 @@ class FlashInferBackend(AttentionBackend):
 
     def _plan_paged(self, batch: ForwardBatch, split: ExtendParts, tokens: Int32Array) -> PagedPart:
         """Plan the part of the first rows; row i's tokens begin at tokens[i]."""
-        # Rows with one query that have no part of their own do not share: the scheduler's cost model assumed that the
-        # decode kernel would compute them.
+        # Rows with a single query in this part do not share prefixes, because the scheduler's cost model assumed that
+        # the decode kernel would compute them.
         several = leading(batch.extend_lens_cpu[: split.fresh] > 1)
         cascade = self._prompt_cascade
         groups = None if batch.shared is None or cascade is None else batch.shared.between(0, several)
@@ -364,7 +369,7 @@ class FlashInferBackend(AttentionBackend):
         return PagedPart(suffixes, cascade.place(plan, batch.req_to_token, batch.req_pool_indices_cpu))
 
     def _plan_decode(self, batch: ForwardBatch, row: int, token: int, *, may_share: bool) -> DecodePart:
-        """Plan the part of the rows from `row` on, which have one query each and whose tokens begin at `token`."""
+        """Plan the part of the rows from `row` on, which have a single query each. Their tokens begin at `token`."""
         shared = batch.shared.between(row, len(batch.seq_lens_cpu)) if batch.shared is not None and may_share else None
         plan = self.plan_shared(shared, batch.req_pool_indices_cpu[row:])
         tile = None
@@ -384,7 +389,7 @@ class FlashInferBackend(AttentionBackend):
 
     @property
     def tiles(self) -> tuple[Tile, ...]:
-        """Tiles of the kernel for shared prefixes, each of which needs graphs of its own; none without sharing."""
+        """Tiles of the kernel for shared prefixes. Every tile needs separate graphs. Empty without sharing."""
         return () if self._cascade is None else self._cascade.runner.limits.tiles
 
     def plan_shared(self, shared: SharedGroups | None, req_pool_idx: Int32Array) -> CascadePlan | None:
@@ -417,6 +422,7 @@ class FlashInferBackend(AttentionBackend):
             table_rows, seq_lens: int64 [rows], static buffers.
             arrays: static buffers that hold the result of `plan_graph` at each replay.
         """
+        # All graphs share the memory for the lists of slots, because only one of them runs at a time.
         each = len(arrays) // len(self._windows)
         rows = {}
         for i, window in enumerate(self._windows):

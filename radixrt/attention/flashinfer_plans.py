@@ -71,7 +71,7 @@ class Rows:
 
 
 class Planner:
-    """Creates and plans wrappers for layers of one shape and one sliding window.
+    """Creates and plans wrappers for layers of the same shape and sliding window.
 
     Args:
         dtype, kv_dtype: dtypes of queries and of the pool.
@@ -99,8 +99,8 @@ class Planner:
         left = -1 if window is None else window - 1
         self._fresh_options: dict[str, Any] = {"sm_scale": shape.scale, "window_left": left, "q_data_type": dtype}
         self._options = {**self._fresh_options, "kv_data_type": kv_dtype}
-        # FlashInfer's default, which on Hopper computes 128 queries of one head at a time, and a kernel that computes
-        # the heads on a kv head together, with tiles of 16, 64 and 128.
+        # Two kernels for prompts: FlashInfer's default, which on Hopper computes 128 queries of a head at a time; and,
+        # for rows with few queries, a kernel that computes all heads of a kv head together, in tiles of 16, 64 or 128.
         self._prefill, self._short = (
             Plan(flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=backend))
             for backend in ("auto", "fa2")
@@ -158,7 +158,8 @@ class Planner:
 
 
 class Plan:
-    """A wrapper and the event after the last copy from its pinned buffer. Calling it plans and returns the wrapper."""
+    """A wrapper, and the event after the last copy from the wrapper's pinned buffer. Calling the object plans and
+    returns the wrapper."""
 
     def __init__(self, wrapper: Any) -> None:
         self.wrapper = wrapper

@@ -1,12 +1,12 @@
 """Attention of prompts over shared prefixes: a plan, made on the host, and `PromptCascade`, which executes it on CUDA.
 
-Every query of a prompt that extends a shared prefix sees all of that prefix, so no mask is needed there: the queries of
-all rows of a group are placed side by side and attend to the group's positions like the queries of one prompt. The
-suffix of each prompt is computed by the kernels that compute prompts without sharing, and both results are merged by
+Every query of a prompt that extends a shared prefix sees the whole prefix, so attention to the prefix needs no mask:
+the queries of all rows of a group are concatenated and attend to the group's positions like the queries of a single
+prompt. The kernels for prompts without sharing compute the suffix of each prompt, and both results are merged by
 log-sum-exp.
 
-`PromptCascade` lists the slots of each group once a step. Each layer then copies their keys and values side by side,
-which FlashInfer's kernel reads faster than by slot.
+`PromptCascade` lists the slots of each group once a step. Each layer then copies the keys and values of these slots to
+contiguous memory, which FlashInfer's kernel reads faster than single slots.
 """
 
 from __future__ import annotations
@@ -62,12 +62,15 @@ def plan_prompts(shared: SharedGroups, extend_lens: Int32Array) -> PromptPlan:
         shared: groups of the step.
         extend_lens: int32 [B], queries of each row; the queries of row i follow those of row i - 1.
     """
+    # Concatenate the rows of all groups, then the queries of these rows. A row is a member of each group on its path
+    # through the prefix tree, so a query may occur several times.
     start, length, first, count = shared.segments.T
     before = np.cumsum(count) - count
     members = shared.rows[np.arange(count.sum()) + np.repeat(first - before, count)]
     lens = extend_lens[members]
     row_starts = np.cumsum(extend_lens) - extend_lens
     queries = _ranges(row_starts[members], lens)
+    # Sorting by query gives, for each query, the indices of its partial results.
     order = np.argsort(queries, kind="stable")
     tokens = int(extend_lens.sum())
     return PromptPlan(
@@ -128,8 +131,8 @@ def launch_all(q: torch.Tensor, pool: tuple[torch.Tensor, torch.Tensor], table: 
 
 
 MAX_BYTES = 2**29
-"""Maximum bytes of a layer's copied keys, values and queries and of its partial results. They are allocated beyond the
-memory that was measured when the pool was sized."""
+"""Maximum bytes of a layer's copied keys, values and queries, and partial results. This memory was not part of the
+measurement by which the pool was sized."""
 
 
 class PromptCascade:

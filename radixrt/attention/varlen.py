@@ -1,7 +1,7 @@
-"""`VarlenPlanner`: attention of prompts by torch's FlashAttention, which comes compiled with torch.
+"""`VarlenPlanner`: attention of prompts by torch's FlashAttention, which is compiled into torch.
 
-It replaces FlashInfer's wrappers until their kernels are compiled. It cannot read the pool by slots, so keys and values
-are copied side by side before, a limited number of positions at a time.
+`VarlenPlanner` replaces FlashInfer's wrappers until FlashInfer's kernels are compiled. FlashAttention cannot read the
+pool by slots, so keys and values are copied to contiguous memory first, a limited number of positions at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from radixrt.messages.wire import Int32Array
 
 LOG2_E = math.log2(math.e)
 MAX_BYTES = 2**28
-"""Bytes of a layer's keys and values that are copied at once, except that a row is not divided."""
+"""Maximum bytes of a layer's keys and values that are copied at once. A single longer row is not divided."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class _Part:
     """Rows that are computed together.
 
     Attributes:
-        first, end: their queries.
-        query_ptr, key_ptr: int32 [rows + 1], where each row's queries and keys begin.
-        max_queries, max_keys: of a row.
-        slots: int32 [keys], of all keys in order; None for keys that are passed.
+        first, end: range of the rows' queries in the step.
+        query_ptr, key_ptr: int32 [rows + 1], at which each row's queries and keys begin.
+        max_queries, max_keys: maximum number of queries and of keys of a row.
+        slots: int32 [keys], slots of all keys in order; None if the keys are passed to `run`.
     """
 
     first: int
@@ -83,10 +83,10 @@ class VarlenRun:
 
 
 class VarlenPlanner:
-    """Plans rows of layers of one shape and one sliding window, as `flashinfer_plans.Planner` does.
+    """Plans rows of layers of the same shape and sliding window, like `flashinfer_plans.Planner`.
 
     Args:
-        dtype: of the model.
+        dtype: dtype of the model.
     """
 
     def __init__(self, shape: Shape, window: int | None, dtype: torch.dtype, device: torch.device) -> None:

@@ -29,7 +29,7 @@ MAX_FILES = 10_000
 
 
 class CompileCache:
-    """A folder of compiled constraints. The least recently used files are removed when the folder exceeds `max_bytes`."""
+    """A folder of compiled constraints. The least recently used files are removed beyond a size of `max_bytes`."""
 
     def __init__(self, folder: Path, vocabulary_fingerprint: str, max_bytes: int) -> None:
         self._folder = folder
