@@ -111,32 +111,22 @@ class CacheReplica:
         Returns:
             False, with the whole tree forgotten, if the batch before this one is missing: ask for a snapshot.
         """
-        if not self.begin(batch):
-            return False
-        for event in batch.events:
-            self.take(event)
-        self.end(batch)
-        return True
-
-    def begin(self, batch: CacheEvents) -> bool:
-        """Begin a batch whose events the caller passes to `take` one by one; see `apply` for the result."""
         has_gap = batch.header is None and (self.header is None or batch.seq != self._seq + 1)
         if has_gap or batch.header is not None:
             self.clear()
             self.header, self.is_complete = batch.header, False
-        self._seq = batch.seq
-        return not has_gap
+        if has_gap:
+            return False
+        for event in batch.events:
+            self.take(event)
+        self._seq, self.clock, self.is_complete = batch.seq, batch.clock, batch.complete
+        return True
 
     def take(self, event: CacheEvent) -> None:
         """Apply one event; events of requests change nothing."""
         handler = _HANDLERS.get(type(event))
         if handler is not None:
             handler(self, event)
-
-    def end(self, batch: CacheEvents) -> None:
-        """End a batch: all of its events are applied."""
-        self.clock = batch.clock
-        self.is_complete = batch.complete
 
     def clear(self) -> None:
         """Remove all nodes and roots."""

@@ -9,13 +9,12 @@ import pytest
 
 from benchmarks.programs.optimal_cache import Traced, best_hit_rate
 from radixrt.mem_cache.granules import HASH_BYTES, prompt_hashes
-from radixrt.mem_cache.replica import CacheReplica
 from radixrt.messages.cache_events import CacheEvents, WatchCacheReq
 from radixrt.messages.parts import ProgramHint
 from radixrt.messages.wire import pack_i32
 from radixrt.scheduler.cache_stream import CacheStream
 from radixrt.server.ui.misses import Miss, MissLog
-from radixrt.server.ui.optimum import Access, Window, belady
+from radixrt.server.ui.optimum import Window, belady
 from radixrt.server.ui.samples import Samples
 from tests.scheduler.fake_runner import Harness
 from tests.server.fake_engine import FakeEngine, stats
@@ -27,8 +26,7 @@ class Log:
     def __init__(self, **options: object) -> None:
         self.h = Harness(max_context=2048, **options)  # type: ignore[arg-type]
         self.stream = CacheStream(self.h.scheduler)
-        self.replica = CacheReplica()
-        self.misses = MissLog(self.replica, clock=lambda: self.h.now)
+        self.misses = MissLog(now=lambda: self.h.now)
         self.stream.handle(WatchCacheReq(True, requests=True))
 
     def run(self, rid: str, prompt: list[int], **fields: object) -> Miss:
@@ -45,12 +43,7 @@ class Log:
         self.h.now += 1.0
         for batch in self.stream.turn(self.h.now):
             if isinstance(batch, CacheEvents):
-                assert self.replica.begin(batch)
-                for event in batch.events:
-                    self.misses.before(event)
-                    self.replica.take(event)
-                    self.misses.after(event)
-                self.replica.end(batch)
+                assert self.misses.apply(batch)
 
 
 def split(miss: Miss) -> tuple[int, int, int, int, int]:
@@ -133,21 +126,21 @@ def test_the_states_of_hybrid_models_are_told_apart() -> None:
 # --- the optimum ---
 
 
-def accesses(prompts: list[list[int]]) -> list[Access]:
-    """Accesses of a cache that had nothing: `seen` is what a cache without eviction would have had."""
+def cold(prompts: list[list[int]]) -> list[Miss]:
+    """Requests of a cache that had nothing: `seen` is what a cache without eviction would have had."""
     found, known = [], set()
     for at, prompt in enumerate(prompts):
         hashes = prompt_hashes(pack_i32(prompt))
         granules = [hashes[i : i + HASH_BYTES] for i in range(0, len(hashes), HASH_BYTES)]
         seen = 64 * next((i for i, granule in enumerate(granules) if granule not in known), len(granules))
         known.update(granules)
-        found.append(Access(float(at), len(prompt), 0, seen, granules))
+        found.append(Miss(str(at), at, float(at), len(prompt), 0, 0, 0, 0, evicted=seen, granules=granules))
     return found
 
 
 def test_the_optimum_by_hand() -> None:
     a, b, c = ([number] * 128 for number in (1, 2, 3))
-    trace = accesses([a, b, c, a, b, a])
+    trace = cold([a, b, c, a, b, a])
     assert belady(trace, 100) == 3 * 127  # all that comes back, but the last token of each
     assert belady(trace, 4) == 3 * 127  # c, which does not, is not kept
     assert belady(trace, 2) == 2 * 127  # a alone is kept
@@ -164,14 +157,14 @@ def test_the_optimum_is_that_of_the_whole_trace(capacity: int) -> None:
         prompts.append([token for at in range(length) for token in [100 * at + rng.randrange(2)] * 64])
     rate, _ = best_hit_rate([Traced(prompt, []) for prompt in prompts], 64 * capacity)
     total = sum(map(len, prompts))
-    assert belady(accesses(prompts), capacity) == pytest.approx(rate * total)
+    assert belady(cold(prompts), capacity) == pytest.approx(rate * total)
 
 
 def test_the_window_forgets_and_keeps_the_bounds_in_order() -> None:
     window = Window()
     assert window.bounds(1000, now=0.0) is None
-    for access in accesses([[1] * 200, [1] * 200, [2] * 100]):
-        window.add(access)
+    for miss in cold([[1] * 200, [1] * 200, [2] * 100]):
+        window.add(miss)
     bounds = window.bounds(64 * 100, now=10.0)
     assert bounds is not None
     assert (bounds.requests, bounds.prompt, bounds.infinite) == (3, 500, 192)

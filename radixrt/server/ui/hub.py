@@ -1,7 +1,7 @@
-"""`Hub`: what all open pages share: a replica of the tree, what is read from it, and a feed of lines for each page.
+"""`Hub`: the copy of the tree that all open pages share, and a feed of lines for each page.
 
-The first page makes the hub watch the scheduler; LINGER_S after the last one is gone it stops. A thread of its own does
-the work, so that neither the receiver thread nor the event loop waits for it.
+The first page makes the hub watch the scheduler. The hub stops LINGER_S after the last page was closed. The work is
+done in the hub's thread, so that neither the receiver thread nor the event loop waits.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ import queue
 import threading
 import time
 from collections import deque
-from typing import Any
 
 from radixrt.client.engine_client import EngineClient, ToReader
-from radixrt.mem_cache.replica import CacheReplica
 from radixrt.messages.cache_events import (
     CacheAck,
     CacheEvent,
@@ -28,8 +26,8 @@ from radixrt.messages.client import EngineReady
 from radixrt.messages.fleet import RouterQueue
 from radixrt.messages.wire import unpack_i32
 from radixrt.server.ui.lines import line, requests_line, router_line, shown_event, snapshot_line
-from radixrt.server.ui.misses import Causes, Miss, MissLog
-from radixrt.server.ui.optimum import Access, Window
+from radixrt.server.ui.misses import Causes, MissLog
+from radixrt.server.ui.optimum import Window
 from radixrt.server.ui.samples import Samples
 
 logger = logging.getLogger(__name__)
@@ -39,7 +37,7 @@ FLUSH_S = 0.2
 BOUNDS_S = 3.0
 TICK_S = 1.0
 MAX_FEED_BYTES = 16 * 1024 * 1024
-"""Lines that a page has not read; beyond that it loses them and gets a snapshot."""
+"""Maximum size of the lines that a page has not read; a page with more loses all of them, and gets a snapshot."""
 MAX_FEEDS = 16
 MAX_NODE_TOKENS = 512
 
@@ -49,6 +47,7 @@ class Feed:
 
     Attributes:
         ended: the hub has failed and writes no more; the page has to connect again.
+        needs_snapshot: the next lines must be a snapshot, because the page has none or has lost lines.
     """
 
     def __init__(self) -> None:
@@ -68,7 +67,7 @@ class Feed:
             self._bytes += len(data)
 
     def take(self) -> bytes:
-        """All lines since the last call."""
+        """Return all lines since the last call."""
         with self._lock:
             taken, self._lines, self._bytes = b"".join(self._lines), [], 0
         return taken
@@ -78,10 +77,10 @@ class Hub:
     """See the module's docstring.
 
     Args:
-        replica: number of the replica whose tree it is; None for an engine without a router.
+        replica: number of the replica whose tree is watched; None for an engine without a router.
 
     Attributes:
-        samples: numbers for plots, which are taken while no page is open, too; those of all replicas together.
+        samples: numbers for plots, taken while no page is open as well; sums over all replicas.
     """
 
     def __init__(self, client: EngineClient, samples: Samples | None = None, replica: int | None = None) -> None:
@@ -99,7 +98,7 @@ class Hub:
     # --- pages, in the event loop ---
 
     def open(self) -> Feed | None:
-        """A feed for a new page, to be closed; None if too many are open."""
+        """Return a feed for a new page, which the caller has to close; None if too many are open."""
         with self._lock:
             if len(self._feeds) >= MAX_FEEDS:
                 return None
@@ -116,7 +115,7 @@ class Hub:
             self._emptied_at = time.monotonic()
 
     def tokens(self, node: int, timeout_s: float = 5.0) -> list[int] | None:
-        """The first tokens of a node, or None if there is no such node; blocks."""
+        """Return the first tokens of a node, or None if there is no such node; blocks."""
         answer: queue.SimpleQueue[list[int] | None] = queue.SimpleQueue()
         with self._lock:
             if self._thread is None:
@@ -151,13 +150,13 @@ class Hub:
                 self._end()
 
     def _end(self) -> None:
-        """Stop watching; the next page begins anew. The caller holds the lock, so that the next thread comes after."""
+        """Stop watching. The caller holds the lock, so that the thread of the next page starts after this."""
         self._client.watch(None, self._replica)
         self._client.send_watch(WatchCacheReq(False), self._replica)
         self._thread = None
 
     def _serve(self, watcher: _Watcher) -> bool:
-        """Handle what has come within FLUSH_S, and write to the feeds; returns False at the end."""
+        """Handle the messages of FLUSH_S seconds, and write to the feeds; returns False at the end."""
         until = time.monotonic() + FLUSH_S
         while (wait := until - time.monotonic()) > 0:
             try:
@@ -180,25 +179,23 @@ class Hub:
 
 
 class _Watcher:
-    """Replica, misses and bounds of one time of watching. Used by the hub's thread alone."""
+    """Tree, misses and bounds of one period of watching. Used by the hub's thread alone."""
 
     def __init__(self, client: EngineClient, samples: Samples, replica: int | None) -> None:
         self._client = client
         self._number = replica
         self._samples = samples
-        self._replica = CacheReplica()
-        self._misses = MissLog(self._replica)
         self._window = Window()
-        ticks = samples.ticks() if replica is None else []  # those of samples are sums over replicas
+        self._tree = MissLog(self._window.add)
+        ticks = samples.ticks() if replica is None else []  # with replicas, samples are sums over all of them
         self._ticks: deque[tuple[int, float]] = deque(ticks, maxlen=1800)
         self._events: list[CacheEvent] = []
-        self._views: bytes | None = None
-        self._held: bytes | None = None
+        self._latest: dict[str, bytes] = {}  # lines of which a page needs only the last
         self._began = time.time()
         self._sampled = samples.count
         self._bounds_at = 0.0
         self._snapshot_due = False
-        self._hashes: dict[str, bytes] = {}  # of waiting requests; the scheduler sends them once
+        self._hashes: dict[str, bytes] = {}  # of waiting requests, because the scheduler sends hashes once
 
     def begin(self) -> None:
         """Ask the scheduler for a snapshot."""
@@ -208,20 +205,20 @@ class _Watcher:
         if isinstance(message, EngineReady):
             self.begin()
         elif isinstance(message, RouterQueue):
-            self._held = router_line(message)
+            self._latest["router"] = router_line(message)
         elif isinstance(message, RequestViews):
-            self._views = requests_line(message, self._expected(message))
+            self._latest["requests"] = requests_line(message, self._expected(message))
         else:
             self._apply(message)
             self._client.send_watch(CacheAck(message.seq), self._number)
 
     def _expected(self, message: RequestViews) -> dict[str, Causes]:
-        """Why tokens of waiting requests would not be found in the cache, by request."""
+        """Return why tokens of waiting requests would not be found in the cache, by request."""
         queued = [(view, view.queue) for view in message.views if view.queue is not None]
         known = {view.rid: queue.hashes or self._hashes.get(view.rid) for view, queue in queued}
         self._hashes = {rid: hashes for rid, hashes in known.items() if hashes is not None}
         return {
-            view.rid: self._misses.causes(self._hashes[view.rid], queue.matched_tokens, view.prompt_tokens)
+            view.rid: self._tree.causes(self._hashes[view.rid], queue.matched_tokens, view.prompt_tokens)
             for view, queue in queued
             if view.rid in self._hashes
         }
@@ -231,27 +228,18 @@ class _Watcher:
             self._events.clear()
             self._snapshot_due = True
             if self._ticks and batch.clock < self._ticks[-1][0]:
-                self._ticks.clear()  # the scheduler has started anew
-        if not self._replica.begin(batch):
+                self._ticks.clear()  # the clock of a new scheduler begins at 0
+        if not self._tree.apply(batch):
             self.begin()
             return
-        for event in batch.events:
-            self._misses.before(event)
-            self._replica.take(event)
-            ended = self._misses.after(event)
-            if ended is not None:
-                self._window.add(_access(ended))
-            shown = shown_event(event)
-            if shown is not None:
-                self._events.append(shown)
-        self._replica.end(batch)
+        self._events += [shown for event in batch.events if (shown := shown_event(event)) is not None]
         now = time.time()
         if not self._ticks or now - self._ticks[-1][1] >= TICK_S:
             self._ticks.append((batch.clock, round(now, 2)))
 
     def write(self, feeds: list[Feed]) -> None:
-        """Write to the feeds what is new, and the whole to those that need it."""
-        if self._snapshot_due and self._replica.is_complete:
+        """Write new lines to the feeds, and a snapshot with all that is known to feeds that need one."""
+        if self._snapshot_due and self._tree.is_complete:
             self._snapshot_due = False
             self._events = []
             for feed in feeds:
@@ -259,7 +247,7 @@ class _Watcher:
         lines = self._new_lines()
         whole: bytes | None = None
         for feed in feeds:
-            if feed.needs_snapshot and self._replica.is_complete:
+            if feed.needs_snapshot and self._tree.is_complete:
                 feed.needs_snapshot = False
                 whole = whole or self._whole()
                 feed.append(whole)
@@ -271,46 +259,34 @@ class _Watcher:
     def _new_lines(self) -> bytes:
         parts = []
         if self._events and not self._snapshot_due:
-            parts.append(line("events", clock=self._replica.clock, at=round(time.time(), 2), events=self._events))
+            parts.append(line("events", clock=self._tree.clock, at=round(time.time(), 2), events=self._events))
             self._events = []
-        if self._views is not None:
-            parts.append(self._views)
-            self._views = None
-        if self._held is not None:
-            parts.append(self._held)
-            self._held = None
+        parts += self._latest.values()
+        self._latest.clear()
         rows, self._sampled = self._samples.since(self._sampled), self._samples.count
         if rows:
             parts.append(line("samples", rows=rows))
-        changed = list(self._misses.changed.values())
+        changed = list(self._tree.changed.values())
         if changed:
             parts.append(line("misses", rows=[miss.body() for miss in changed[-512:]]))
-            self._misses.changed.clear()
+            self._tree.changed.clear()
         if time.monotonic() - self._bounds_at > BOUNDS_S:
             self._bounds_at = time.monotonic()
             parts.append(self._bounds())
         return b"".join(parts) or b"\n"
 
     def _bounds(self) -> bytes:
-        header = self._replica.header
+        header = self._tree.header
         bounds = None if header is None else self._window.bounds(header.num_slots)
-        members: dict[str, Any] = {"since": round(self._began, 2)}
-        if bounds is not None:
-            members |= {name: getattr(bounds, name) for name in bounds.__dataclass_fields__}
-        return line("bounds", **members)
+        return line("bounds", since=round(self._began, 2), **({} if bounds is None else bounds._asdict()))
 
     def _whole(self) -> bytes:
-        misses = [miss.body() for miss in (*self._misses.ended, *self._misses.open.values())]
+        misses = [miss.body() for miss in (*self._tree.ended, *self._tree.open.values())]
         return b"".join(
             [
-                snapshot_line(self._replica, list(self._ticks)),
+                snapshot_line(self._tree, list(self._ticks)),
                 line("samples", rows=list(self._samples.rows)),
                 line("misses", rows=misses),
                 self._bounds(),
             ]
         )
-
-
-def _access(miss: Miss) -> Access:
-    seen = miss.cached + miss.evicted + miss.reset + miss.together
-    return Access(miss.at, miss.prompt, miss.cached, seen, miss.granules, miss.output)

@@ -1,20 +1,20 @@
 """`MissLog`: why the prompts of requests were not in the cache, from the events of the cache.
 
-The tokens of a prompt that the cache did not have are computed and then published into the tree, as granules with chain
-hashes. A granule whose hash was in the tree before was evicted, or dropped with the whole cache; any other one is new
-since the watching began.
+A request computes the tokens of its prompt that the cache does not have, and publishes them into the tree as granules
+with chain hashes. A granule whose hash was in the tree before was evicted, or dropped with the whole cache. Any other
+granule is new since the watching began.
 """
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from radixrt.mem_cache.granules import GRANULE_TOKENS, split_hashes
-from radixrt.mem_cache.replica import CacheReplica
+from radixrt.mem_cache.replica import CacheReplica, ReplicaNode
 from radixrt.messages.cache_events import (
     CacheCleared,
     CacheEvent,
@@ -41,19 +41,20 @@ class Causes(NamedTuple):
 
 @dataclass(eq=False)
 class Miss:
-    """A prompt, and what became of its tokens.
+    """The prompt of a request, and where its tokens came from.
 
     Attributes:
         number: position in the order of admission.
         at: time of the admission, in seconds since 1970.
+        prompt, cached, matched, reusable: numbers of tokens; see `RequestAdmitted`.
+        beside: number of cached continuations from which the prompt parts where its cached prefix ends.
         evicted, reset: tokens that had been in the cache, and were evicted or dropped with the whole cache.
-        evicted_s: seconds since the latest of them was.
+        evicted_s: seconds since the latest of these tokens were evicted or dropped.
         together: tokens that another request computed at the same time.
         new: tokens that the cache never had since the watching began.
-        beside: number of cached continuations from which the prompt parts where its cached prefix ends.
-        granules: hashes of the prompt's granules, once they are known.
-        ended: reason of the request's finish; None while it is open.
-        out, first_token_s: tokens of the output, and seconds to the first one, once it has ended.
+        granules, output: hashes of the granules of the prompt, and of the granules after the prompt, once published.
+        ended: reason of the request's finish; None while the request is open.
+        out, first_token_s: tokens of the output, and seconds to the first token, once the request has ended.
     """
 
     rid: str
@@ -63,7 +64,6 @@ class Miss:
     cached: int
     matched: int
     reusable: int
-    node: int
     beside: int
     evicted: int = 0
     reset: int = 0
@@ -79,6 +79,11 @@ class Miss:
     program: str = ""
     branch: str = ""
 
+    @property
+    def seen(self) -> int:
+        """Number of prompt tokens that the cache had at any time."""
+        return self.cached + self.evicted + self.reset + self.together
+
     def body(self) -> list[Any]:
         """The members that the page shows, as an array."""
         return [
@@ -89,56 +94,68 @@ class Miss:
         ]  # fmt: skip
 
 
-class MissLog:
-    """See the module's docstring. `before` takes each event before the replica does, `after` after it.
+class MissLog(CacheReplica):
+    """Copy of the tree that follows the prompts of requests; see the module's docstring.
+
+    Args:
+        on_end: called with each request that has ended, whose hashes are complete then.
+        now: returns seconds since 1970.
 
     Attributes:
         ended: requests that have ended, the oldest first, without hashes.
-        open: those that have not, by id.
-        changed: requests with news since the caller last cleared it.
+        open: requests that have not ended, by id.
+        changed: requests that have changed since the caller last cleared this dict, by number.
     """
 
-    def __init__(self, replica: CacheReplica, clock: Callable[[], float] = time.time) -> None:
-        self._replica = replica
-        self._clock = clock
+    def __init__(
+        self, on_end: Callable[[Miss], None] = lambda miss: None, now: Callable[[], float] = time.time
+    ) -> None:
+        super().__init__()
+        self._on_end = on_end
+        self._now = now
         self._ghosts: OrderedDict[bytes, tuple[float, str]] = OrderedDict()
         self._admitted = 0
         self.open: OrderedDict[str, Miss] = OrderedDict()
         self.ended: deque[Miss] = deque(maxlen=MAX_ENDED)
         self.changed: dict[int, Miss] = {}
 
-    def before(self, event: CacheEvent) -> None:
+    def take(self, event: CacheEvent) -> None:
         if isinstance(event, NodeEvicted):
-            self._remember(self._replica.nodes[event.node].hashes, EVICTED)
+            self._remember([self.nodes[event.node]], EVICTED)
         elif isinstance(event, CacheCleared):
-            for node in self._replica.nodes.values():
-                self._remember(node.hashes, RESET)
-
-    def after(self, event: CacheEvent) -> Miss | None:
-        """Take an event; returns the request that it ended, if any."""
+            self._remember(self.nodes.values(), RESET)
+        super().take(event)
         if isinstance(event, RequestAdmitted):
             self._admit(event)
         elif isinstance(event, RequestPublished):
             self._publish(event)
         elif isinstance(event, RequestEnded):
-            return self._end(event)
-        return None
+            self._end(event)
 
-    def _remember(self, hashes: bytes, cause: str) -> None:
-        now = self._clock()
-        for granule in split_hashes(hashes):
-            self._ghosts[granule] = (now, cause)
+    def _remember(self, nodes: Iterable[ReplicaNode], cause: str) -> None:
+        """Keep the granules of nodes that leave the tree."""
+        now = self._now()
+        for node in nodes:
+            if node.parent is not None:
+                self._ghosts.update(dict.fromkeys(split_hashes(node.hashes), (now, cause)))
         while len(self._ghosts) > MAX_GHOSTS:
             self._ghosts.popitem(last=False)
 
     def _admit(self, event: RequestAdmitted) -> None:
-        node = self._replica.nodes.get(event.node)
+        node = self.nodes.get(event.node)
         self._admitted += 1
         miss = Miss(
-            event.rid, self._admitted, self._clock(), event.prompt_tokens, event.cached_tokens, event.matched_tokens,
-            event.reusable_tokens, event.node, 0 if node is None else node.num_children, program=event.program,
+            event.rid,
+            self._admitted,
+            self._now(),
+            event.prompt_tokens,
+            event.cached_tokens,
+            event.matched_tokens,
+            event.reusable_tokens,
+            0 if node is None else node.num_children,
+            program=event.program,
             branch=event.branch,
-        )  # fmt: skip
+        )
         if node is not None:
             miss.granules = node.granules()[: event.prompt_tokens // GRANULE_TOKENS]
         self.open[event.rid] = self.changed[miss.number] = miss
@@ -146,7 +163,7 @@ class MissLog:
             self.open.popitem(last=False)
 
     def _publish(self, event: RequestPublished) -> None:
-        miss, node = self.open.get(event.rid), self._replica.nodes.get(event.node)
+        miss, node = self.open.get(event.rid), self.nodes.get(event.node)
         if miss is None or node is None:
             return
         self.changed[miss.number] = miss
@@ -154,6 +171,7 @@ class MissLog:
         prompt = miss.prompt // GRANULE_TOKENS
         if len(known) >= len(miss.granules):
             miss.granules, miss.output = known[:prompt], known[prompt:]
+        # Only tokens of the prompt count, and the ghosts tell why the cache did not have them.
         end = min(event.end, miss.prompt)
         miss.together += max(min(event.existing, end) - event.start, 0)
         start = max(event.existing, event.start)
@@ -166,11 +184,11 @@ class MissLog:
         miss.evicted_s = found.evicted_s or miss.evicted_s
 
     def causes(self, hashes: bytes, start: int, end: int) -> Causes:
-        """Find out why the tokens [start, end) of a prompt with these chain hashes are not in the cache."""
+        """Return why the tokens [start, end) of a prompt with these chain hashes are not in the cache."""
         return self._causes(split_hashes(hashes), start, end)
 
     def _causes(self, known: list[bytes], start: int, end: int) -> Causes:
-        sums, evicted_s, cause, now = {EVICTED: 0, RESET: 0, "": 0}, 0.0, "", self._clock()
+        sums, evicted_s, cause, now = {EVICTED: 0, RESET: 0, "": 0}, 0.0, "", self._now()
         at = start
         while at < end:
             index = at // GRANULE_TOKENS
@@ -179,16 +197,17 @@ class MissLog:
                 evicted_at, cause = self._ghosts.get(known[index], (0.0, ""))
                 if cause:
                     evicted_s = now - evicted_at
-            sums[cause] += until - at  # a rest of less than a granule is as what comes before it
+            sums[cause] += until - at  # tokens after the last whole granule share the cause of the granule before
             at = until
         return Causes(sums[EVICTED], sums[RESET], evicted_s, sums[""])
 
-    def _end(self, event: RequestEnded) -> Miss | None:
+    def _end(self, event: RequestEnded) -> None:
         miss = self.open.pop(event.rid, None)
-        if miss is not None:
-            miss.ended, miss.ended_at, miss.out = event.reason, self._clock(), event.output_tokens
-            miss.first_token_s = event.first_token_s
-            kept = replace(miss, granules=[], output=[])  # of a long prompt, the hashes are most of it
-            self.ended.append(kept)
-            self.changed[miss.number] = kept
-        return miss
+        if miss is None:
+            return
+        miss.ended, miss.ended_at, miss.out = event.reason, self._now(), event.output_tokens
+        miss.first_token_s = event.first_token_s
+        kept = replace(miss, granules=[], output=[])  # the hashes of a long prompt take most of the memory
+        self.ended.append(kept)
+        self.changed[miss.number] = kept
+        self._on_end(miss)
