@@ -334,7 +334,7 @@ def shape_of(name: str) -> Shape:
         kv_bytes=attention * 2 * decoder.num_kv_heads * decoder.head_dim * 2,
         attention_flops=attention * 4 * decoder.num_heads * decoder.head_dim,
         expert_params=mixtures * expert,
-        expert_bytes=MXFP4_BYTES if experts is not None and experts.mxfp4 else 2.0,
+        expert_bytes=2.0 if decoder.quantization is None else MXFP4_BYTES,
         num_experts=num_experts,
         top_k=top_k,
         state_bytes=recurrent * _state_bytes(decoder),

@@ -21,7 +21,8 @@ import torch
 from benchmarks.common.machine import facts
 from benchmarks.common.tables import table
 from radixrt.kernels.build import load_kernels
-from radixrt.layers.linear import pack_weight
+from radixrt.layers.formats.panels import Panels, PanelWeight
+from radixrt.layers.formats.plain import pack_weight
 from radixrt.layers.ops import CpuOps
 from radixrt.models.loading.source import cache_folder
 
@@ -36,10 +37,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     torch.set_num_threads(parser.parse_args().threads)
     print(facts())
-    ops = CpuOps(load_kernels(cache_folder() / "kernels"))
+    ours_format = Panels(CpuOps(load_kernels(cache_folder() / "kernels")))
     weights = [[torch.randn(*shape).bfloat16() for shape in SHAPES] for _ in range(LAYERS)]
     packed = [[pack_weight(weight) for weight in layer] for layer in weights]
-    panels = [[ops.pack_panels(weight, gated=False) for weight in layer] for layer in weights]
+    panels = [[ours_format.pack(weight, gated=False) for weight in layer] for layer in weights]
     if panels[0][0] is None or packed[0][0] is None:
         raise SystemExit("this processor has no bfloat16 instructions")
     rows = []
@@ -56,7 +57,7 @@ def main() -> None:
             for layer in panels:
                 for x, weight in zip(inputs, layer, strict=True):
                     assert weight is not None
-                    ops.linear_panels(x, weight, None)
+                    ours_format.linear(PanelWeight(weight, False), x, None)
 
         theirs, ours = best_of_both(by_onednn, by_ours)
         rows.append([str(count), f"{theirs:.0f}", f"{ours:.0f}", f"{theirs / ours:.2f}"])

@@ -28,13 +28,14 @@ from benchmarks.common.cuda_timing import graph_us
 from benchmarks.common.model_shapes import MXFP4_BYTES
 from benchmarks.common.tables import table
 from benchmarks.offline.workloads import H200
-from radixrt.kernels.mxfp4_weights import Mxfp4Weights, scale_columns
+from radixrt.kernels.packed_weights import PackedWeights
 from radixrt.kernels.triton import expert_gemm, expert_gemv
 from radixrt.kernels.triton.compile_ahead import compiling
 from radixrt.kernels.triton.expert_gemm import Weights
 from radixrt.kernels.triton.expert_gemm_config import TILES, Config, find_config, tile_of
 from radixrt.kernels.triton.expert_tiles import list_tiles
 from radixrt.layers.cuda_ops import CudaOps
+from radixrt.layers.formats.mxfp4 import scale_columns
 from radixrt.layers.routing import Routing
 
 MAX_SHARED = 227 * 1024
@@ -58,13 +59,13 @@ class Layer:
     num_experts: int
     routing: Routing
     router: torch.Tensor
-    gate_up: torch.Tensor | Mxfp4Weights
-    down: torch.Tensor | Mxfp4Weights
+    gate_up: torch.Tensor | PackedWeights
+    down: torch.Tensor | PackedWeights
     weight_bytes: float = 2.0
 
     @property
-    def mxfp4(self) -> bool:
-        return isinstance(self.gate_up, Mxfp4Weights)
+    def packed(self) -> bool:
+        return isinstance(self.gate_up, PackedWeights)
 
 
 SHAPES = {
@@ -83,9 +84,9 @@ def make_layer(name: str) -> Layer:
     def weights(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(0, 0.02)
 
-    def packed(*shape: int) -> Mxfp4Weights:
+    def packed(*shape: int) -> PackedWeights:
         codes = torch.randint(0, 256, (*shape[:2], shape[2] // 2), dtype=torch.uint8, device="cuda")
-        return Mxfp4Weights(codes, torch.full((*shape[:2], scale_columns(shape[2])), 120, dtype=torch.uint8).cuda())
+        return PackedWeights(codes, torch.full((*shape[:2], scale_columns(shape[2])), 120, dtype=torch.uint8).cuda())
 
     router = torch.randn(count + (routing.num_shared > 0), hidden, device="cuda") * hidden**-0.5
     mxfp4 = name.startswith("gpt-oss")
@@ -101,7 +102,7 @@ def floor_us(layer: Layer, experts: torch.Tensor) -> tuple[float, float, float]:
     return nbytes, flops, max(nbytes / H200.bytes_per_s, flops / H200.flops_per_s) * 1e6
 
 
-def cuts(tile: int, *, gated: bool, mxfp4: bool = False) -> Iterator[Config]:
+def cuts(tile: int, *, gated: bool, packed: bool = False) -> Iterator[Config]:
     """Candidate tilings of tiles of so many tokens. MXFP4 numbers are never fetched by the copy engine."""
     for rows, step, warps, first, bulk in itertools.product(
         (32, 64, 128, 256), (64, 128, 256), (4, 8), (False, True), (False, True)
@@ -111,7 +112,7 @@ def cuts(tile: int, *, gated: bool, mxfp4: bool = False) -> Iterator[Config]:
             continue
         if sums > warps * 32 * 128 or (warps == 8 and sums < 64 * 64) or (tile == 128 and sums < 128 * 128):
             continue
-        if (tile >= 64 and step == 256) or (mxfp4 and bulk):
+        if (tile >= 64 and step == 256) or (packed and bulk):
             continue
         each = 2 * step * (rows * (1 + gated) + tile)
         for budget in (MAX_SHARED // 3, MAX_SHARED // 2, MAX_SHARED):
@@ -133,8 +134,8 @@ def tune(layer: Layer, tile: int, seconds: float) -> list[list[str]]:
         def run(cut: Config, gated: bool = gated, weight: Weights = weight, rows: torch.Tensor = rows) -> None:
             expert_gemm.multiply(rows, weight, tiles, tile, cut, top_k=top_k, gated=gated, early=True)
 
-        wanted = sorted(set(cuts(tile, gated=gated, mxfp4=layer.mxfp4)))
-        now = find_config(tile, gated=gated, mxfp4=layer.mxfp4)
+        wanted = sorted(set(cuts(tile, gated=gated, packed=layer.packed)))
+        now = find_config(tile, gated=gated, packed=layer.packed)
         with contextlib.suppress(Exception), compiling():  # some exceed a limit of this GPU
             for cut in wanted:
                 run(cut)
@@ -172,7 +173,7 @@ def measure(layer: Layer, tokens: int) -> list[str]:
         return graph_us(run, calls=calls, replays=replays)
 
     routing = graph_us(lambda: ours.route(next(turn)[0], layer.router, layer.routing), calls=calls, replays=replays)
-    pairs = timed(expert_gemv) if tokens <= 16 and not layer.mxfp4 else math.nan
+    pairs = timed(expert_gemv) if tokens <= 16 and not layer.packed else math.nan
     tiles = timed(expert_gemm)
     nbytes, flops, floor = floor_us(layer, inputs[0][1])
     tile = tile_of(tokens, inputs[0][1].shape[1], layer.num_experts + layer.routing.num_shared)

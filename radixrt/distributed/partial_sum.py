@@ -1,10 +1,11 @@
-"""`PartialSum`: a rank's addend of an all-reduce."""
+"""`PartialSum`: a rank's addend of an all-reduce. Importing this module imports no torch."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 class PartialSum(NamedTuple):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from radixrt.engine.device_defaults import DEVICE_DEFAULTS
 from radixrt.errors import ConfigError, ModelLoadError
-from radixrt.kernels.mxfp4_weights import GROUP
 from radixrt.mem_cache.state_sizes import size_states
 from radixrt.messages.state_slots import RESERVED_STATES
 from radixrt.models.decoder_spec import DecoderSpec
@@ -111,11 +110,16 @@ def model_needs(
 def _decoder_bytes(spec: ModelSpec, decoder: DecoderSpec, item: int, device: str) -> int:
     """Bytes of linear layers, embedding and output head; norms and biases are a thousandth of them."""
     tables = spec.vocab_size * decoder.hidden_size * (1 if decoder.tie_word_embeddings else 2)
-    packed, experts = 0, decoder.experts
-    if experts is not None and experts.mxfp4 and device == "cuda":
-        mixtures = sum(layer.feed_forward == "moe" for layer in decoder.layers)
-        packed = mixtures * experts.num_experts * 3 * experts.intermediate_size * decoder.hidden_size
-    return item * (decoder.num_linear_parameters + tables - packed) + packed * (GROUP // 2 + 1) // GROUP
+    quantization = decoder.quantization
+    if quantization is None:
+        return item * (decoder.num_linear_parameters + tables)
+    experts = decoder.num_expert_parameters
+    others = decoder.num_linear_parameters - experts
+    return (
+        item * tables
+        + quantization.num_bytes("linear", others, item, device)
+        + quantization.num_bytes("experts", experts, item, device)
+    )
 
 
 def _state_bytes(decoder: DecoderSpec, item: int) -> int:
@@ -158,6 +162,5 @@ def _notes(decoder: DecoderSpec | None, file_bytes: int, device: str) -> Iterato
         yield "there are no safetensors files; without them only --load-format dummy serves it"
     if decoder is None:
         return
-    if decoder.experts is not None and decoder.experts.mxfp4:
-        when = "in registers, when they are read" if device == "cuda" else "while they load"
-        yield f"its experts are MXFP4 numbers ({file_bytes / 2**30:.1f} GiB of files), dequantized {when}"
+    if decoder.quantization is not None and (note := decoder.quantization.note(file_bytes, device)):
+        yield note

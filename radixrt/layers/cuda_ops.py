@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from radixrt.attention.base import AttentionLayer
 from radixrt.distributed.partial_sum import PartialSum
-from radixrt.kernels.mxfp4_weights import Mxfp4Weights
+from radixrt.kernels.packed_weights import PackedWeights
 from radixrt.kernels.triton.skinny_gemm_config import Config, find_config
 from radixrt.layers.cuda_recurrence import CudaRecurrence
 from radixrt.layers.ops import LayerOps, TorchOps
@@ -33,8 +33,6 @@ class CudaOps(LayerOps):
     Raises:
         ImportError: triton is not installed.
     """
-
-    multiplies_mxfp4 = True
 
     def __init__(self, *, early: bool = False) -> None:
         # Imported here, because machines without triton import this module too.
@@ -67,9 +65,14 @@ class CudaOps(LayerOps):
         return self._norm.add_rms_norm(residual, x, weight, eps, dtype, self._early)
 
     def all_reduce_add_rms_norm(
-        self, residual: torch.Tensor, added: PartialSum | None, weight: torch.Tensor, eps: float, dtype: torch.dtype,
+        self,
+        residual: torch.Tensor,
+        added: PartialSum | None,
+        weight: torch.Tensor,
+        eps: float,
+        dtype: torch.dtype,
         group: TPGroup | None,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         communicator = None if group is None else group.communicator
         if communicator is None or added is None or not communicator.supports(residual, added.x, weight):
             assert added is None or not added.sent
@@ -141,28 +144,33 @@ class CudaOps(LayerOps):
         self, x: torch.Tensor, router: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return self._routing.route(
-            x.contiguous(), router, self._workspace(x.device).arrived, top_k=routing.top_k,
-            num_shared=routing.num_shared, renormalize=routing.renormalize, bias=bias, early=self._early,
-        )  # fmt: skip
+            x.contiguous(),
+            router,
+            self._workspace(x.device).arrived,
+            top_k=routing.top_k,
+            num_shared=routing.num_shared,
+            renormalize=routing.renormalize,
+            bias=bias,
+            early=self._early,
+        )
 
     def run_experts(
-        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
+        self,
+        x: torch.Tensor,
+        experts: torch.Tensor,
+        weights: torch.Tensor,
+        gate_up: torch.Tensor | PackedWeights,
+        down: torch.Tensor | PackedWeights,
         biased: BiasedSwiGLU | None = None,
-    ) -> torch.Tensor | None:  # fmt: skip
-        if x.dtype != gate_up.dtype:
-            return None
-        few = self._expert_gemv.supports(x, gate_up, down)
-        run = self._expert_gemv.run_experts if few else self._expert_gemm.run_experts
-        return run(x.contiguous(), experts.int(), weights, gate_up, down, self._early, self._rule(biased))
-
-    def run_mxfp4_experts(
-        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: Mxfp4Weights, down: Mxfp4Weights,
-        biased: BiasedSwiGLU | None = None,
-    ) -> torch.Tensor:  # fmt: skip
-        rule = self._rule(biased)
-        return self._expert_gemm.run_experts(
-            x.contiguous(), experts.int(), weights, gate_up, down, self._early, rule
-        )  # fmt: skip
+    ) -> torch.Tensor | None:
+        """As `LayerOps.run_experts`, also for packed weights and an x of any floating dtype."""
+        x, experts, rule = x.contiguous(), experts.int(), self._rule(biased)
+        if isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor):
+            if x.dtype != gate_up.dtype:
+                return None
+            if self._expert_gemv.supports(x, gate_up, down):
+                return self._expert_gemv.run_experts(x, experts, weights, gate_up, down, self._early, rule)
+        return self._expert_gemm.run_experts(x, experts, weights, gate_up, down, self._early, rule)
 
     def _rule(self, biased: BiasedSwiGLU | None) -> ExpertRule:
         if biased is None:

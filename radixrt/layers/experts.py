@@ -1,65 +1,90 @@
-"""`FusedExperts`: the gated MLPs of a mixture of experts, with the weights of all in two parameters."""
+"""`FusedExperts`: the gated MLPs of a mixture of experts, whose `WeightFormat` keeps the weights of all together."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
-from radixrt.layers.linear import meta_parameter
-from radixrt.layers.ops import LayerOps
+from radixrt.layers.formats.base import WeightFormat
+from radixrt.layers.formats.checkpoint import ParameterSources, Projection
+from radixrt.layers.linear import dropped, meta_parameter
 from radixrt.layers.swiglu import BiasedSwiGLU, ClampedSwiGLU
+
+GATE_UP, DOWN = "gate_up_proj", "down_proj"
 
 
 class FusedExperts(nn.Module):
     """E MLPs, of which a token is computed by a few: down(silu(gate(x)) * up(x)), without biases, or with biases and
     a clamped gate.
 
-    Kernels compute all of them on CUDA (`LayerOps.run_experts`), and on a CPU in bfloat16
-    (`LayerOps.run_packed_experts`). Elsewhere they are computed one by one.
+    Where the format has no kernel that computes all of them, they are computed one by one.
+
+    A parameter of a format is named after both weights: a plain weight is `gate_up_proj` and `down_proj`, and other
+    tensors are called, for example, `gate_up_proj_scales`.
 
     Args:
-        hidden_size, intermediate_size: of one expert, on this rank.
-        dtype: of the weights.
+        count: E.
+        gate_up: of each expert, the rows of gate, then those of up, on this rank.
+        down: of each expert.
+        dtype: of plain weights.
         swiglu: of experts with biases; None for SiLU-gated ones without.
 
     Attributes:
-        gate_up_proj: [E, 2 * intermediate_size, hidden_size]: rows of gate, then those of up.
-        down_proj: [E, hidden_size, intermediate_size].
+        gate_up_proj: of a plain format, [E, 2 * intermediate_size, hidden_size]: rows of gate, then those of up.
+        down_proj: of a plain format, [E, hidden_size, intermediate_size].
         gate_up_bias, down_bias: float32 [E, 2 * intermediate_size] and [E, hidden_size]; None without biases.
+        sources: the tensors that fill the parameters of both weights, by the names of these.
     """
 
     def __init__(
-        self, num_experts: int, hidden_size: int, intermediate_size: int, dtype: torch.dtype, ops: LayerOps,
+        self,
+        count: int,
+        gate_up: Sequence[Projection],
+        down: Sequence[Projection],
+        dtype: torch.dtype,
+        weight_format: WeightFormat,
         swiglu: ClampedSwiGLU | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
-        self._ops = ops
-        self.gate_up_proj = meta_parameter(num_experts, 2 * intermediate_size, hidden_size, dtype=dtype)
-        self.down_proj = meta_parameter(num_experts, hidden_size, intermediate_size, dtype=dtype)
+        self.format = weight_format
+        self.sources: ParameterSources = {}
+        self._stored: dict[str, dict[str, str]] = {}
+        rows = {}
+        for weight, projections in ((GATE_UP, gate_up), (DOWN, down)):
+            stored = weight_format.parameters(projections, dtype)
+            self._stored[weight] = {kind: weight if kind == "weight" else f"{weight}_{kind}" for kind in stored}
+            for kind, parameter in stored.items():
+                name, (all_rows, *columns) = self._stored[weight][kind], parameter.shape
+                setattr(self, name, meta_parameter(count, all_rows // count, *columns, dtype=parameter.dtype))
+                self.sources[name] = parameter.sources
+            rows[weight] = sum(each.height for each in projections) // count
         self._swiglu = swiglu
         self.gate_up_bias = self.down_bias = None
         if swiglu is not None:
-            self.gate_up_bias = meta_parameter(num_experts, 2 * intermediate_size, dtype=torch.float32)
-            self.down_bias = meta_parameter(num_experts, hidden_size, dtype=torch.float32)
-        self._gate_up_panels = self._down_panels = False
+            self.gate_up_bias = meta_parameter(count, rows[GATE_UP], dtype=torch.float32)
+            self.down_bias = meta_parameter(count, rows[DOWN], dtype=torch.float32)
+        self._count = count
+        self._gate_up: Any = None
+        self._down: Any = None
+        self._biased: BiasedSwiGLU | None = None
 
     def process_weights_after_loading(self) -> None:
-        """Lay the weights out for `LayerOps.gated_panels` and `linear_panels`, in place, where there is a kernel."""
-        packs = (self.gate_up_proj, True), (self.down_proj, False)
-        if self._swiglu is not None and any(
-            self._ops.pack_panels(weights[0], gated=gated) is None for weights, gated in packs
-        ):
-            return  # with biases, experts that are computed one by one have plain weights
-        self._gate_up_panels, self._down_panels = (self._pack(weights, gated=gated) for weights, gated in packs)
-
-    def _pack(self, weights: torch.Tensor, *, gated: bool) -> bool:
-        """Replace each expert's weight by its panels; return False if its shape or dtype has none."""
-        for weight in weights:
-            panels = self._ops.pack_panels(weight, gated=gated)
-            if panels is None:
-                return False
-            weight.copy_(panels)
-        return True
+        """Bring the loaded weights into the layout that the format multiplies by. Called once."""
+        if self._swiglu is not None and self.gate_up_bias is not None and self.down_bias is not None:
+            self._biased = BiasedSwiGLU(self._swiglu, self.gate_up_bias.detach(), self.down_bias.detach())
+        tensors = {
+            weight: {kind: self.get_parameter(name).detach() for kind, name in names.items()}
+            for weight, names in self._stored.items()
+        }
+        self._gate_up, self._down = self.format.prepare_experts(
+            tensors[GATE_UP], tensors[DOWN], biased=self._biased is not None
+        )
+        for weight, made in ((GATE_UP, self._gate_up), (DOWN, self._down)):
+            for kind in dropped(tensors[weight], made):
+                setattr(self, self._stored[weight][kind], None)
 
     def forward(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return the weighted sum of the outputs of each token's experts.
@@ -72,22 +97,14 @@ class FusedExperts(nn.Module):
         Returns:
             [T, hidden_size] in the dtype of x; added up in float32, in an order that depends on the token alone.
         """
-        if self._gate_up_panels and self._down_panels:
-            return self._ops.run_packed_experts(x, experts, weights, self.gate_up_proj, self.down_proj, self._biased)
-        out = self._ops.run_experts(x, experts, weights, self.gate_up_proj, self.down_proj, self._biased)
+        out = self.format.experts(self._gate_up, self._down, x, experts, weights, self._biased)
         return self._run_one_by_one(x, experts, weights) if out is None else out
-
-    @property
-    def _biased(self) -> BiasedSwiGLU | None:
-        if self._swiglu is None or self.gate_up_bias is None or self.down_bias is None:
-            return None
-        return BiasedSwiGLU(self._swiglu, self.gate_up_bias, self.down_bias)
 
     def _run_one_by_one(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """As `forward`, in the order of the experts' indices."""
         chosen = experts.flatten()
         order = chosen.argsort(stable=True)
-        counts = torch.bincount(chosen, minlength=self.gate_up_proj.shape[0]).tolist()
+        counts = torch.bincount(chosen, minlength=self._count).tolist()
         tokens, scales = order // experts.shape[1], weights.flatten()[order, None]
         total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         start = 0
@@ -100,19 +117,11 @@ class FusedExperts(nn.Module):
             start += count
         return total.to(x.dtype)
 
-    def _run_expert(self, expert: int, x: torch.Tensor) -> torch.Tensor:
-        """[n, hidden_size] -> [n, hidden_size], with the rounding of `UnquantizedLinearMethod`."""
-        ops, gate_up, down = self._ops, self.gate_up_proj[expert], self.down_proj[expert]
+    def _run_expert(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        """[n, hidden_size] -> [n, hidden_size], with the rounding of linear layers in the same format."""
+        gate_up, down = self.format.expert(self._gate_up, index), self.format.expert(self._down, index)
         biased = self._biased
-        if biased is not None:
-            inner = biased.swiglu.apply(ops.linear(x.to(gate_up.dtype), gate_up, None) + biased.gate_up[expert])
-            return ops.linear(inner.to(down.dtype), down, None) + biased.down[expert]
-        if self._gate_up_panels:
-            inner = ops.gated_panels(x, gate_up)
-        elif x.dtype == gate_up.dtype:
-            inner = ops.linear_silu_and_mul(x, gate_up, None)
-        else:
-            inner = ops.silu_and_mul(ops.linear(x.to(gate_up.dtype), gate_up, None).to(x.dtype))
-        if self._down_panels:
-            return ops.linear_panels(inner, down, None)
-        return ops.linear(inner.to(down.dtype), down, None).to(x.dtype)
+        if biased is None:
+            return self.format.linear(down, self.format.silu_and_mul(gate_up, x, None), None)
+        inner = biased.swiglu.apply(self.format.linear(gate_up, x, None) + biased.gate_up[index])
+        return self.format.linear(down, inner, None) + biased.down[index]

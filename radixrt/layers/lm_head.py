@@ -6,8 +6,10 @@ import math
 
 import torch
 
-from radixrt.layers.linear import Linear, UnquantizedLinearMethod
-from radixrt.layers.ops import LayerOps
+from radixrt.layers.formats.base import WeightFormat
+from radixrt.layers.formats.checkpoint import Projection
+from radixrt.layers.formats.plain import Plain
+from radixrt.layers.linear import Linear
 
 NEAR_TOP = 4.0
 """Logits within so many nats of a row's largest are recomputed in float32: 26 tokens of a row on average with SmolLM2,
@@ -35,15 +37,15 @@ class LMHead(Linear):
     states at least, the logits near each row's largest are recomputed in float32, which costs next to nothing.
     """
 
-    def __init__(self, in_features: int, out_features: int, dtype: torch.dtype, ops: LayerOps) -> None:
-        super().__init__(in_features, out_features, False, dtype, UnquantizedLinearMethod(ops))
+    def __init__(self, projection: Projection, dtype: torch.dtype, weight_format: WeightFormat) -> None:
+        super().__init__((projection,), False, dtype, weight_format)
         self._dtype = dtype
         self._rows: torch.Tensor | None = None
         self._float32_output = False
 
     def process_weights_after_loading(self) -> None:
         """Pack as `Linear` does, and keep the plain weight for single rows (where it is tied, it exists anyway)."""
-        rows = self.weight
+        rows = self.weight if isinstance(self.format, Plain) else None
         super().process_weights_after_loading()
         self._rows = rows if self.weight is None else None
         self._float32_output = (
@@ -67,7 +69,7 @@ class LMHead(Linear):
                 found: torch.Tensor = multiply(hidden.to(self._dtype), self.weight.t(), torch.float32, out=out)
                 return found
             return torch.mm(hidden.to(self._dtype), self.weight.t(), out_dtype=torch.float32)
-        logits = super().forward(hidden if self.panels is not None else hidden.to(self._dtype)).float()
+        logits = super().forward(hidden).float()
         if self._rows is not None:
             refine_top(logits, hidden, self._rows)
         return logits

@@ -22,23 +22,19 @@ from radixrt.layers.swiglu import BiasedSwiGLU
 if TYPE_CHECKING:
     from radixrt.attention.base import AttentionLayer
     from radixrt.distributed.parallel import TPGroup
-    from radixrt.kernels.mxfp4_weights import Mxfp4Weights
 
 LANES = 16
 """The compiled kernels support rows of a multiple of this many elements."""
 
 
 class LayerOps(ABC):
-    """Operations of a decoder layer on plain tensors. Weights in other formats belong to a `LinearMethod`.
+    """Operations of a decoder layer on plain tensors. Weights of other formats belong to a `WeightFormat`.
 
     Attributes:
         recurrence: the operations of recurrent layers.
-        multiplies_mxfp4: there is a kernel for experts with weights of MXFP4 numbers; elsewhere they are dequantized
-            while they load.
     """
 
     recurrence: RecurrenceOps = RecurrenceOps()
-    multiplies_mxfp4: bool = False
 
     @abstractmethod
     def add_rms_norm(
@@ -57,9 +53,14 @@ class LayerOps(ABC):
         """
 
     def all_reduce_add_rms_norm(
-        self, residual: torch.Tensor, added: PartialSum | None, weight: torch.Tensor, eps: float, dtype: torch.dtype,
+        self,
+        residual: torch.Tensor,
+        added: PartialSum | None,
+        weight: torch.Tensor,
+        eps: float,
+        dtype: torch.dtype,
         group: TPGroup | None,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         """`add_rms_norm` of the addends of all ranks of the group, if there is one; the addend may be overwritten."""
         x = None if added is None else added.x
         if group is not None and x is not None:
@@ -86,19 +87,6 @@ class LayerOps(ABC):
         """Return x W^T + bias [T, M], for x [T, K], a plain weight [M, K] and a bias [M]."""
         return F.linear(x, weight, bias)
 
-    def pack_panels(self, weight: torch.Tensor, *, gated: bool) -> torch.Tensor | None:
-        """Lay a plain weight [M, K] out for `linear_panels`, or, if gated, for `gated_panels`: [M, K] again; None where
-        there is no kernel for it."""
-        return None
-
-    def linear_panels(self, x: torch.Tensor, panels: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Return `linear` in float32 for a float32 x, which is rounded to the weight's dtype."""
-        raise NotImplementedError
-
-    def gated_panels(self, x: torch.Tensor, panels: torch.Tensor) -> torch.Tensor:
-        """Return `linear_silu_and_mul` in float32 for a float32 x, which is rounded to the weight's dtype."""
-        raise NotImplementedError
-
     def linear_silu_and_mul(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return `silu_and_mul` of `linear` [T, M / 2], for a weight whose rows are those of gate, then those of up."""
         return self.silu_and_mul(self.linear(x, weight, bias))
@@ -119,9 +107,14 @@ class LayerOps(ABC):
         return route(x, router, routing, bias)
 
     def run_experts(
-        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
+        self,
+        x: torch.Tensor,
+        experts: torch.Tensor,
+        weights: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
         biased: BiasedSwiGLU | None = None,
-    ) -> torch.Tensor | None:  # fmt: skip
+    ) -> torch.Tensor | None:
         """Return the weighted sum [T, hidden] of the outputs of each token's experts, without waiting for the device;
         None where there is no kernel for it.
 
@@ -132,22 +125,6 @@ class LayerOps(ABC):
             biased: of experts with biases; None for SiLU-gated ones without.
         """
         return None
-
-    def run_mxfp4_experts(
-        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: Mxfp4Weights, down: Mxfp4Weights,
-        biased: BiasedSwiGLU | None = None,
-    ) -> torch.Tensor:  # fmt: skip
-        """Return what `run_experts` does, for weights of MXFP4 numbers and an x of any floating dtype; only where
-        `multiplies_mxfp4`."""
-        raise NotImplementedError
-
-    def run_packed_experts(
-        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
-        biased: BiasedSwiGLU | None = None,
-    ) -> torch.Tensor:  # fmt: skip
-        """Return what `run_experts` does, in float32 for a float32 x, for weights in the layouts of `gated_panels` and
-        `linear_panels`."""
-        raise NotImplementedError
 
     @abstractmethod
     def rotate(self, heads: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -237,35 +214,29 @@ class TorchOps(LayerOps):
 class CpuOps(LayerOps):
     """The compiled kernels, for a float32 residual stream and float32 or bfloat16 activations.
 
-    Linear layers with bfloat16 weights have a kernel on processors with bfloat16 instructions (AVX-512 BF16, AMX). It
-    returns float32, where oneDNN rounds to bfloat16, and is faster than oneDNN with few rows
-    (`benchmarks/kernels/cpu_gemm.py`).
+    A shape that they do not support goes to the reference. Products with weights are those of the format `Panels`.
 
-    A shape that they do not support goes to the reference.
+    Attributes:
+        library: the compiled kernels.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._torch = TorchOps()
+        self.library = library
         self.recurrence = CpuRecurrence(library)
         pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
         self._norm, self._silu, self._rotate, self._norm_heads = {}, {}, {}, {}
         for dtype, suffix in ((torch.bfloat16, "bf16"), (torch.float32, "f32")):
-            self._norm[dtype] = _entry(
+            self._norm[dtype] = bind(
                 library, f"radixrt_add_rms_norm_{suffix}", [pointer] * 4 + [i32, i32, ctypes.c_float]
             )
-            self._silu[dtype] = _entry(library, f"radixrt_silu_and_mul_{suffix}", [pointer, pointer, i32, i32])
-            self._rotate[dtype] = _entry(
+            self._silu[dtype] = bind(library, f"radixrt_silu_and_mul_{suffix}", [pointer, pointer, i32, i32])
+            self._rotate[dtype] = bind(
                 library, f"radixrt_rotate_{suffix}", [pointer, i64, pointer, pointer, i32, i32, i32, i32]
             )
-            self._norm_heads[dtype] = _entry(
+            self._norm_heads[dtype] = bind(
                 library, f"radixrt_norm_heads_{suffix}", [pointer, i64, pointer, i32, i32, i32, ctypes.c_float]
             )
-        self._panel_columns, self._panel_depth = library.radixrt_gemm_cols(), library.radixrt_gemm_depth()
-        self._pack = _entry(library, "radixrt_gemm_pack", [pointer, pointer, i64, i64, i32])
-        self._gemm = _entry(library, "radixrt_gemm", [pointer] * 3 + [i64] * 3 + [i32])
-        self._experts = _entry(
-            library, "radixrt_experts", [pointer] * 6 + [i64] * 5 + [pointer] * 2 + [ctypes.c_float] * 2
-        )
 
     def add_rms_norm(
         self, residual: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype
@@ -278,42 +249,6 @@ class CpuOps(LayerOps):
         kernel(
             residual.data_ptr(), None if x is None else x.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, dim, eps
         )
-        return out
-
-    def pack_panels(self, weight: torch.Tensor, *, gated: bool) -> torch.Tensor | None:
-        columns, depth = weight.shape
-        if weight.dtype != torch.bfloat16 or not self._panel_columns:
-            return None
-        if columns % self._panel_columns or depth % self._panel_depth:
-            return None
-        weight, panels = weight.contiguous(), torch.empty(columns, depth, dtype=weight.dtype)
-        self._pack(weight.data_ptr(), panels.data_ptr(), columns, depth, gated)
-        return panels
-
-    def linear_panels(self, x: torch.Tensor, panels: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        x, out = x.contiguous(), torch.empty(x.shape[0], panels.shape[0], dtype=torch.float32)
-        self._gemm(x.data_ptr(), panels.data_ptr(), out.data_ptr(), x.shape[0], *panels.shape, False)
-        return out if bias is None else out.add_(bias)
-
-    def gated_panels(self, x: torch.Tensor, panels: torch.Tensor) -> torch.Tensor:
-        x, out = x.contiguous(), torch.empty(x.shape[0], panels.shape[0] // 2, dtype=torch.float32)
-        self._gemm(x.data_ptr(), panels.data_ptr(), out.data_ptr(), x.shape[0], *panels.shape, True)
-        return out
-
-    def run_packed_experts(
-        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
-        biased: BiasedSwiGLU | None = None,
-    ) -> torch.Tensor:  # fmt: skip
-        x, experts, weights = x.contiguous(), experts.contiguous(), weights.contiguous()
-        out = torch.empty_like(x)
-        rule: tuple[int | None, int | None, float, float] = (None, None, 0.0, 0.0)
-        if biased is not None:
-            places = biased.gate_up.data_ptr(), biased.down.data_ptr()
-            rule = (*places, biased.swiglu.alpha, biased.swiglu.limit)
-        self._experts(
-            x.data_ptr(), experts.data_ptr(), weights.data_ptr(), gate_up.data_ptr(), down.data_ptr(), out.data_ptr(),
-            *experts.shape, *down.shape, *rule,
-        )  # fmt: skip
         return out
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -354,7 +289,8 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
     return F.rms_norm(wide, (x.shape[-1],), weight.to(wide.dtype), eps).to(x.dtype)
 
 
-def _entry(library: ctypes.CDLL, name: str, arguments: list[type]) -> ctypes._NamedFuncPointer:
+def bind(library: ctypes.CDLL, name: str, arguments: list[type]) -> ctypes._NamedFuncPointer:
+    """Return a kernel of the compiled library that returns nothing."""
     entry = library[name]
     entry.restype = None
     entry.argtypes = arguments

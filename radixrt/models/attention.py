@@ -7,16 +7,10 @@ import torch
 from radixrt.attention.base import AttentionLayer
 from radixrt.distributed.partial_sum import PartialSum
 from radixrt.forward_batch.forward_batch import ForwardBatch
-from radixrt.layers.linear import meta_parameter
+from radixrt.layers.formats.checkpoint import CheckpointTensor, ParameterSources, joined
+from radixrt.layers.linear import Linear, meta_parameter
 from radixrt.models.decoder_layer import LayerContext, Mixer, MixerInputs
 from radixrt.models.decoder_spec import LayerSpec
-from radixrt.models.loading.checkpoint import (
-    CheckpointTensor,
-    ParameterSources,
-    column_slices,
-    joined,
-    row_parallel,
-)
 
 
 class Attention(Mixer):
@@ -37,12 +31,30 @@ class Attention(Mixer):
             sliding_window=layer.sliding_window,
             has_sinks=spec.attention_sinks,
         )
-        gate = heads if spec.gated_attention else 0
-        self.qkv_proj = context.linear(spec.hidden_size, (heads + 2 * kv_heads + gate) * dim, spec.qkv_bias)
-        self.o_proj = context.linear(heads * dim, spec.hidden_size, spec.o_bias)
+        self.qkv_proj = self._input_projection()
+        inputs = range(context.part.heads.start * dim, context.part.heads.stop * dim)
+        self.o_proj = context.row_parallel(
+            f"self_attn.{spec.names.o_proj}", spec.num_heads * dim, inputs, spec.hidden_size, bias=spec.o_bias
+        )
         self.q_norm = meta_parameter(dim, dtype=context.norm_dtype) if spec.qk_norm else None
         self.k_norm = meta_parameter(dim, dtype=context.norm_dtype) if spec.qk_norm else None
         self.sinks = meta_parameter(heads, dtype=torch.float32) if spec.attention_sinks else None
+
+    def _input_projection(self) -> Linear:
+        """Return the projection to the rows of q, k and v, and then of the gate."""
+        spec, part, dim = self._context.spec, self._context.part, self._context.spec.head_dim
+        rotated = rotary_order(dim, spec.rotary_dim or dim)
+        # With a gate, q_proj has for each head the rows of q, then those of its gate.
+        parts = 2 if spec.gated_attention else 1
+        of_q, of_kv = spec.num_heads * dim * parts, spec.num_kv_heads * dim
+        projections = [
+            ("q_proj", of_q, _rows(part.heads, dim * parts, rotated)),
+            ("k_proj", of_kv, _rows(part.kv_heads, dim, rotated)),
+            ("v_proj", of_kv, _rows(part.kv_heads, dim, [range(dim)])),
+        ]
+        if spec.gated_attention:
+            projections.append(("q_proj", of_q, _rows(part.heads, dim * parts, [range(dim, 2 * dim)])))
+        return self._context.column_parallel("self_attn", projections, spec.hidden_size, bias=spec.qkv_bias)
 
     def mix(self, x: torch.Tensor, inputs: MixerInputs, narrowed: ForwardBatch | None) -> torch.Tensor:
         layer, batch, attention = self.attention_layer, inputs.batch, inputs.attention
@@ -50,9 +62,16 @@ class Attention(Mixer):
         size = (layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim
         qkv = projected[:, :size].view(projected.shape[0], -1, layer.head_dim)
         q, k, v = self._context.ops.prepare_heads(
-            qkv, layer, inputs.positions, inputs.rotary_table, self.q_norm, self.k_norm,
-            self._context.spec.rms_norm_eps, attention.pool(layer), batch.out_cache_loc,
-        )  # fmt: skip
+            qkv,
+            layer,
+            inputs.positions,
+            inputs.rotary_table,
+            self.q_norm,
+            self.k_norm,
+            self._context.spec.rms_norm_eps,
+            attention.pool(layer),
+            batch.out_cache_loc,
+        )
         gate = projected[:, size:] if self._context.spec.gated_attention else None
         if narrowed is not None:
             if k is not None and v is not None:
@@ -67,23 +86,10 @@ class Attention(Mixer):
     def project(self, mixed: torch.Tensor) -> PartialSum:
         return self.o_proj.partial_sum(mixed, self._context.group)
 
-    def checkpoint_tensors(self, prefix: str) -> ParameterSources:
-        spec, part, names = self._context.spec, self._context.part, self._context.spec.names
-        prefix, dim = prefix + ".self_attn", self._context.spec.head_dim
-        rotated = rotary_order(dim, spec.rotary_dim or dim)
-        # With a gate, q_proj has for each head the rows of q, then those of its gate.
-        parts = 2 if spec.gated_attention else 1
-        of_q = (spec.num_heads * dim * parts, _rows(part.heads, dim * parts, rotated))
-        of_k = (spec.num_kv_heads * dim, _rows(part.kv_heads, dim, rotated))
-        of_v = (spec.num_kv_heads * dim, _rows(part.kv_heads, dim, [range(dim)]))
-        slices = [("q_proj", *of_q), ("k_proj", *of_k), ("v_proj", *of_v)]
-        if spec.gated_attention:
-            slices.append(("q_proj", of_q[0], _rows(part.heads, dim * parts, [range(dim, 2 * dim)])))
-        inputs = (spec.num_heads * dim, range(part.heads.start * dim, part.heads.stop * dim))
-        sources = {
-            **column_slices(self.qkv_proj, "qkv_proj", prefix, slices),
-            **row_parallel(self.o_proj, "o_proj", prefix, inputs, part.rank, name=names.o_proj),
-        }
+    def checkpoint_tensors(self) -> ParameterSources:
+        spec, part, prefix = self._context.spec, self._context.part, self._context.prefix + ".self_attn"
+        dim, names = spec.head_dim, spec.names
+        sources: ParameterSources = {}
         if spec.attention_sinks:
             sinks = CheckpointTensor(f"{prefix}.sinks", (spec.num_heads,), 0, part.heads, len(part.heads))
             sources["sinks"] = (sinks,)
@@ -92,7 +98,7 @@ class Attention(Mixer):
                 CheckpointTensor(
                     f"{prefix}.{name}.weight", (dim,), 0, each, len(each), offset=self._context.norm_offset
                 )
-                for each in joined(rotated)
+                for each in joined(rotary_order(dim, spec.rotary_dim or dim))
             )
         return sources
 

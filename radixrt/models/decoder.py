@@ -15,7 +15,9 @@ from radixrt.attention.base import AttentionBackend
 from radixrt.distributed.partial_sum import PartialSum
 from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.layers.classification_head import ClassificationHead
-from radixrt.layers.linear import LINEAR_METHODS, meta_parameter
+from radixrt.layers.formats.checkpoint import CheckpointTensor, ParameterSources, replicated, split_by_output
+from radixrt.layers.formats.model_formats import ModelFormats
+from radixrt.layers.linear import meta_parameter
 from radixrt.layers.lm_head import LMHead
 from radixrt.layers.ops import LayerOps
 from radixrt.layers.rotary import rotary_table
@@ -24,7 +26,6 @@ from radixrt.models.decoder_layer import DecoderLayer, FeedForward, LayerContext
 from radixrt.models.decoder_spec import DecoderSpec, LayerSpec
 from radixrt.models.dense import DenseFeedForward
 from radixrt.models.gated_delta_net import GatedDeltaNet
-from radixrt.models.loading.checkpoint import CheckpointTensor, ParameterSources, replicated
 from radixrt.models.loading.partition import partition
 from radixrt.models.model_config import ModelSpec
 from radixrt.models.moe import MoEFeedForward
@@ -54,7 +55,7 @@ def build_layers(context: LayerContext, stage: Stage) -> list[DecoderLayer]:
     """Build a stage's decoder layers, which the spec lists."""
     layers, counts = [], Counter[str]()
     for i in stage.layers:
-        layer = context.spec.layers[i]
+        layer, context = context.spec.layers[i], replace(context, prefix=f"model.layers.{i}")
         pool = "recurrent" if layer.is_recurrent else layer.mixer
         mixer = MIXERS[layer.mixer](context, layer, counts[pool])
         counts[pool] += 1
@@ -86,24 +87,28 @@ class Decoder(nn.Module):
     """
 
     def __init__(
-        self, spec: ModelSpec, precision: Precision, ops: LayerOps, group: TPGroup | None = None,
+        self,
+        spec: ModelSpec,
+        precision: Precision,
+        ops: LayerOps,
+        group: TPGroup | None = None,
         stage: Stage | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         if spec.decoder is None:
             raise ValueError(f"{spec.architecture} is not an architecture of this decoder")
         group = None if group is None or group.size == 1 else group
         decoder = spec.decoder
         rank, size = (0, 1) if group is None else (group.rank, group.size)
-        part = partition(spec, rank, size, whole_groups=ops.multiplies_mxfp4)
+        formats = ModelFormats(decoder.quantization, ops, precision.float32_min_tokens)
+        part = partition(spec, rank, size, expert_columns=formats.expert_columns)
         self._model_spec, self._part, self._group, self._ops = spec, part, group, ops
         self._stage = stage = stage or whole(spec)
         self.narrows = stage.is_last
         dtype, activation_dtype = torch_dtype(precision.dtype), torch_dtype(precision.activations)
         self._activation_dtype, self._eps = activation_dtype, decoder.rms_norm_eps
         self._precision = precision
-        method = LINEAR_METHODS[decoder.linear_method](ops, float32_min_rows=precision.float32_min_tokens)
-        self._context = LayerContext(decoder, dtype, activation_dtype, ops, method, part, group)
+        self._context = LayerContext(decoder, dtype, activation_dtype, ops, formats, part, group)
         layers = build_layers(self._context, stage)
         vocabulary = part.vocab_rows, decoder.hidden_size
         self.embed_tokens = meta_parameter(*vocabulary, dtype=dtype) if stage.is_first else None
@@ -114,7 +119,12 @@ class Decoder(nn.Module):
         self.skipped_tensors = decoder.names.skipped
         self.tensors_elsewhere = _elsewhere(decoder, stage)
         self.norm = meta_parameter(decoder.hidden_size, dtype=self._context.norm_dtype) if stage.is_last else None
-        self.lm_head = LMHead(decoder.hidden_size, part.vocab_rows, dtype, ops) if stage.is_last else None
+        self.lm_head: LMHead | None = None
+        if stage.is_last:
+            head = split_by_output(
+                "lm_head", spec.vocab_size, decoder.hidden_size, [part.vocab], height=part.vocab_rows
+            )
+            self.lm_head = LMHead(head, dtype, formats.head(head))
         labels = () if spec.classifier is None or not stage.is_last else spec.classifier.labels
         self.classifier = ClassificationHead(decoder.hidden_size, len(labels)) if labels else None
         self._rotary_table: torch.Tensor | None = None
@@ -137,9 +147,13 @@ class Decoder(nn.Module):
         return next(self.parameters()).device
 
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch, attention: AttentionBackend,
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        batch: ForwardBatch,
+        attention: AttentionBackend,
         received: torch.Tensor | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         """Run one step over T tokens.
 
         Args:
@@ -219,15 +233,15 @@ class Decoder(nn.Module):
         names, offset = self._context.spec.names, self._context.norm_offset
         if self.norm is not None:
             sources["norm"] = replicated(f"model.{names.final_norm}.weight", (hidden,), offset=offset)
-            sources["lm_head.weight"] = self._vocabulary_rows("lm_head.weight")
+        if self.lm_head is not None:
+            sources |= {f"lm_head.{name}": tensors for name, tensors in self.lm_head.sources.items()}
         if self.classifier is not None:
             sources["classifier.weight"] = replicated("score.weight", tuple(self.classifier.weight.shape))
         if self.embed_tokens is not None:
             sources["embed_tokens"] = self._vocabulary_rows(EMBEDDING)
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
-            found = layer.checkpoint_tensors(f"model.layers.{self._stage.layers[i]}")
-            sources |= {f"layers.{i}.{name}": tensors for name, tensors in found.items()}
+            sources |= {f"layers.{i}.{name}": tensors for name, tensors in layer.checkpoint_tensors().items()}
         return sources
 
     def tie_head(self, sources: ParameterSources) -> None:

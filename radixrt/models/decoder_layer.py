@@ -6,6 +6,7 @@ The layer's spec names the kinds of both (`model_config.LayerSpec`), and the tab
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,10 +17,12 @@ from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.attention.state_pool import StateShape
 from radixrt.distributed.partial_sum import PartialSum
 from radixrt.forward_batch.forward_batch import ForwardBatch
-from radixrt.layers.linear import Linear, LinearMethod, meta_parameter
+from radixrt.layers.experts import FusedExperts
+from radixrt.layers.formats.checkpoint import ParameterSources, Projection, replicated, split_by_input, split_by_output
+from radixrt.layers.formats.model_formats import ModelFormats
+from radixrt.layers.linear import Linear, meta_parameter
 from radixrt.layers.ops import LayerOps
 from radixrt.models.decoder_spec import DecoderSpec
-from radixrt.models.loading.checkpoint import ParameterSources, replicated
 from radixrt.models.loading.partition import Partition
 
 if TYPE_CHECKING:
@@ -28,24 +31,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerContext:
-    """Constructor arguments that all layers of a model have in common.
+    """Constructor arguments of the parts of a layer. All but the prefix are those of the whole model.
 
     Attributes:
         dtype: of weights.
         activation_dtype: of the residual stream and of activations.
         ops: kernels for the device.
-        linear_method: of every linear layer but the output head.
+        formats: the format of each weight.
         part: the heads, columns and rows that this rank holds.
         group: the ranks that the model is split over; None for one rank.
+        prefix: the checkpoint's path of the layer.
     """
 
     spec: DecoderSpec
     dtype: torch.dtype
     activation_dtype: torch.dtype
     ops: LayerOps
-    linear_method: LinearMethod
+    formats: ModelFormats
     part: Partition
     group: TPGroup | None
+    prefix: str = ""
 
     @property
     def norm_dtype(self) -> torch.dtype:
@@ -58,9 +63,40 @@ class LayerContext:
         """Number that is added to the weights of norms."""
         return 1.0 if self.spec.unit_offset else 0.0
 
-    def linear(self, in_features: int, out_features: int, bias: bool, *, gated: bool = False) -> Linear:
-        """A linear layer with the model's dtype and method; the sizes are those of this rank's part."""
-        return Linear(in_features, out_features, bias, self.dtype, self.linear_method, gated=gated)
+    def column_parallel(
+        self,
+        module: str,
+        projections: Sequence[tuple[str, int, Sequence[range]]],
+        inputs: int,
+        *,
+        bias: bool = False,
+        gated: bool = False,
+    ) -> Linear:
+        """Return a linear layer that is split by output.
+
+        Args:
+            module: the path of the projections' module in the layer.
+            projections: name and outputs of each whole projection, and the ranges of its outputs that this rank has; in
+                the order of the rows. A name may come again.
+            gated: see `Linear`.
+        """
+        parts = [
+            split_by_output(f"{self.prefix}.{module}.{name}", outputs, inputs, ranges)
+            for name, outputs, ranges in projections
+        ]
+        return self._linear(parts, bias=bias, gated=gated)
+
+    def row_parallel(self, path: str, inputs: int, taken: range, outputs: int, *, bias: bool = False) -> Linear:
+        """Return a linear layer that is split by input; its outputs are addends.
+
+        Args:
+            path: of the projection in the layer.
+            taken: the inputs that this rank has.
+        """
+        return self._linear([split_by_input(f"{self.prefix}.{path}", outputs, inputs, taken)], bias=bias)
+
+    def _linear(self, projections: Sequence[Projection], *, bias: bool, gated: bool = False) -> Linear:
+        return Linear(projections, bias, self.dtype, self.formats.linear(projections), gated=gated)
 
 
 @dataclass(frozen=True)
@@ -111,9 +147,9 @@ class Mixer(nn.Module, ABC):
     def project(self, mixed: torch.Tensor) -> PartialSum:
         """Apply the output projection: [T, n] -> this rank's addend [T, hidden] of an all-reduce."""
 
-    @abstractmethod
-    def checkpoint_tensors(self, prefix: str) -> ParameterSources:
-        """Sources of the mixer's parameters; prefix is the checkpoint's path of the decoder layer."""
+    def checkpoint_tensors(self) -> ParameterSources:
+        """Sources of the mixer's parameters, but for those of its linear layers, which have their own."""
+        return {}
 
 
 class FeedForward(nn.Module, ABC):
@@ -124,9 +160,10 @@ class FeedForward(nn.Module, ABC):
     def forward(self, x: torch.Tensor) -> PartialSum:
         """[T, hidden], normalized -> this rank's addend [T, hidden] of an all-reduce."""
 
-    @abstractmethod
-    def checkpoint_tensors(self, prefix: str) -> ParameterSources:
-        """Sources of the feed-forward's parameters; prefix is the checkpoint's path of the decoder layer."""
+    def checkpoint_tensors(self) -> ParameterSources:
+        """Sources of the feed-forward's parameters, but for those of its linear layers and experts, which have their
+        own."""
+        return {}
 
 
 class DecoderLayer(nn.Module):
@@ -172,13 +209,17 @@ class DecoderLayer(nn.Module):
     def _norm(self, residual: torch.Tensor, added: PartialSum | None, weight: torch.Tensor) -> torch.Tensor:
         return self._ops.all_reduce_add_rms_norm(residual, added, weight, self._eps, residual.dtype, self._group)
 
-    def checkpoint_tensors(self, prefix: str) -> ParameterSources:
-        """Sources of the layer's parameters; prefix is its path in the checkpoint."""
-        hidden, names, offset = tuple(self.input_norm.shape), self._context.spec.names, self._context.norm_offset
-        sources = {
+    def checkpoint_tensors(self) -> ParameterSources:
+        """Sources of the layer's parameters."""
+        prefix, names, offset = self._context.prefix, self._context.spec.names, self._context.norm_offset
+        hidden = tuple(self.input_norm.shape)
+        found = {
             "input_norm": replicated(f"{prefix}.{names.input_norm}.weight", hidden, offset=offset),
             "post_mixer_norm": replicated(f"{prefix}.{names.post_mixer_norm}.weight", hidden, offset=offset),
         }
         for name, part in (("mixer", self.mixer), ("feed_forward", self.feed_forward)):
-            sources |= {f"{name}.{path}": tensors for path, tensors in part.checkpoint_tensors(prefix).items()}
-        return sources
+            found |= {f"{name}.{path}": tensors for path, tensors in part.checkpoint_tensors().items()}
+        for path, module in self.named_modules():
+            if isinstance(module, (Linear, FusedExperts)):
+                found |= {f"{path}.{name}": tensors for name, tensors in module.sources.items()}
+        return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from radixrt.layers.formats.base import Quantization
 from radixrt.layers.rotary import RopeSpec
 from radixrt.models.experts_spec import ExpertsSpec
 
@@ -88,8 +89,7 @@ class DecoderSpec:
         qkv_bias, o_bias, mlp_bias: whether these linear layers have a bias.
         qk_norm: whether an RMSNorm is applied to each head of q and k, before the rotary embedding.
         experts: of the layers with a mixture of experts; None where no layer has one.
-        linear_method: how linear layers keep their weights, a key of `radixrt.layers.linear.LINEAR_METHODS`. Experts
-            and their router are unquantized.
+        quantization: the formats of the checkpoint's weights; None where all are plain. Routers always are.
         rotary_dim: dimensions of a head that the rotary embedding rotates, the first ones; None for all.
         gated_attention: whether attention's output is multiplied by the sigmoid of a gate, which q_proj computes.
         unit_offset: whether norms multiply by 1 + weight.
@@ -111,7 +111,7 @@ class DecoderSpec:
     qk_norm: bool
     tie_word_embeddings: bool
     experts: ExpertsSpec | None = None
-    linear_method: str = "unquantized"
+    quantization: Quantization | None = None
     rotary_dim: int | None = None
     gated_attention: bool = False
     unit_offset: bool = False
@@ -123,6 +123,14 @@ class DecoderSpec:
     def num_linear_parameters(self) -> int:
         """Parameters of the weights of all linear layers but the output head, those of experts included."""
         return sum(map(self.linear_parameters, self.layers))
+
+    @property
+    def num_expert_parameters(self) -> int:
+        """Parameters of the weights of all experts but shared ones."""
+        if self.experts is None:
+            return 0
+        mixtures = sum(layer.feed_forward == "moe" for layer in self.layers)
+        return mixtures * self.experts.num_experts * 3 * self.experts.intermediate_size * self.hidden_size
 
     def linear_parameters(self, layer: LayerSpec) -> int:
         """Return the parameters of the weights of a layer's linear layers, those of experts included."""

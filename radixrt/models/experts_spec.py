@@ -50,7 +50,6 @@ class ExpertsSpec:
         router: name of the router in `module`.
         swiglu: clamped gate of experts that, as their router, have biases, and whose weights are in two stacked tensors
             with the columns of gate and up in turn; None for SiLU-gated experts without biases.
-        mxfp4: whether the checkpoint has these weights as MXFP4 numbers.
     """
 
     num_experts: int
@@ -62,7 +61,6 @@ class ExpertsSpec:
     shared_intermediate_size: int = 0
     router: str = "gate"
     swiglu: ClampedSwiGLU | None = None
-    mxfp4: bool = False
 
     @property
     def num_shared(self) -> int:

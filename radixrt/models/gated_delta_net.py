@@ -8,17 +8,11 @@ from radixrt.attention.state_pool import LayerStates, StateShape
 from radixrt.distributed.partial_sum import PartialSum
 from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.forward_batch.state_rows import StateRows
-from radixrt.layers.linear import meta_parameter
+from radixrt.layers.formats.checkpoint import CheckpointTensor, ParameterSources, replicated
+from radixrt.layers.linear import Linear, meta_parameter
 from radixrt.layers.recurrence import GatedDeltaShape, GatedDeltaWeights
 from radixrt.models.decoder_layer import LayerContext, Mixer, MixerInputs
 from radixrt.models.decoder_spec import LayerSpec, RecurrentSpec
-from radixrt.models.loading.checkpoint import (
-    CheckpointTensor,
-    ParameterSources,
-    column_slices,
-    replicated,
-    row_parallel,
-)
 
 
 class GatedDeltaNet(Mixer):
@@ -39,12 +33,14 @@ class GatedDeltaNet(Mixer):
             index, shape.channels, sizes.taps - 1, context.activation_dtype, shape.v_heads, shape.v_dim, shape.k_dim
         )
         self.mixed_features = shape.v_heads * shape.v_dim
-        self.in_proj = context.linear(spec.hidden_size, shape.in_features, bias=False)
+        self.in_proj = self._input_projection()
         self.conv = meta_parameter(shape.channels, sizes.taps, dtype=context.dtype)
         self.a_log = meta_parameter(shape.v_heads, dtype=torch.float32)
         self.dt_bias = meta_parameter(shape.v_heads, dtype=torch.float32)
         self.norm = meta_parameter(shape.v_dim, dtype=torch.float32)
-        self.out_proj = context.linear(self.mixed_features, spec.hidden_size, bias=False)
+        self.out_proj = context.row_parallel(
+            "linear_attn.out_proj", sizes.v_heads * sizes.v_dim, self._head_values, spec.hidden_size
+        )
 
     def verify(self, device: torch.device) -> None:
         """Verify the kernels that compute the layer; see `RecurrenceOps.verify`."""
@@ -64,43 +60,43 @@ class GatedDeltaNet(Mixer):
     def project(self, mixed: torch.Tensor) -> PartialSum:
         return self.out_proj.partial_sum(mixed, self._context.group)
 
-    def checkpoint_tensors(self, prefix: str) -> ParameterSources:
-        sizes, part = self._sizes, self._context.part
-        prefix += ".linear_attn"
-        keys, values = sizes.k_heads * sizes.k_dim, sizes.v_heads * sizes.v_dim
-        channels, heads = 2 * keys + values, (sizes.v_heads,)
-        blocks = _blocks(part.k_heads, part.v_heads, sizes)
-        conv = tuple(
-            CheckpointTensor(f"{prefix}.conv1d.weight", (channels, 1, sizes.taps), 0, block, len(block))
-            for block in blocks
-        )
-        head_values = range(part.v_heads.start * sizes.v_dim, part.v_heads.stop * sizes.v_dim)
-        return {
-            **self._input_projection(prefix, blocks, head_values),
-            **row_parallel(self.out_proj, "out_proj", prefix, (values, head_values), part.rank),
-            "conv": conv,
-            "a_log": (CheckpointTensor(f"{prefix}.A_log", heads, 0, part.v_heads, len(part.v_heads)),),
-            "dt_bias": (CheckpointTensor(f"{prefix}.dt_bias", heads, 0, part.v_heads, len(part.v_heads)),),
-            "norm": replicated(f"{prefix}.norm.weight", (sizes.v_dim,)),
-        }
+    @property
+    def _head_values(self) -> range:
+        """This rank's values of the value heads."""
+        heads, dim = self._context.part.v_heads, self._sizes.v_dim
+        return range(heads.start * dim, heads.stop * dim)
 
-    def _input_projection(self, prefix: str, blocks: list[range], head_values: range) -> ParameterSources:
-        sizes, heads = self._sizes, self._context.part.v_heads
+    def _input_projection(self) -> Linear:
+        sizes, part = self._sizes, self._context.part
         keys, values = sizes.k_heads * sizes.k_dim, sizes.v_heads * sizes.v_dim
+        projections: list[tuple[str, int, list[range]]]
         if not sizes.interleaved:
             projections = [
-                ("in_proj_qkv", 2 * keys + values, blocks),
-                ("in_proj_z", values, [head_values]),
-                ("in_proj_b", sizes.v_heads, [heads]),
-                ("in_proj_a", sizes.v_heads, [heads]),
+                ("in_proj_qkv", 2 * keys + values, _blocks(part.k_heads, part.v_heads, sizes)),
+                ("in_proj_z", values, [self._head_values]),
+                ("in_proj_b", sizes.v_heads, [part.v_heads]),
+                ("in_proj_a", sizes.v_heads, [part.v_heads]),
             ]
         else:
-            qkvz, ba = _interleaved(self._context.part.k_heads, sizes)
+            qkvz, ba = _interleaved(part.k_heads, sizes)
             projections = [
                 ("in_proj_qkvz", 2 * keys + 2 * values, qkvz),
                 ("in_proj_ba", 2 * sizes.v_heads, ba),
             ]
-        return column_slices(self.in_proj, "in_proj", prefix, projections)
+        return self._context.column_parallel("linear_attn", projections, self._context.spec.hidden_size)
+
+    def checkpoint_tensors(self) -> ParameterSources:
+        sizes, part, prefix = self._sizes, self._context.part, self._context.prefix + ".linear_attn"
+        channels, heads = 2 * sizes.k_heads * sizes.k_dim + sizes.v_heads * sizes.v_dim, (sizes.v_heads,)
+        return {
+            "conv": tuple(
+                CheckpointTensor(f"{prefix}.conv1d.weight", (channels, 1, sizes.taps), 0, block, len(block))
+                for block in _blocks(part.k_heads, part.v_heads, sizes)
+            ),
+            "a_log": (CheckpointTensor(f"{prefix}.A_log", heads, 0, part.v_heads, len(part.v_heads)),),
+            "dt_bias": (CheckpointTensor(f"{prefix}.dt_bias", heads, 0, part.v_heads, len(part.v_heads)),),
+            "norm": replicated(f"{prefix}.norm.weight", (sizes.v_dim,)),
+        }
 
 
 def _blocks(k_heads: range, v_heads: range, sizes: RecurrentSpec) -> list[range]:

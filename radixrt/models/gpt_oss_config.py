@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from radixrt.errors import ModelLoadError
-from radixrt.kernels.mxfp4_weights import GROUP
 from radixrt.layers.rotary import RopeSpec, parse_rope
 from radixrt.layers.swiglu import ClampedSwiGLU
 from radixrt.models.config_fields import flag, optional_int, positive_float, positive_int
@@ -16,13 +15,16 @@ from radixrt.models.experts_spec import ExpertsSpec, parse_experts
 
 GPT_OSS = "GptOssForCausalLM"
 DEFAULT_ROPE = {
-    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
     "original_max_position_embeddings": 4096,
-}  # fmt: skip
+}
 """Rotary embedding where config.json has none, as in transformers."""
 DEFAULT_THETA = 150000.0
 LAYER_TYPES = ("sliding_attention", "full_attention")
-QUANTIZATION_KEYS = {"quant_method", "modules_to_not_convert", "dequantize"}
 KNOWN = {"swiglu_alpha", "swiglu_limit", "sliding_window"}
 about_attention = re.compile("swiglu|sink|window").search
 """Matches names of fields that may change attention or experts; one that is set, and is not in KNOWN, is refused."""
@@ -94,31 +96,12 @@ def _experts(config: Mapping[str, Any], layers: int) -> ExpertsSpec:
     alpha = positive_float({"swiglu_alpha": 1.702, **config}, "swiglu_alpha")
     limit = positive_float({"swiglu_limit": 7.0, **config}, "swiglu_limit")
     return ExpertsSpec(
-        experts.num_experts, experts.top_k, experts.intermediate_size, renormalize=True, module="mlp",
-        projections=experts.projections, router="router", swiglu=ClampedSwiGLU(alpha, limit),
-        mxfp4=_experts_in_mxfp4(config),
-    )  # fmt: skip
-
-
-def is_mxfp4(quantization: object) -> bool:
-    """Return whether a quantization_config is that of MXFP4 weights."""
-    return isinstance(quantization, Mapping) and quantization.get("quant_method") == "mxfp4"
-
-
-def _experts_in_mxfp4(config: Mapping[str, Any]) -> bool:
-    """Return whether the checkpoint has the experts' weights as MXFP4 numbers, and everything else unquantized."""
-    quantization = config.get("quantization_config")
-    if not quantization:
-        return False
-    if unknown := sorted(set(quantization) - QUANTIZATION_KEYS):
-        raise ModelLoadError(f"config.json: quantization_config: {', '.join(unknown)} is not supported for mxfp4")
-    plain = quantization.get("modules_to_not_convert") or []
-    if not isinstance(plain, list) or any("experts" in str(name) for name in plain):
-        raise ModelLoadError(
-            "config.json: quantization_config: modules_to_not_convert must list modules other than experts, not"
-            f" {plain!r}"
-        )
-    for name in ("hidden_size", "intermediate_size"):
-        if positive_int(config, name) % GROUP:
-            raise ModelLoadError(f"config.json: {name} {config[name]} is no multiple of {GROUP}, as MXFP4 needs")
-    return True
+        experts.num_experts,
+        experts.top_k,
+        experts.intermediate_size,
+        renormalize=True,
+        module="mlp",
+        projections=experts.projections,
+        router="router",
+        swiglu=ClampedSwiGLU(alpha, limit),
+    )

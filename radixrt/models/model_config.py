@@ -8,17 +8,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from radixrt.errors import ModelLoadError
+from radixrt.layers.formats.registry import read_quantization
 from radixrt.layers.rotary import DEFAULT_THETA, parse_rope
 from radixrt.models.classifier_spec import ClassifierSpec, parse_classifier
 from radixrt.models.config_fields import flag, optional_int, positive_float, positive_int
 from radixrt.models.decoder_spec import DecoderSpec, LayerSpec
 from radixrt.models.experts_spec import parse_experts
-from radixrt.models.gpt_oss_config import GPT_OSS, is_mxfp4, parse_gpt_oss
+from radixrt.models.gpt_oss_config import GPT_OSS, parse_gpt_oss
 from radixrt.models.hybrid_config import HYBRID_ARCHITECTURES, parse_hybrid, text_fields
 
 DECODER_ARCHITECTURES = (
@@ -122,12 +123,11 @@ def parse_model_spec(config: Mapping[str, Any], generation: Mapping[str, Any]) -
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or len(architectures) != 1 or not isinstance(architectures[0], str):
         raise ModelLoadError(f"config.json: architectures must name one model class, not {architectures!r}")
-    quantization = config.get("quantization_config")
-    if quantization and not (architectures[0] == GPT_OSS and is_mxfp4(quantization)):
-        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
-        raise ModelLoadError(f"config.json: quantization_config ({method}) is not supported; use unquantized weights")
     known = {**BASE_ARCHITECTURES, **CLASSIFIER_ARCHITECTURES}
     architecture = known.get(architectures[0], architectures[0])
+    quantization = read_quantization(
+        config, decodes=architecture in DECODER_ARCHITECTURES, stacked_experts=architecture == GPT_OSS
+    )
     classifier = parse_classifier(config) if architectures[0] in CLASSIFIER_ARCHITECTURES else None
     if architecture in HYBRID_ARCHITECTURES:
         config = text_fields(architecture, config)
@@ -139,7 +139,9 @@ def parse_model_spec(config: Mapping[str, Any], generation: Mapping[str, Any]) -
         eos_token_ids=tuple(sorted({*_token_ids(config), *_token_ids(generation)})),
         bos_token_id=optional_int(config, "bos_token_id"),
         dtype=_dtype(config),
-        decoder=_parse_decoder(architecture, config) if architecture in DECODER_ARCHITECTURES else None,
+        decoder=replace(_parse_decoder(architecture, config), quantization=quantization)
+        if architecture in DECODER_ARCHITECTURES
+        else None,
         hidden_size=next((size for name in HIDDEN_KEYS if (size := optional_int(config, name))), None),
         has_head=architecture == architectures[0] or (classifier is None and flag(config, "tie_word_embeddings")),
         classifier=classifier,

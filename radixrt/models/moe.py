@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from radixrt.distributed.partial_sum import PartialSum
-from radixrt.kernels.mxfp4_weights import GROUP
 from radixrt.layers.experts import FusedExperts
+from radixrt.layers.formats.checkpoint import (
+    CheckpointTensor,
+    ParameterSources,
+    Projection,
+    replicated,
+    split_by_input,
+    split_by_output,
+)
 from radixrt.layers.linear import meta_parameter
-from radixrt.layers.mxfp4_experts import Mxfp4Experts
 from radixrt.layers.routing import Routing
-from radixrt.models.biased_experts import biased_experts
 from radixrt.models.decoder_layer import FeedForward, LayerContext
 from radixrt.models.decoder_spec import LayerSpec
-from radixrt.models.loading.checkpoint import CheckpointTensor, ParameterSources, replicated
 
 
 class MoEFeedForward(FeedForward):
@@ -34,23 +40,20 @@ class MoEFeedForward(FeedForward):
         spec, experts = context.spec, context.spec.experts
         if experts is None:
             raise ValueError("a layer has a mixture of experts, but the spec does not describe one")
-        self._part, self._experts, self._ops, self._dtype = context.part, experts, context.ops, context.dtype
+        self._context, self._experts, self._ops, self._dtype = context, experts, context.ops, context.dtype
         self._routing = Routing(experts.top_k, experts.renormalize, experts.num_shared)
-        columns = len(context.part.expert_intermediate)
         gates = experts.num_experts + bool(experts.num_shared)
         self.router = meta_parameter(gates, spec.hidden_size, dtype=torch.float32)
         self.router_bias = None if experts.swiglu is None else meta_parameter(gates, dtype=torch.float32)
-        count = experts.num_experts + experts.num_shared
-        taken = context.part.expert_intermediate
-        # Ranks that divide a group of MXFP4 numbers dequantize them.
-        self._packed = (
-            experts.mxfp4 and context.ops.multiplies_mxfp4 and not (taken.start % GROUP or taken.stop % GROUP)
+        gate_up, down = self._projections() if experts.swiglu is None else self._stacked_projections()
+        self.experts = FusedExperts(
+            experts.num_experts + experts.num_shared,
+            gate_up,
+            down,
+            context.dtype,
+            context.formats.experts(gate_up, down),
+            experts.swiglu,
         )
-        self.experts: FusedExperts | Mxfp4Experts
-        if self._packed and experts.swiglu is not None:
-            self.experts = Mxfp4Experts(count, spec.hidden_size, columns, context.ops, experts.swiglu)
-        else:
-            self.experts = FusedExperts(count, spec.hidden_size, columns, context.dtype, context.ops, experts.swiglu)
 
     def forward(self, x: torch.Tensor) -> PartialSum:
         return PartialSum(self.experts(x, *self.route(x)))
@@ -63,35 +66,63 @@ class MoEFeedForward(FeedForward):
         """Return the experts of each token [T, k] and their weights; the shared ones, if there are any, last."""
         return self._ops.route(x, self.router, self._routing, self.router_bias)
 
-    def checkpoint_tensors(self, prefix: str) -> ParameterSources:
-        """As `FeedForward.checkpoint_tensors`. A checkpoint has a tensor for each projection of each expert, or, as
-        transformers keeps them in memory, two for all experts of a layer."""
-        spec, taken = self._experts, self._part.expert_intermediate
-        if spec.swiglu is not None:
-            module = f"{prefix}.{spec.module}"
-            return biased_experts(spec, self._part, self.router.shape[1], module, packed=self._packed)
-        count, hidden, columns = spec.num_experts, self.router.shape[1], spec.intermediate_size
-        module, stacked = f"{prefix}.{spec.module}", f"{prefix}.mlp"
-        router = replicated(f"{module}.gate.weight", (count, hidden), alternative=f"{stacked}.gate.weight")
+    @property
+    def _module(self) -> str:
+        return f"{self._context.prefix}.{self._experts.module}"
+
+    def _projections(self) -> tuple[list[Projection], list[Projection]]:
+        """Return gate and up of all experts, and down. A checkpoint has a tensor for each projection of each expert,
+        or, as transformers keeps them in memory, two for all experts of a layer."""
+        spec, hidden, taken = self._experts, self._context.spec.hidden_size, self._context.part.expert_intermediate
+        count, columns, stacked = spec.num_experts, spec.intermediate_size, f"{self._context.prefix}.mlp.experts"
         gate_up, down = [], []
         for i in range(count):
-            names = [f"{module}.experts.{i}.{name}.weight" for name in spec.projections]
-            for name, first in zip(names[:2], (0, columns), strict=True):
+            *names, last = [f"{self._module}.experts.{i}.{name}" for name in spec.projections]
+            for name, first in zip(names, (0, columns), strict=True):
                 part = range(first + taken.start, first + taken.stop)
-                other = CheckpointTensor(
-                    f"{stacked}.experts.gate_up_proj", (count, 2 * columns, hidden), 0, part, len(part), index=i
-                )
-                gate_up.append(CheckpointTensor(name, (columns, hidden), 0, taken, len(taken), alternative=other))
-            other = CheckpointTensor(
-                f"{stacked}.experts.down_proj", (count, hidden, columns), 1, taken, hidden, index=i
-            )
-            down.append(CheckpointTensor(names[2], (hidden, columns), 1, taken, hidden, alternative=other))
+                other = split_by_output(f"{stacked}.gate_up_proj", 2 * columns, hidden, [part])
+                own = split_by_output(name, columns, hidden, [taken])
+                gate_up.append(replace(own, alternative=replace(other, stack=(i, count))))
+            other = split_by_input(f"{stacked}.down_proj", hidden, columns, taken)
+            own = split_by_input(last, hidden, columns, taken)
+            down.append(replace(own, alternative=replace(other, stack=(i, count))))
+        # The shared expert is divided into experts of the others' size, of which the last one is padded.
+        whole = spec.shared_intermediate_size
+        for i in range(spec.num_shared):
+            *names, last = [f"{self._module}.shared_expert.{name}" for name in spec.projections]
+            part = range(whole)[i * columns + taken.start : i * columns + taken.stop]
+            gate_up += [split_by_output(name, whole, hidden, [part], height=len(taken)) for name in names]
+            down.append(split_by_input(last, hidden, whole, part, width=len(taken)))
+        return gate_up, down
+
+    def _stacked_projections(self) -> tuple[list[Projection], list[Projection]]:
+        """Return gate and up of all experts of gpt-oss, whose columns alternate in the checkpoint, and down."""
+        spec, hidden, taken = self._experts, self._context.spec.hidden_size, self._context.part.expert_intermediate
+        count, columns, experts = spec.num_experts, spec.intermediate_size, f"{self._module}.experts"
+        both = range(2 * taken.start, 2 * taken.stop)
+        gate_up = split_by_output(f"{experts}.gate_up_proj", 2 * columns, hidden, [both])
+        down = split_by_input(f"{experts}.down_proj", hidden, columns, taken)
+        return (
+            [replace(gate_up, stack=(i, count), transposed=True, alternating=True) for i in range(count)],
+            [replace(down, stack=(i, count), transposed=True) for i in range(count)],
+        )
+
+    def checkpoint_tensors(self) -> ParameterSources:
+        spec, module, hidden = self._experts, self._module, self._context.spec.hidden_size
+        count, part = spec.num_experts, self._context.part
+        other = None if spec.swiglu is not None else f"{self._context.prefix}.mlp.gate.weight"
+        router = replicated(f"{module}.{spec.router}.weight", (count, hidden), alternative=other)
         if spec.num_shared:
             router += replicated(f"{module}.shared_expert_gate.weight", (1, hidden))
-        for i in range(spec.num_shared):
-            names = [f"{module}.shared_expert.{name}.weight" for name in spec.projections]
-            whole = spec.shared_intermediate_size
-            part = range(whole)[i * columns + taken.start : i * columns + taken.stop]
-            gate_up += [CheckpointTensor(name, (whole, hidden), 0, part, len(taken)) for name in names[:2]]
-            down.append(CheckpointTensor(names[2], (hidden, whole), 1, part, hidden))
-        return {"router": router, "experts.gate_up_proj": tuple(gate_up), "experts.down_proj": tuple(down)}
+        if spec.swiglu is None:
+            return {"router": router}
+        taken, columns = part.expert_intermediate, spec.intermediate_size
+        both = range(2 * taken.start, 2 * taken.stop)
+        with_bias = range(count if part.rank == 0 else 0)  # rank 0 alone, so that a sum has the bias of outputs once
+        gate_up, down = (f"{module}.experts.{name}_bias" for name in ("gate_up_proj", "down_proj"))
+        return {
+            "router": router,
+            "router_bias": replicated(f"{module}.{spec.router}.bias", (count,)),
+            "experts.gate_up_bias": (CheckpointTensor(gate_up, (count, 2 * columns), 1, both, count, alternating=1),),
+            "experts.down_bias": (CheckpointTensor(down, (count, hidden), 0, with_bias, count),),
+        }

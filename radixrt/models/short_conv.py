@@ -8,10 +8,10 @@ from radixrt.attention.state_pool import LayerStates, StateShape
 from radixrt.distributed.partial_sum import PartialSum
 from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.forward_batch.state_rows import StateRows
+from radixrt.layers.formats.checkpoint import CheckpointTensor, ParameterSources
 from radixrt.layers.linear import meta_parameter
 from radixrt.models.decoder_layer import LayerContext, Mixer, MixerInputs
 from radixrt.models.decoder_spec import LayerSpec
-from radixrt.models.loading.checkpoint import CheckpointTensor, ParameterSources, column_slices, row_parallel
 
 
 class ShortConv(Mixer):
@@ -25,9 +25,11 @@ class ShortConv(Mixer):
         self._context, self._taps = context, spec.recurrent.taps
         self.state: StateShape = StateShape(index, channels, self._taps - 1, context.activation_dtype)
         self.mixed_features = channels
-        self.in_proj = context.linear(spec.hidden_size, 3 * channels, bias=False)
+        hidden, taken = spec.hidden_size, context.part.channels
+        blocks = [range(start + taken.start, start + taken.stop) for start in (0, hidden, 2 * hidden)]
+        self.in_proj = context.column_parallel("conv", [("in_proj", 3 * hidden, blocks)], hidden)
         self.conv = meta_parameter(channels, self._taps, dtype=context.dtype)
-        self.out_proj = context.linear(channels, spec.hidden_size, bias=False)
+        self.out_proj = context.row_parallel("conv.out_proj", hidden, taken, hidden)
 
     def mix(self, x: torch.Tensor, inputs: MixerInputs, narrowed: ForwardBatch | None) -> torch.Tensor:
         mixed = inputs.attention.mix_states(self, self.in_proj(x), inputs.batch)
@@ -40,13 +42,6 @@ class ShortConv(Mixer):
     def project(self, mixed: torch.Tensor) -> PartialSum:
         return self.out_proj.partial_sum(mixed, self._context.group)
 
-    def checkpoint_tensors(self, prefix: str) -> ParameterSources:
-        hidden, part = self._context.spec.hidden_size, self._context.part
-        prefix += ".conv"
-        blocks = [range(start + part.channels.start, start + part.channels.stop) for start in (0, hidden, 2 * hidden)]
-        conv = CheckpointTensor(f"{prefix}.conv.weight", (hidden, 1, self._taps), 0, part.channels, len(part.channels))
-        return {
-            **column_slices(self.in_proj, "in_proj", prefix, [("in_proj", 3 * hidden, blocks)]),
-            **row_parallel(self.out_proj, "out_proj", prefix, (hidden, part.channels), part.rank),
-            "conv": (conv,),
-        }
+    def checkpoint_tensors(self) -> ParameterSources:
+        shape, taken = (self._context.spec.hidden_size, 1, self._taps), self._context.part.channels
+        return {"conv": (CheckpointTensor(f"{self._context.prefix}.conv.conv.weight", shape, 0, taken, len(taken)),)}

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from radixrt.forward_batch.batch_builder import MIN_WRITES
 from radixrt.forward_batch.extend_parts import MIN_FRESH_TOKENS, MIN_SHORT_ROWS, MIN_SINGLE_ROWS, SHORT_PROMPT
 from radixrt.forward_batch.forward_batch import ForwardMode
+from radixrt.layers.formats.plain import Plain
 from radixrt.layers.linear import Linear
 from radixrt.layers.lm_head import LMHead
 from radixrt.messages.runner import ForwardStep, RowWrite
@@ -98,6 +99,7 @@ def load_gemm_kernels(
     for count in rows if hidden.dim() == 2 else ():
         model.compute_logits(hidden[:count], logits_buffer(count))
     layers = [m for m in model.modules() if isinstance(m, Linear) and not isinstance(m, LMHead)]
+    layers = [m for m in layers if isinstance(m.format, Plain)]  # cuBLAS multiplies plain weights
     kinds = {(*m.weight.shape, m.bias is None): (m.weight, m.bias) for m in layers if m.weight is not None}
     counts = [*rows, *_prompt_sizes(hidden.shape[0])]
     for (_, columns, _), (weight, bias) in kinds.items():

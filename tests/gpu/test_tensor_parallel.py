@@ -33,7 +33,9 @@ import sys, torch
 from radixrt.distributed.parallel import TPGroup, join, rank_device
 from radixrt.distributed.rank_info import RankInfo
 from radixrt.layers.cuda_ops import CudaOps
-from radixrt.layers.linear import Linear, UnquantizedLinearMethod
+from radixrt.layers.formats.checkpoint import whole_weight
+from radixrt.layers.formats.plain import Plain
+from radixrt.layers.linear import Linear
 from radixrt.distributed.partial_sum import PartialSum
 rank, size, store, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 one_shot = how != "nccl"
@@ -87,12 +89,14 @@ assert group.minimum(7 + rank) == 7
 """
 
 PRODUCTS = """
-linear = Linear(2048, 4096, rank == 0, torch.bfloat16, UnquantizedLinearMethod(ops))  # as o of an 8B model on two ranks
+# as o of an 8B model on two ranks
+linear = Linear([whole_weight("", 4096, 2048)], rank == 0, torch.bfloat16, Plain(ops))
 generator = torch.Generator(device).manual_seed(1)
 numbers = torch.randint(-2, 3, (size, 4096, 2048), generator=generator, device=device)
 linear.weight = torch.nn.Parameter(numbers[rank].bfloat16(), requires_grad=False)
 if rank == 0:
     linear.bias = torch.nn.Parameter(torch.arange(4096, device=device).bfloat16(), requires_grad=False)
+linear.process_weights_after_loading()
 for rows in (1, 2, 3, 64):
     static = torch.zeros(rows, 2048, dtype=torch.bfloat16, device=device)
     kept = torch.zeros(rows, 4096, dtype=torch.bfloat16, device=device)

@@ -202,7 +202,7 @@ def test_experts_of_mxfp4_numbers(tile: int, gated: bool) -> None:
     from radixrt.kernels.triton import expert_gemm
     from radixrt.kernels.triton.expert_gemm_config import find_config
 
-    cut = find_config(tile, gated=gated, mxfp4=True)
+    cut = find_config(tile, gated=gated, packed=True)
     sizes = {"TOP_K": 4, "TOKENS": tile, "ROWS": cut.rows, "STEP": cut.step, "GATED": gated, "EARLY": True}
     given = {**sizes, "TOKENS_FIRST": cut.tokens_first, "EVEN": False, "weight_map": None, **BIASED}
     ptx = compiled(

@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from radixrt.layers.cuda_ops import CudaOps
-from radixrt.layers.linear import Linear, UnquantizedLinearMethod
+from radixrt.layers.formats.checkpoint import whole_weight
+from radixrt.layers.formats.plain import Plain
+from radixrt.layers.linear import Linear
 from radixrt.layers.ops import LayerOps, TorchOps
 
 pytestmark = pytest.mark.gpu
@@ -143,7 +145,7 @@ class CountedProducts(CudaOps):
 
 
 def layer(device: str, rows: int, columns: int, ops: LayerOps) -> Linear:
-    made = Linear(columns, rows, True, torch.float32, UnquantizedLinearMethod(ops))
+    made = Linear([whole_weight("", rows, columns)], True, torch.float32, Plain(ops))
     _, weight, bias = make(device, torch.float32, 1, rows, columns)
     made.weight, made.bias = (torch.nn.Parameter(value, requires_grad=False) for value in (weight, bias))
     made.process_weights_after_loading()

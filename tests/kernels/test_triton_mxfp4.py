@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from radixrt.kernels.mxfp4_weights import GROUP, Mxfp4Weights, scale_columns
+from radixrt.kernels.packed_weights import PackedWeights
 from radixrt.kernels.triton.expert_gemm_config import TILES, find_config
+from radixrt.layers.formats.mxfp4 import GROUP, dequantize, scale_columns
 from radixrt.layers.swiglu import BiasedSwiGLU, ClampedSwiGLU
-from radixrt.models.loading.mxfp4 import dequantize
 from tests.kernels.test_triton_experts import check, dtypes, exactly, make
 
 pytestmark = pytest.mark.gpu
@@ -21,7 +21,7 @@ SIZES = [(32, 4, 2880, 2880), (128, 4, 2880, 736), (8, 2, 96, 32)]
 TOKENS = (1, 4, 16, 33, 129, 500)
 
 
-def random_weights(count: int, rows: int, columns: int, device: str) -> tuple[Mxfp4Weights, torch.Tensor]:
+def random_weights(count: int, rows: int, columns: int, device: str) -> tuple[PackedWeights, torch.Tensor]:
     """MXFP4 numbers of at most 0.75, which float16 represents exactly too, and the same ones in bfloat16; the padding
     of scales is not zero."""
     generator = torch.Generator(device).manual_seed(rows + columns)
@@ -32,7 +32,7 @@ def random_weights(count: int, rows: int, columns: int, device: str) -> tuple[Mx
     codes, scales = random(0, 256, count, rows, columns // 2), random(120, 125, count, rows, scale_columns(columns))
     blocks = codes.view(count * rows, columns // GROUP, GROUP // 2)
     plain = dequantize(blocks, scales[..., : columns // GROUP].reshape(blocks.shape[:2]))
-    return Mxfp4Weights(codes, scales), plain.view(count, rows, columns)
+    return PackedWeights(codes, scales), plain.view(count, rows, columns)
 
 
 def made(device: str, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Any, ...]:
@@ -53,11 +53,11 @@ def test_equals_float64(triton_device: str, case: int) -> None:
     for shape in [(tokens, *SIZES[case]) for tokens in TOKENS] if triton_device == "cuda" else [SMALL[case]]:
         for dtype in dtypes(triton_device):
             routed, packed, plain, rule = made(triton_device, dtype, shape)
-            found = CudaOps().run_mxfp4_experts(*routed, *packed, rule)
+            found = CudaOps().run_experts(*routed, *packed, rule)
             check(found, (*routed, *plain), rule)
         routed, packed, plain, rule = made(triton_device, torch.float32, shape)
         exact, size = exactly(*routed, *plain, rule)
-        error = (CudaOps().run_mxfp4_experts(*routed, *packed, rule).double() - exact).abs() / (exact.abs() + size)
+        error = (CudaOps().run_experts(*routed, *packed, rule).double() - exact).abs() / (exact.abs() + size)
         assert error.max() < 1e-5  # the sums are float32
 
 
@@ -73,7 +73,7 @@ def test_each_tiling_equals_that_of_the_dequantized_weights(triton_device: str, 
         given = x if gated else x.repeat_interleave(3, dim=0)[:, :96].contiguous()
         place = 0 if gated else 1
         options: dict[str, Any] = {"top_k": 3, "gated": gated}
-        cut = find_config(tile, gated=gated, mxfp4=True)
+        cut = find_config(tile, gated=gated, packed=True)
         found = multiply(given, packed[place], tiles, tile, cut, **options)
         assert torch.equal(found, multiply(given, plain[place], tiles, tile, cut, **options))
 
@@ -89,6 +89,6 @@ def test_every_number_and_scale(triton_device: str) -> None:
     padded = scales.view(1, 256, 1).repeat(1, 1, scale_columns(GROUP))
     x = torch.eye(GROUP, device=triton_device)
     tiles = list_tiles(torch.zeros(GROUP, 1, dtype=torch.int32, device=triton_device), 1, FLOAT32_TILE)
-    found = multiply(x, Mxfp4Weights(codes, padded), tiles, FLOAT32_TILE, FLOAT32, top_k=1, gated=False)
+    found = multiply(x, PackedWeights(codes, padded), tiles, FLOAT32_TILE, FLOAT32, top_k=1, gated=False)
     expected = dequantize(codes.view(256, 1, 16), scales[:, None]).float()
     assert torch.equal(found.T, expected)

@@ -10,7 +10,10 @@ from torch import nn
 
 from radixrt.kernels.build import load_kernels
 from radixrt.layers.experts import FusedExperts
-from radixrt.layers.linear import Linear, UnquantizedLinearMethod
+from radixrt.layers.formats.checkpoint import whole_weight
+from radixrt.layers.formats.panels import PanelWeight
+from radixrt.layers.formats.plain import plain_format
+from radixrt.layers.linear import Linear
 from radixrt.layers.ops import CpuOps, LayerOps, TorchOps
 from radixrt.layers.swiglu import BiasedSwiGLU, ClampedSwiGLU
 
@@ -34,7 +37,9 @@ def random_weights(columns: int, dtype: torch.dtype) -> tuple[torch.Tensor, torc
 def loaded(
     gate_up: torch.Tensor, down: torch.Tensor, ops: LayerOps, biased: BiasedSwiGLU | None = None
 ) -> FusedExperts:
-    made = FusedExperts(E, HIDDEN, down.shape[2], down.dtype, ops, None if biased is None else biased.swiglu)
+    columns, swiglu = down.shape[2], None if biased is None else biased.swiglu
+    weights = [whole_weight("", 2 * columns, HIDDEN)] * E, [whole_weight("", HIDDEN, columns)] * E
+    made = FusedExperts(E, *weights, down.dtype, plain_format(ops), swiglu)
     if biased is not None:
         made.gate_up_bias = nn.Parameter(biased.gate_up, requires_grad=False)
         made.down_bias = nn.Parameter(biased.down, requires_grad=False)
@@ -100,13 +105,13 @@ def test_bfloat16_rounds_as_a_dense_feed_forward(columns: int, rows: int, ops: L
     for chosen in range(E):
         linears = []
         for weight, gated in ((gate_up[chosen], True), (down[chosen], False)):
-            linear = Linear(*weight.shape[::-1], False, torch.bfloat16, UnquantizedLinearMethod(ops), gated=gated)
+            linear = Linear([whole_weight("", *weight.shape)], False, torch.bfloat16, plain_format(ops), gated=gated)
             linear.weight = nn.Parameter(weight.clone(), requires_grad=False)
             linear.process_weights_after_loading()
             linears.append(linear)
         dense = linears[1](linears[0].silu_and_mul(x))
         out = experts(x, torch.full((rows, 1), chosen), torch.ones(rows, 1))
-        if linears[1].panels is not None:
+        if isinstance(linears[1]._weight, PanelWeight):
             assert torch.equal(out, dense)
         else:  # oneDNN may add up in another order
             torch.testing.assert_close(out, dense, atol=5e-3, rtol=2e-2)

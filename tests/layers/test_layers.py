@@ -9,13 +9,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from radixrt.layers.linear import Linear, UnquantizedLinearMethod, pack_weight
+from radixrt.layers.formats.checkpoint import whole_weight
+from radixrt.layers.formats.plain import Plain, pack_weight
+from radixrt.layers.linear import Linear
 from radixrt.layers.lm_head import MAX_NEAR, NEAR_TOP, LMHead, refine_top
 from radixrt.layers.ops import TorchOps
 from radixrt.layers.rotary import RopeSpec, inverse_frequencies, rotary_table
 
 OPS = TorchOps()
-METHOD = UnquantizedLinearMethod(OPS)
+PLAIN = Plain(OPS)
+
+
+def linear(columns: int, rows: int, bias: bool, dtype: torch.dtype) -> Linear:
+    return Linear([whole_weight("", rows, columns)], bias, dtype, PLAIN)
 
 
 def filled(layer: nn.Module, seed: int = 0) -> nn.Module:
@@ -29,7 +35,7 @@ def filled(layer: nn.Module, seed: int = 0) -> nn.Module:
 @pytest.mark.parametrize("rows", [1, 3, 16, 65])
 @pytest.mark.parametrize("bias", [False, True])
 def test_packed_linear_equals_plain(rows: int, bias: bool) -> None:
-    layer = filled(Linear(96, 160, bias, torch.bfloat16, METHOD))
+    layer = filled(linear(96, 160, bias, torch.bfloat16))
     assert isinstance(layer, Linear)
     assert layer.weight is not None
     weight, offset = layer.weight, layer.bias
@@ -44,8 +50,8 @@ def test_packed_linear_equals_plain(rows: int, bias: bool) -> None:
 
 
 def test_processing_drops_the_plain_weight_only_when_it_packs() -> None:
-    packs = filled(Linear(32, 32, False, torch.bfloat16, METHOD))
-    plain = filled(Linear(32, 32, False, torch.float32, METHOD))
+    packs = filled(linear(32, 32, False, torch.bfloat16))
+    plain = filled(linear(32, 32, False, torch.float32))
     assert isinstance(packs, Linear)
     assert isinstance(plain, Linear)
     can = pack_weight(torch.zeros(32, 32, dtype=torch.bfloat16)) is not None
@@ -56,8 +62,8 @@ def test_processing_drops_the_plain_weight_only_when_it_packs() -> None:
 
 
 def test_linear_without_packing_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("radixrt.layers.linear.pack_weight", lambda weight: None)
-    layer = filled(Linear(32, 48, True, torch.bfloat16, METHOD))
+    monkeypatch.setattr("radixrt.layers.formats.plain.pack_weight", lambda weight: None)
+    layer = filled(linear(32, 48, True, torch.bfloat16))
     assert isinstance(layer, Linear)
     layer.process_weights_after_loading()
     assert layer.weight is not None
@@ -128,7 +134,7 @@ def test_rotary_equals_transformers(spec: RopeSpec, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(("rows", "vocab"), [(1, 640), (5, 640), (3, 601)])
 def test_lm_head_is_exact_near_the_top(rows: int, vocab: int) -> None:
-    layer = filled(LMHead(96, vocab, torch.bfloat16, OPS))
+    layer = filled(LMHead(whole_weight("lm_head", vocab, 96), torch.bfloat16, PLAIN))
     assert isinstance(layer, LMHead)
     assert layer.weight is not None
     weight = layer.weight

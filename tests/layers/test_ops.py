@@ -9,8 +9,11 @@ import torch
 from torch import nn
 
 from radixrt.kernels.build import load_kernels
-from radixrt.layers.linear import Linear, UnquantizedLinearMethod
-from radixrt.layers.ops import CpuOps, LayerOps, TorchOps
+from radixrt.layers.formats.checkpoint import whole_weight
+from radixrt.layers.formats.panels import Panels, PanelWeight
+from radixrt.layers.formats.plain import Float32Copies, plain_format
+from radixrt.layers.linear import Linear
+from radixrt.layers.ops import CpuOps, TorchOps
 
 DTYPES = [torch.float32, torch.bfloat16]
 ROWS = [1, 3, 300]
@@ -20,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("two_threads")
 
 
 @pytest.fixture(scope="module")
-def compiled(cache_folder: Path) -> LayerOps:
+def compiled(cache_folder: Path) -> CpuOps:
     return CpuOps(load_kernels(cache_folder / "kernels"))
 
 
@@ -31,7 +34,7 @@ def tolerance(dtype: torch.dtype) -> dict[str, float]:
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [576, 64, 24])
-def test_add_rms_norm(compiled: LayerOps, rows: int, dtype: torch.dtype, dim: int) -> None:
+def test_add_rms_norm(compiled: CpuOps, rows: int, dtype: torch.dtype, dim: int) -> None:
     residual, weight = torch.randn(rows, dim), torch.rand(dim) + 0.5
     x = torch.randn(rows, dim).to(dtype)
     total = residual.double() + x.double()
@@ -51,7 +54,7 @@ def test_add_rms_norm(compiled: LayerOps, rows: int, dtype: torch.dtype, dim: in
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1536, 112, 24])
-def test_silu_and_mul(compiled: LayerOps, rows: int, dtype: torch.dtype, size: int) -> None:
+def test_silu_and_mul(compiled: CpuOps, rows: int, dtype: torch.dtype, size: int) -> None:
     x = (torch.randn(rows, 2 * size) * 8).to(dtype)
     x[0, 0], x[0, 1] = -300.0, 300.0
     gate, up = x.double().chunk(2, -1)
@@ -63,7 +66,7 @@ def test_silu_and_mul(compiled: LayerOps, rows: int, dtype: torch.dtype, size: i
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [64, 256, 24])
-def test_norm_heads(compiled: LayerOps, rows: int, dtype: torch.dtype, dim: int) -> None:
+def test_norm_heads(compiled: CpuOps, rows: int, dtype: torch.dtype, dim: int) -> None:
     fused = torch.randn(rows, 9, dim).to(dtype)
     weights = torch.rand(2, dim) + 0.5
     x = fused[:, :7].double()
@@ -79,7 +82,7 @@ def test_norm_heads(compiled: LayerOps, rows: int, dtype: torch.dtype, dim: int)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("dim", "rotary"), [(64, 64), (128, 128), (16, 16), (256, 64), (128, 96), (32, 8)])
-def test_rotate(compiled: LayerOps, rows: int, dtype: torch.dtype, dim: int, rotary: int) -> None:
+def test_rotate(compiled: CpuOps, rows: int, dtype: torch.dtype, dim: int, rotary: int) -> None:
     fused = torch.randn(rows, 9, dim).to(dtype)
     angles = torch.randn(512, rotary // 2)
     cos, sin = angles.cos(), angles.sin()
@@ -92,13 +95,13 @@ def test_rotate(compiled: LayerOps, rows: int, dtype: torch.dtype, dim: int, rot
     assert torch.equal(out[:, 7:], fused[:, 7:]), "the value heads are left alone"
 
 
-def gemm(compiled: LayerOps, *shape: int, gated: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def gemm(compiled: CpuOps, *shape: int, gated: bool) -> tuple[torch.Tensor, PanelWeight]:
     """A random weight, and its panels; skips where the processor has no bfloat16 instructions."""
     weight = torch.randn(*shape, generator=torch.Generator().manual_seed(0)).bfloat16()
-    panels = compiled.pack_panels(weight, gated=gated)
+    panels = Panels(compiled).pack(weight, gated=gated)
     if panels is None:
         pytest.skip("this processor has no bfloat16 instructions")
-    return weight, panels
+    return weight, PanelWeight(panels, gated)
 
 
 GEMM_ROWS = [1, 2, 11, 12, 13, 31, 37, 256, 300, 513]
@@ -107,11 +110,11 @@ GEMM_ROWS = [1, 2, 11, 12, 13, 31, 37, 256, 300, 513]
 @pytest.mark.parametrize("rows", GEMM_ROWS)
 @pytest.mark.parametrize("shape", [(32, 32), (96, 160), (576, 1536)])
 @pytest.mark.parametrize("bias", [False, True])
-def test_linear_panels(compiled: LayerOps, rows: int, shape: tuple[int, int], bias: bool) -> None:
+def test_linear_panels(compiled: CpuOps, rows: int, shape: tuple[int, int], bias: bool) -> None:
     weight, panels = gemm(compiled, *shape, gated=False)
     x, offset = torch.randn(rows, shape[1]), torch.randn(shape[0]).bfloat16() if bias else None
     exact = x.bfloat16().double() @ weight.double().T
-    found = compiled.linear_panels(x, panels, offset)
+    found = Panels(compiled).linear(panels, x, offset)
     assert found.dtype == torch.float32
     torch.testing.assert_close(
         found.double(), exact if offset is None else exact + offset.double(), atol=1e-3, rtol=1e-4
@@ -120,42 +123,43 @@ def test_linear_panels(compiled: LayerOps, rows: int, shape: tuple[int, int], bi
 
 @pytest.mark.parametrize("rows", GEMM_ROWS)
 @pytest.mark.parametrize("shape", [(32, 32), (192, 64), (3072, 576)])
-def test_gated_panels(compiled: LayerOps, rows: int, shape: tuple[int, int]) -> None:
+def test_gated_panels(compiled: CpuOps, rows: int, shape: tuple[int, int]) -> None:
     weight, panels = gemm(compiled, *shape, gated=True)
     x = torch.randn(rows, shape[1])
     gate, up = (x.bfloat16().double() @ weight.double().T).chunk(2, -1)
-    found = compiled.gated_panels(x, panels)
+    found = Panels(compiled).silu_and_mul(panels, x, None)
     torch.testing.assert_close(found.double(), gate * torch.sigmoid(gate) * up, atol=5e-3, rtol=1e-4)
 
 
-def test_panels_of_a_row_do_not_depend_on_its_neighbours_values(compiled: LayerOps) -> None:
+def test_panels_of_a_row_do_not_depend_on_its_neighbours_values(compiled: CpuOps) -> None:
     _, panels = gemm(compiled, 64, 64, gated=False)
     x = torch.randn(40, 64)
-    expected = compiled.linear_panels(x, panels, None)
+    expected = Panels(compiled).linear(panels, x, None)
     x[1::2] = float("nan")
-    assert torch.equal(compiled.linear_panels(x, panels, None)[::2], expected[::2])
+    assert torch.equal(Panels(compiled).linear(panels, x, None)[::2], expected[::2])
 
 
 @pytest.mark.parametrize("shape", [(48, 64), (64, 48), (31, 32)])
-def test_other_shapes_have_no_panels(compiled: LayerOps, shape: tuple[int, int]) -> None:
-    assert compiled.pack_panels(torch.zeros(shape, dtype=torch.bfloat16), gated=False) is None
+def test_other_shapes_have_no_panels(compiled: CpuOps, shape: tuple[int, int]) -> None:
+    assert Panels(compiled).pack(torch.zeros(shape, dtype=torch.bfloat16), gated=False) is None
 
 
-def test_float32_weights_have_no_panels(compiled: LayerOps) -> None:
-    assert compiled.pack_panels(torch.zeros(64, 64), gated=False) is None
+def test_float32_weights_have_no_panels(compiled: CpuOps) -> None:
+    assert Panels(compiled).pack(torch.zeros(64, 64), gated=False) is None
 
 
 @pytest.mark.parametrize("rows", [1, 31, 32])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("float32_min_rows", [None, 32])
-def test_gated_linear_layer(compiled: LayerOps, rows: int, bias: bool, float32_min_rows: int | None) -> None:
+def test_gated_linear_layer(compiled: CpuOps, rows: int, bias: bool, float32_min_rows: int | None) -> None:
     """The layer gives the same with panels, in float32 and by torch."""
     weight, offset = torch.randn(128, 64).bfloat16(), torch.randn(128).bfloat16()
     x = torch.randn(rows, 64).bfloat16().float()
     found = []
     for ops in (TorchOps(), compiled):
-        method = UnquantizedLinearMethod(ops, float32_min_rows=float32_min_rows)
-        layer = Linear(64, 128, bias, torch.bfloat16, method, gated=True)
+        plain = plain_format(ops)
+        kind = plain if float32_min_rows is None else Float32Copies(ops, plain, float32_min_rows)
+        layer = Linear([whole_weight("", 128, 64)], bias, torch.bfloat16, kind, gated=True)
         layer.weight = nn.Parameter(weight, requires_grad=False)
         layer.bias = nn.Parameter(offset, requires_grad=False) if bias else None
         layer.process_weights_after_loading()

@@ -1,4 +1,4 @@
-"""A decoder layer's mixer, feed-forward and linear method are chosen by the spec, through the tables alone."""
+"""A decoder layer's mixer and feed-forward are chosen by the spec, through the tables alone."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from safetensors.torch import load_file, save_file
 from radixrt.distributed.partial_sum import PartialSum
 from radixrt.errors import ModelLoadError
 from radixrt.forward_batch.forward_batch import ForwardBatch
-from radixrt.layers.linear import LINEAR_METHODS, Linear, LinearMethod, meta_parameter
-from radixrt.layers.lm_head import LMHead
+from radixrt.layers.formats.checkpoint import ParameterSources, replicated
+from radixrt.layers.linear import meta_parameter
 from radixrt.models.decoder import FEED_FORWARDS, MIXERS, Decoder
 from radixrt.models.decoder_layer import FeedForward, LayerContext, Mixer, MixerInputs
 from radixrt.models.decoder_spec import LayerSpec
-from radixrt.models.loading.checkpoint import ParameterSources, replicated
 from radixrt.models.loading.weights import load_model
 from radixrt.models.model_config import ModelSpec, load_model_spec
 from tests.models.dense_attention import run_in_steps
@@ -30,7 +29,7 @@ class DecayMixer(Mixer):
 
     def __init__(self, context: LayerContext, layer: LayerSpec, index: int) -> None:
         super().__init__()
-        self.index = index
+        self.index, self._prefix = index, context.prefix
         self.scale = meta_parameter(context.spec.hidden_size, dtype=context.dtype)
         self._states: dict[int, torch.Tensor] = {}
 
@@ -47,20 +46,21 @@ class DecayMixer(Mixer):
     def project(self, mixed: torch.Tensor) -> PartialSum:
         return PartialSum(mixed * self.scale)
 
-    def checkpoint_tensors(self, prefix: str) -> ParameterSources:
-        return {"scale": replicated(f"{prefix}.decay.scale", tuple(self.scale.shape))}
+    def checkpoint_tensors(self) -> ParameterSources:
+        return {"scale": replicated(f"{self._prefix}.decay.scale", tuple(self.scale.shape))}
 
 
 class ScaledFeedForward(FeedForward):
     def __init__(self, context: LayerContext, layer: LayerSpec) -> None:
         super().__init__()
+        self._prefix = context.prefix
         self.scale = meta_parameter(context.spec.hidden_size, dtype=context.dtype)
 
     def forward(self, x: torch.Tensor) -> PartialSum:
         return PartialSum(torch.tanh(x) * self.scale)
 
-    def checkpoint_tensors(self, prefix: str) -> ParameterSources:
-        return {"scale": replicated(f"{prefix}.mlp.scale", tuple(self.scale.shape))}
+    def checkpoint_tensors(self) -> ParameterSources:
+        return {"scale": replicated(f"{self._prefix}.mlp.scale", tuple(self.scale.shape))}
 
 
 def with_decoder(spec: ModelSpec, **changes: object) -> ModelSpec:
@@ -117,41 +117,3 @@ def test_a_kind_loads_and_computes_what_it_names(
         residual = residual + torch.tanh(x) * tensors["model.layers.0.mlp.scale"]
         expected = rms_norm(residual, tensors["model.norm.weight"], eps) @ tensors["lm_head.weight"].T
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-
-
-class Int8LinearMethod(LinearMethod):
-    """Weights rounded to 8 bits after loading, with a scale for each output."""
-
-    def create_weights(self, layer: Linear, in_features: int, out_features: int, dtype: torch.dtype) -> None:
-        layer.weight = meta_parameter(out_features, in_features, dtype=dtype)
-
-    def process_weights_after_loading(self, layer: Linear) -> None:
-        assert layer.weight is not None
-        scale = layer.weight.abs().amax(1, keepdim=True) / 127
-        layer.register_buffer("scale", scale)
-        layer.register_buffer("quantized", (layer.weight / scale).round().to(torch.int8))
-        layer.weight = None
-
-    def apply(self, layer: Linear, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        weight = layer.get_buffer("quantized") * layer.get_buffer("scale")
-        return self._ops.linear(x, weight.to(x.dtype), bias)
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_every_linear_layer_but_the_head_has_the_method(
-    bias: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(LINEAR_METHODS, "int8", Int8LinearMethod)
-    folder = make_tiny_model(tmp_path / "m", attention_bias=bias, mlp_bias=bias)
-    plain = load_model_spec(folder)
-    model = load_model(folder, with_decoder(plain, linear_method="int8"), dtype="float32", device="cpu")
-    linears = [m for m in model.modules() if isinstance(m, Linear) and not isinstance(m, LMHead)]
-    assert len(linears) == 4 * 3
-    assert all(m.weight is None and m.get_buffer("quantized").dtype == torch.int8 for m in linears)
-    reference = load_model(folder, plain, dtype="float32", device="cpu")
-    unquantized = [m for m in reference.modules() if isinstance(m, Linear) and not isinstance(m, LMHead)]
-    for ours, theirs in zip(linears, unquantized, strict=True):
-        weight = ours.get_buffer("quantized") * ours.get_buffer("scale")
-        theirs.weight = torch.nn.Parameter(weight, requires_grad=False)
-    for ours, theirs in zip(run_in_steps(model, sequences()), run_in_steps(reference, sequences()), strict=True):
-        assert torch.equal(ours, theirs)

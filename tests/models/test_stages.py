@@ -14,10 +14,10 @@ from benchmarks.common.model_shapes import CONFIGS
 from radixrt.distributed.parallel import TPGroup
 from radixrt.distributed.partial_sum import PartialSum
 from radixrt.errors import ConfigError, ModelLoadError
+from radixrt.layers.formats.checkpoint import CheckpointTensor
 from radixrt.layers.ops import TorchOps
 from radixrt.models.decoder import Decoder
 from radixrt.models.decoder_spec import LayerSpec, RecurrentSpec
-from radixrt.models.loading.checkpoint import CheckpointTensor
 from radixrt.models.loading.weights import Checkpoint, load_model
 from radixrt.models.model_config import ModelSpec, load_model_spec, parse_model_spec
 from radixrt.models.stages import Stage, divide_layers, stage_of

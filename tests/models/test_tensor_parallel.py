@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from radixrt.errors import ConfigError, ModelLoadError
+from radixrt.layers.formats.checkpoint import CheckpointTensor
 from radixrt.models.decoder import Decoder
-from radixrt.models.loading.checkpoint import CheckpointTensor
 from radixrt.models.loading.weights import Checkpoint, load_model
 from radixrt.models.model_config import load_model_spec
 from tests.distributed.rank_threads import ThreadGroup, on_ranks

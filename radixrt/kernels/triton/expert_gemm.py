@@ -3,7 +3,7 @@
 Few tokens for each expert are bound by reading the weights, which each program multiplies with all tokens of its tile;
 many are bound by the tensor cores. Two launches compute gate and up, with their activation, and down; a third
 one adds up each token's experts, in the order of their weights and in float32, so that a sum depends on its token
-alone. Weights of MXFP4 numbers are dequantized in registers.
+alone. Packed weights, which are MXFP4 numbers, are dequantized in registers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from radixrt.kernels.mxfp4_weights import Mxfp4Weights
+from radixrt.kernels.packed_weights import PackedWeights
 from radixrt.kernels.triton.activation import SILU, ExpertRule
 from radixrt.kernels.triton.activation import gated as gated_product
 from radixrt.kernels.triton.expert_gemm_config import FLOAT32, FLOAT32_TILE, Config, find_config, tile_of
@@ -22,7 +22,7 @@ from radixrt.kernels.triton.expert_tiles import Tiles, list_tiles
 from radixrt.kernels.triton.mxfp4 import GROUP, dequantized
 from radixrt.kernels.triton.skinny_gemm import ALIGNMENT, has_copy_engine
 
-Weights = torch.Tensor | Mxfp4Weights
+Weights = torch.Tensor | PackedWeights
 
 SUM_BLOCK = 1024
 SUM_WARPS = 4
@@ -34,7 +34,7 @@ def _weight_tile(
     DTYPE: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Load [ROWS, STEP] of a weight, the columns of a step: by descriptor if there is one, else by the rows' pointers;
-    of MXFP4 numbers if there are pointers to their scales."""
+    of codes if there are pointers to their scales."""
     if map_ is not None:
         tile = map_.load([first_row, step * STEP])
     elif scales is not None:
@@ -84,7 +84,7 @@ def _expert_gemm_kernel(
     """Multiply one tile with ROWS of its expert's weight. GATED: x has a row for each token, out one for each position
     in `pairs`. Else x has one for each position, and out one for each pair.
 
-    scales: of weights of MXFP4 numbers, see `Mxfp4Weights`; None for others.
+    scales: of `PackedWeights`; None for plain ones.
     weight_stride, scale_stride: elements of a row of weight and of scales.
     bias: float32, one for each row of the weights, or None.
     ALPHA, LIMIT: see `activation.gated`.
@@ -189,20 +189,20 @@ def run_experts(
     each expert is rounded too.
 
     Args:
-        x: [T, hidden], contiguous, T > 0; in the dtype of the weights, or, where these are MXFP4 numbers, in the one
-            to compute in.
+        x: [T, hidden], contiguous, T > 0; in the dtype of the weights, or, where these are packed, in the dtype to
+            compute in.
         experts, weights: [T, k], int32 and float32.
         gate_up: [E, 2 * n, hidden], contiguous.
         down: [E, hidden, n], contiguous.
         early: see `CudaOps`.
         rule: biases and activation.
     """
-    (tokens, top_k), mxfp4 = experts.shape, isinstance(gate_up, Mxfp4Weights)
-    num_experts = (gate_up.codes if isinstance(gate_up, Mxfp4Weights) else gate_up).shape[0]
+    (tokens, top_k), packed = experts.shape, isinstance(gate_up, PackedWeights)
+    num_experts = (gate_up.codes if isinstance(gate_up, PackedWeights) else gate_up).shape[0]
     tile, cut, down_cut = FLOAT32_TILE, FLOAT32, FLOAT32
     if x.element_size() == 2:
         tile = tile_of(tokens, top_k, num_experts)
-        cut, down_cut = (find_config(tile, gated=gated, mxfp4=mxfp4) for gated in (True, False))
+        cut, down_cut = (find_config(tile, gated=gated, packed=packed) for gated in (True, False))
     tiles = list_tiles(experts, num_experts, tile, early)
     inner = multiply(x, gate_up, tiles, tile, cut, top_k=top_k, gated=True, early=early, rule=rule)
     each = multiply(inner, down, tiles, tile, down_cut, top_k=top_k, gated=False, early=early, rule=rule)
@@ -223,7 +223,7 @@ def multiply(
     Returns:
         gated: the gated product [T * k, rows / 2], one row for each position; else [T * k, rows], one for each pair.
     """
-    values, scales = weight if isinstance(weight, Mxfp4Weights) else (weight, None)
+    values, scales = weight if isinstance(weight, PackedWeights) else (weight, None)
     _, rows, stride = values.shape
     rows, columns = rows // 2 if gated else rows, x.shape[1]
     out = torch.empty(tiles.pairs.shape[0], rows, dtype=x.dtype, device=x.device)

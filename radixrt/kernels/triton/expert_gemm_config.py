@@ -47,13 +47,13 @@ Qwen3-30B-A3B (`python -m benchmarks.kernels.experts --tune`).
 
 With few tokens several programs share an SM, because each has little to read and waits for its tile before it begins.
 """
-MXFP4_GATED: dict[int, Config] = {
+PACKED_GATED: dict[int, Config] = {
     16: Config(128, 128, 3, 4),
     32: Config(64, 64, 3, 4),
     64: Config(64, 64, 3, 4, tokens_first=True),
     128: Config(64, 64, 3, 4),
 }
-MXFP4_PLAIN: dict[int, Config] = {
+PACKED_PLAIN: dict[int, Config] = {
     16: Config(128, 128, 3, 4),
     32: Config(64, 128, 3, 4),
     64: Config(128, 64, 3, 4, tokens_first=True),
@@ -77,8 +77,8 @@ def tile_of(tokens: int, top_k: int, num_experts: int) -> int:
     return next((tile for tile in TILES[:-1] if 2 * average <= tile), TILES[-1] if average > 64 else TILES[-2])
 
 
-def find_config(tile: int, *, gated: bool, mxfp4: bool = False) -> Config:
+def find_config(tile: int, *, gated: bool, packed: bool = False) -> Config:
     """Return the tiling for tiles of so many tokens."""
-    if mxfp4:
-        return (MXFP4_GATED if gated else MXFP4_PLAIN)[tile]
+    if packed:
+        return (PACKED_GATED if gated else PACKED_PLAIN)[tile]
     return (GATED if gated else PLAIN)[tile]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from radixrt.errors import ConfigError
-from radixrt.kernels.mxfp4_weights import GROUP
 from radixrt.models.decoder_spec import DecoderSpec
 from radixrt.models.experts_spec import ExpertsSpec
 from radixrt.models.model_config import ModelSpec
@@ -46,12 +45,12 @@ class Partition:
     vocab_rows: int
 
 
-def partition(spec: ModelSpec, rank: int = 0, size: int = 1, *, whole_groups: bool = False) -> Partition:
+def partition(spec: ModelSpec, rank: int = 0, size: int = 1, *, expert_columns: int = 1) -> Partition:
     """Return the shard of a decoder that a rank of `size` ranks holds.
 
     Args:
         spec: a spec whose `decoder` is set.
-        whole_groups: ranks have whole groups of columns of experts with MXFP4 numbers, if there are enough of them.
+        expert_columns: ranks have whole groups of so many columns of each expert, if there are enough of them.
 
     Raises:
         ConfigError: as `check_partition`.
@@ -71,7 +70,7 @@ def partition(spec: ModelSpec, rank: int = 0, size: int = 1, *, whole_groups: bo
         heads=range(rank * heads, (rank + 1) * heads),
         kv_heads=range(first_kv, first_kv + kv_heads),
         intermediate=_share(decoder.intermediate_size, rank, size),
-        expert_intermediate=_expert_columns(decoder.experts, rank, size, whole_groups=whole_groups),
+        expert_intermediate=_expert_columns(decoder.experts, rank, size, expert_columns),
         k_heads=_share(0 if recurrent is None else recurrent.k_heads, rank, size),
         v_heads=_share(0 if recurrent is None else recurrent.v_heads, rank, size),
         channels=_share(decoder.hidden_size, rank, size),
@@ -114,13 +113,13 @@ def _fits(decoder: DecoderSpec, size: int) -> bool:
     return decoder.num_heads % size == 0 and kv_fit and states_fit and columns_fit
 
 
-def _expert_columns(experts: ExpertsSpec | None, rank: int, size: int, *, whole_groups: bool) -> range:
+def _expert_columns(experts: ExpertsSpec | None, rank: int, size: int, group: int) -> range:
     if experts is None:
         return range(0)
-    groups = experts.intermediate_size // GROUP
-    if not (whole_groups and experts.mxfp4 and groups >= size):
+    groups = experts.intermediate_size // group
+    if group == 1 or groups < size:
         return _share(experts.intermediate_size, rank, size)
-    return range(rank * groups // size * GROUP, (rank + 1) * groups // size * GROUP)
+    return range(rank * groups // size * group, (rank + 1) * groups // size * group)
 
 
 def _share(count: int, rank: int, size: int) -> range:

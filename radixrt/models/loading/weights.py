@@ -17,13 +17,11 @@ from tqdm import tqdm
 
 from radixrt.distributed.parallel import TPGroup
 from radixrt.errors import ModelLoadError
-from radixrt.kernels.mxfp4_weights import GROUP
 from radixrt.layers.experts import FusedExperts
+from radixrt.layers.formats.checkpoint import CheckpointTensor, ParameterSources
 from radixrt.layers.linear import Linear
 from radixrt.layers.ops import LayerOps, TorchOps
 from radixrt.models.decoder import Decoder
-from radixrt.models.loading.checkpoint import CheckpointTensor, ParameterSources
-from radixrt.models.loading.mxfp4 import dequantize
 from radixrt.models.loading.partition import check_partition
 from radixrt.models.model_config import DTYPES, ModelSpec
 from radixrt.models.precision import choose_precision, torch_dtype
@@ -31,8 +29,6 @@ from radixrt.models.registry import Model, model_class
 from radixrt.models.stages import Stage
 
 DUMMY_STD = 0.02
-DUMMY_SCALE = 120
-"""Scale of random MXFP4 numbers, 2^-7, at which they have this deviation, about."""
 BARE_EMBEDDING = "embed_tokens.weight"
 HEADS = ("lm_head.", "score.")
 TEXT_PART = "model.language_model."
@@ -144,26 +140,25 @@ class Checkpoint:
         return other
 
     def read(self, wanted: CheckpointTensor, device: torch.device) -> torch.Tensor:
-        """Read the slice that is wanted, and no other bytes of the tensor but the rest of a group of MXFP4 numbers,
-        which are dequantized on the device."""
-        if wanted.mxfp4:
-            return arranged(self._read_mxfp4(wanted, device), wanted)
+        """Read the slice that is wanted, and no other bytes of the tensor but the rest of units that are decoded
+        together, which happens on the device.
+
+        Raises:
+            ModelLoadError: the tensor has another dtype than it must have.
+        """
+        if wanted.encoding is not None:
+            parts = [self.read(part, device).to(device) for part in wanted.encoding.parts(wanted)]
+            return arranged(wanted.encoding.decode(wanted, parts), wanted)
         if wanted.whole:
             file, stored = self._files[wanted.name]
             tensor: torch.Tensor = file.get_tensor(stored)
-            return arranged(tensor, wanted)
-        return arranged(self._slice(wanted.name, wanted.index, wanted.dim, wanted.taken), wanted)
-
-    def _read_mxfp4(self, wanted: CheckpointTensor, device: torch.device) -> torch.Tensor:
-        taken, first = wanted.taken, 0
-        if wanted.dim == 1:  # groups lie along rows; those at the ends may be another rank's in part
-            taken = range(wanted.taken.start // GROUP, -(-wanted.taken.stop // GROUP))
-            first = wanted.taken.start - taken.start * GROUP
-        parts = [self._slice(name, wanted.index, wanted.dim, taken) for name in wanted.stored]
-        for name, part in zip(wanted.stored, parts, strict=True):
-            _check_bytes(name, part)
-        values = dequantize(*(part.to(device) for part in parts))
-        return values.narrow(1, first, len(wanted.taken)) if wanted.dim == 1 else values
+        else:
+            tensor = self._slice(wanted.name, wanted.index, wanted.dim, wanted.taken)
+        if wanted.dtype is not None and tensor.dtype != getattr(torch, wanted.dtype):
+            raise ModelLoadError(
+                f"{wanted.name} holds {tensor.dtype}, but {wanted.numbers} are stored as torch.{wanted.dtype}"
+            )
+        return arranged(tensor, wanted)
 
     def _slice(self, name: str, index: int | None, dim: int, taken: range) -> torch.Tensor:
         file, stored = self._files[name]
@@ -173,18 +168,14 @@ class Checkpoint:
         return sliced
 
 
-def _check_bytes(name: str, part: torch.Tensor) -> None:
-    if part.dtype != torch.uint8:
-        raise ModelLoadError(f"{name} holds {part.dtype}, but MXFP4 numbers are stored as torch.uint8")
-
-
 def arranged(values: torch.Tensor, tensor: CheckpointTensor) -> torch.Tensor:
     """Bring what was taken of a tensor into the order of the parameter's rows; a view where that is one."""
     if tensor.transposed:
         values = values.T
     if tensor.alternating is not None:
-        values = torch.cat([values[(slice(None),) * tensor.alternating + (slice(i, None, 2),)] for i in (0, 1)],
-                           dim=tensor.alternating)  # fmt: skip
+        values = torch.cat(
+            [values[(slice(None),) * tensor.alternating + (slice(i, None, 2),)] for i in (0, 1)], dim=tensor.alternating
+        )
     return values
 
 
@@ -236,8 +227,8 @@ def fill_randomly(model: Decoder, device: torch.device, *, seed: int, tied: bool
                 values = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
                 if name.endswith("norm"):
                     values.fill_(1.0)
-                elif name.endswith("_scales"):
-                    values.fill_(DUMMY_SCALE)
+                elif (dummy := sources[name][0].dummy) is not None:
+                    values.fill_(dummy)
                 else:
                     _draw(values, sources[name], seed)
                 module.register_parameter(name.rpartition(".")[2], nn.Parameter(values, requires_grad=False))
@@ -268,11 +259,12 @@ def _draw(values: torch.Tensor, tensors: tuple[CheckpointTensor, ...], seed: int
 
 
 def _randomize(values: torch.Tensor, generator: torch.Generator) -> None:
-    """Fill with random weights, or, where they are bytes, with random MXFP4 numbers."""
-    if values.dtype == torch.uint8:
-        values.random_(0, 256, generator=generator)
-    else:
+    """Fill with random weights, or, where they are integers, with random codes of all values."""
+    if values.is_floating_point():
         values.normal_(0.0, DUMMY_STD, generator=generator)
+    else:
+        limits = torch.iinfo(values.dtype)
+        values.random_(limits.min, limits.max + 1, generator=generator)
 
 
 def _read_parameter(
@@ -280,10 +272,7 @@ def _read_parameter(
 ) -> nn.Parameter:
     values = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
     for tensor, rows in zip(tensors, _rows_of(values, tensors), strict=True):
-        part = checkpoint.read(tensor, device)
-        if values.dtype == torch.uint8:
-            _check_bytes(tensor.name, part)
-        _fill(rows, part)
+        _fill(rows, checkpoint.read(tensor, device))
         if tensor.offset:
             rows += tensor.offset
     return nn.Parameter(values, requires_grad=False)
@@ -296,7 +285,7 @@ def _rows_of(values: torch.Tensor, tensors: tuple[CheckpointTensor, ...]) -> tup
 
 def _fill(rows: torch.Tensor, part: torch.Tensor) -> None:
     """Copy this rank's slice of a tensor into a parameter's rows, and zeros behind its rows and columns."""
-    if part.dim() > rows.dim():  # weights of a convolution, [channels, 1, taps], and MXFP4, [rows, groups, 16]
+    if part.dim() > rows.dim():  # weights of a convolution, [channels, 1, taps], and codes, [rows, groups, bytes]
         part = part.flatten(1)
     if rows.shape != part.shape:
         rows.zero_()

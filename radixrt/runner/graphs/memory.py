@@ -54,8 +54,8 @@ def longest_captured_prompt(model: Model, max_step_tokens: int, group: TPGroup) 
     computed keys and values.
     """
     modules = list(model.modules())
-    weights = [m.weight for m in modules if isinstance(m, Linear) and not isinstance(m, LMHead)]
-    numbers = sum(weight.numel() for weight in weights if weight is not None)
+    linears = [m for m in modules if isinstance(m, Linear) and not isinstance(m, LMHead)]
+    numbers = sum(m.in_features * m.out_features for m in linears)
     tokens = MIN_FRESH_TOKENS - 1
     if numbers and not any(isinstance(m, MoEFeedForward) for m in modules):
         layers = len(model.attention_layers) + len(model.states)

@@ -12,13 +12,15 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from radixrt.errors import ModelLoadError
-from radixrt.kernels.mxfp4_weights import GROUP, Mxfp4Weights
+from radixrt.kernels.packed_weights import PackedWeights
 from radixrt.layers.experts import FusedExperts
-from radixrt.layers.mxfp4_experts import Mxfp4Experts
+from radixrt.layers.formats import mxfp4
+from radixrt.layers.formats.checkpoint import whole_weight
+from radixrt.layers.formats.mxfp4 import GROUP, Mxfp4, dequantize
+from radixrt.layers.formats.plain import Plain
 from radixrt.layers.ops import TorchOps
 from radixrt.layers.swiglu import BiasedSwiGLU
 from radixrt.models.decoder import Decoder
-from radixrt.models.loading.mxfp4 import dequantize
 from radixrt.models.loading.weights import load_model
 from radixrt.models.model_config import load_model_spec, parse_model_spec
 from tests.distributed.rank_threads import ThreadGroup, on_ranks
@@ -98,23 +100,38 @@ def test_parameters_equal_those_of_the_dequantized_checkpoint(size: int, folders
 class PackedOps(TorchOps):
     """Operations of a device with a kernel for MXFP4 numbers, which computes with the dequantized weights here."""
 
-    multiplies_mxfp4 = True
-
-    def run_mxfp4_experts(
-        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: Mxfp4Weights, down: Mxfp4Weights,
+    def run_packed(
+        self,
+        x: torch.Tensor,
+        experts: torch.Tensor,
+        weights: torch.Tensor,
+        gate_up: PackedWeights,
+        down: PackedWeights,
         biased: BiasedSwiGLU | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         assert biased is not None
-        plain = FusedExperts(len(down.codes), x.shape[1], down.codes.shape[2] * 2, x.dtype, TorchOps(), biased.swiglu)
+        hidden, columns, count = x.shape[1], down.codes.shape[2] * 2, len(down.codes)
+        shapes = [whole_weight("", 2 * columns, hidden)] * count, [whole_weight("", hidden, columns)] * count
+        plain = FusedExperts(count, *shapes, x.dtype, Plain(TorchOps()), biased.swiglu)
         for name, values in (
-            ("gate_up_proj", plain_weights(gate_up)), ("down_proj", plain_weights(down)),
-            ("gate_up_bias", biased.gate_up), ("down_bias", biased.down),
-        ):  # fmt: skip
+            ("gate_up_proj", plain_weights(gate_up)),
+            ("down_proj", plain_weights(down)),
+            ("gate_up_bias", biased.gate_up),
+            ("down_bias", biased.down),
+        ):
             setattr(plain, name, nn.Parameter(values.to(x.dtype), requires_grad=False))
-        return plain(x, experts, weights)
+        plain.process_weights_after_loading()
+        found: torch.Tensor = plain(x, experts, weights)
+        return found
 
 
-def plain_weights(packed: Mxfp4Weights) -> torch.Tensor:
+@pytest.fixture(autouse=True)
+def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PackedOps have the kernel that the format looks for."""
+    monkeypatch.setattr(mxfp4, "find_kernel", lambda ops: ops.run_packed if isinstance(ops, PackedOps) else None)
+
+
+def plain_weights(packed: PackedWeights) -> torch.Tensor:
     codes, scales = packed
     groups = codes.shape[2] * 2 // GROUP
     assert scales.shape[2] == 16  # of which a row's groups are the first
@@ -135,14 +152,14 @@ def test_numbers_stay_as_they_are_stored_where_there_is_a_kernel(size: int, fold
             experts, name = layer.feed_forward.experts, f"layers.{i}.feed_forward.experts"
             gate, up = whole[f"{name}.gate_up_proj"].chunk(2, dim=1)
             if size > 3:
-                assert isinstance(experts, FusedExperts)
+                assert isinstance(experts.format, Plain)
                 assert torch.equal(experts.down_proj, whole[f"{name}.down_proj"][:, :, group.rank * 24 :][:, :, :24])
                 continue
-            assert isinstance(experts, Mxfp4Experts)
+            assert isinstance(experts.format, Mxfp4)
             part = slice(taken.start, taken.stop)
-            found = plain_weights(Mxfp4Weights(experts.gate_up_proj, experts.gate_up_scales)).float()
+            found = plain_weights(PackedWeights(experts.gate_up_proj, experts.gate_up_proj_scales)).float()
             assert torch.equal(found, torch.cat((gate[:, part], up[:, part]), dim=1))
-            found = plain_weights(Mxfp4Weights(experts.down_proj, experts.down_scales)).float()
+            found = plain_weights(PackedWeights(experts.down_proj, experts.down_proj_scales)).float()
             assert torch.equal(found, whole[f"{name}.down_proj"][:, :, part])
             gate, up = whole[f"{name}.gate_up_bias"].chunk(2, dim=1)
             assert torch.equal(experts.gate_up_bias, torch.cat((gate[:, part], up[:, part]), dim=1))
@@ -192,7 +209,7 @@ def test_random_weights_need_no_checkpoint(folders: tuple[Path, Path]) -> None:
     load_model(folders[0], spec, dtype="float32", device="cpu", load_format="dummy")
     model = load_model(folders[0], spec, dtype="float32", device="cpu", load_format="dummy", ops=PackedOps())
     experts = model.layers[0].feed_forward.experts
-    drawn = plain_weights(Mxfp4Weights(experts.gate_up_proj, experts.gate_up_scales)).float()
+    drawn = plain_weights(PackedWeights(experts.gate_up_proj, experts.gate_up_proj_scales)).float()
     assert drawn.std() == pytest.approx(0.02, rel=0.2)
     assert len(drawn.unique()) == 15
 
@@ -250,5 +267,4 @@ def test_other_quantizations_are_refused_by_name(changes: dict[str, Any], messag
         parse_model_spec({**GPT_OSS_20B, **changes}, {})
     published = parse_model_spec({**GPT_OSS_20B, "quantization_config": PUBLISHED}, {}).decoder
     assert published is not None
-    assert published.experts is not None
-    assert published.experts.mxfp4
+    assert published.quantization == mxfp4.Mxfp4Quantization()
