@@ -12,8 +12,8 @@ import argparse
 import time
 from typing import Any
 
-from fastapi import FastAPI
 from ray import serve
+from starlette.applications import Starlette
 
 
 def application(options: dict[str, Any], *, gpus: int = 0, copies: int = 1) -> serve.Application:
@@ -24,7 +24,7 @@ def application(options: dict[str, Any], *, gpus: int = 0, copies: int = 1) -> s
         gpus: GPUs of each copy, which its ranks share.
     """
 
-    def build() -> FastAPI:  # runs on the node of a copy
+    def build() -> Starlette:  # runs on the node of a copy
         import radixrt
         from radixrt.chat.dialect import read_dialect
         from radixrt.server.app import create_app

@@ -24,7 +24,7 @@ HEAVY = {
     "numpy",
     "msgspec",
     "zmq",
-    "fastapi",
+    "starlette",
     "uvicorn",
     "huggingface_hub",
     "xgrammar",

@@ -1,6 +1,6 @@
 """The HTTP server: OpenAI's routes and radixrt's own, over an `EngineClient`.
 
-Nothing else in radixrt imports FastAPI, and neither do the parts of this package that know how models write tool calls.
+Nothing else in radixrt imports Starlette.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _HOMES = {"create_app": "radixrt.server.app", "serve": "radixrt.server.http.uvic
 
 
 def __getattr__(name: str) -> Any:
-    # Imported when first used: programs with tools need no FastAPI.
+    # Imported when first used: programs with tools need no web framework.
     if name not in _HOMES:
         raise AttributeError(f"module 'radixrt.server' has no attribute {name!r}")
     import importlib

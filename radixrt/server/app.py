@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
-from radixrt._version import __version__
 from radixrt.chat.dialect import Dialect
 from radixrt.client.engine_client import EngineClient
 from radixrt.config import ServerConfig
@@ -22,7 +21,6 @@ from radixrt.server.http.errors import (
     ClientGone,
     on_client_gone,
     on_http_exception,
-    on_invalid_request,
     on_request_error,
 )
 from radixrt.server.http.host_check import HostCheck, listed
@@ -103,7 +101,7 @@ def create_app(
     keys: KeyRing | None = None,
     tracing: Tracing | None = None,
     replica_set: ReplicaSet | None = None,
-) -> FastAPI:
+) -> Starlette:
     """Create the ASGI application.
 
     Args:
@@ -121,23 +119,24 @@ def create_app(
     """
     keys = keys or KeyRing(config)
     service = Service(client, config, model_name, dialect, tracing, replica_set)
-    app = FastAPI(title="radixrt", version=__version__, openapi_url=None, redirect_slashes=False)
+    app = Starlette(
+        routes=[Route(path, _bind(handler, service), methods=[method]) for method, path, handler in ROUTES],
+        exception_handlers={
+            RequestError: on_request_error,
+            EngineError: on_request_error,
+            ClientGone: on_client_gone,
+            HTTPException: on_http_exception,
+        },
+    )
+    app.router.redirect_slashes = False
     app.state.service = service
     app.state.describe = lambda: describe(ROUTES, needs_key=keys.has_keys)
-    for method, path, handler in ROUTES:
-        methods = ["GET", "HEAD"] if method == "GET" else [method]
-        app.add_api_route(path, _bind(handler, service), methods=methods, response_model=None)
-    app.add_exception_handler(RequestError, on_request_error)
-    app.add_exception_handler(EngineError, on_request_error)
-    app.add_exception_handler(ClientGone, on_client_gone)
-    app.add_exception_handler(HTTPException, on_http_exception)
-    app.add_exception_handler(RequestValidationError, on_invalid_request)
     _add_middleware(app, config, keys, service, tracing)
     return app
 
 
 def _add_middleware(
-    app: FastAPI, config: ServerConfig, keys: KeyRing, service: Service, tracing: Tracing | None
+    app: Starlette, config: ServerConfig, keys: KeyRing, service: Service, tracing: Tracing | None
 ) -> None:
     """Add all middleware; the last one added is the outermost."""
     app.add_middleware(Guard, hosts=HostCheck(config.host, config.allowed_hosts, config.cors_origins))
@@ -170,6 +169,4 @@ def _bind(handler: Handler, service: Service) -> Callable[[Request], Awaitable[R
         check_content_type(request)
         return await handler(service, request)
 
-    endpoint.__name__ = handler.__name__
-    endpoint.__doc__ = handler.__doc__
     return endpoint

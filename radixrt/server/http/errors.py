@@ -120,11 +120,6 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     return response
 
 
-async def on_invalid_request(request: Request, error: Exception) -> Response:
-    """Answer errors of FastAPI's validation, which no route uses, so that a 422 never reaches a client."""
-    return error_response(RequestError(f"the request is not valid: {error}"), request.scope)
-
-
 async def on_client_gone(request: Request, error: Exception) -> Response:
     """End a request whose client has left; the answer is never read."""
     return error_response(RequestError("the client closed the connection", status=400), request.scope)

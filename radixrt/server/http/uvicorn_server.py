@@ -17,7 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, cast
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from radixrt.chat.dialect import Dialect
 from radixrt.client.engine_client import EngineClient
@@ -94,7 +94,7 @@ def serve(
             tracing.close()
 
 
-def _uvicorn_config(app: FastAPI, config: ServerConfig, certificate: Certificate | None) -> uvicorn.Config:
+def _uvicorn_config(app: Starlette, config: ServerConfig, certificate: Certificate | None) -> uvicorn.Config:
     made = uvicorn.Config(
         app,
         http=http_protocol(config),
