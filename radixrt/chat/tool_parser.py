@@ -172,19 +172,15 @@ def read_tool_calls(text: str, form: ToolFormat, names: Iterable[str]) -> tuple[
         if isinstance(part, Text):
             texts.append(part.text)
         elif isinstance(part, CallBegin):
-            calls.append(tool_call(part.name, ""))
+            function = {"name": part.name, "arguments": ""}
+            calls.append({"id": new_call_id(), "type": "function", "function": function})
         else:
             calls[part.index]["function"]["arguments"] += part.text
     return "".join(texts), calls if parser.complete else calls[:-1]
 
 
-def tool_call(name: str, arguments: str) -> dict[str, Any]:
-    """A call with a new id, as in the OpenAI API; `arguments` is JSON text."""
-    return {
-        "id": f"call_{uuid.uuid4().hex[:24]}",
-        "type": "function",
-        "function": {"name": name, "arguments": arguments},
-    }
+def new_call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
 
 
 class ObjectScanner:

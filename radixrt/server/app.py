@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route as StarletteRoute
 
 from radixrt.chat.dialect import Dialect
 from radixrt.client.engine_client import EngineClient
@@ -27,70 +27,13 @@ from radixrt.server.http.host_check import HostCheck, listed
 from radixrt.server.http.keys import KeyRing
 from radixrt.server.http.middleware import IGNORED_HEADER, Guard, Observe
 from radixrt.server.http.receive import check_content_type
-from radixrt.server.openapi.description import describe
-from radixrt.server.routes import documentation, management, probes, replicas, responses, ui
-from radixrt.server.routes.chat import chat_completions
-from radixrt.server.routes.classification import classify
-from radixrt.server.routes.completions import completions
-from radixrt.server.routes.decisions import decisions
-from radixrt.server.routes.embeddings import embeddings
-from radixrt.server.routes.messages import count_tokens, messages
-from radixrt.server.routes.native import generate
-from radixrt.server.routes.similarity import rerank, score
-from radixrt.server.routes.tokens import chat_template, detokenize, get_tokenizer_info, tokenize
+from radixrt.server.routes.description import describe
+from radixrt.server.routes.table import ROUTES, Route
 from radixrt.server.service import Service
 
 if TYPE_CHECKING:
     from radixrt.engine.replica_set import ReplicaSet
     from radixrt.server.spans import Tracing
-
-Handler = Callable[[Service, Request], Awaitable[Response]]
-
-ROUTES: list[tuple[str, str, Handler]] = [
-    ("POST", "/v1/chat/completions", chat_completions),
-    ("POST", "/v1/completions", completions),
-    ("POST", "/v1/messages", messages),
-    ("POST", "/v1/messages/count_tokens", count_tokens),
-    ("POST", "/v1/responses", responses.create_response),
-    ("GET", "/v1/responses/{response_id}", responses.get_response),
-    ("DELETE", "/v1/responses/{response_id}", responses.delete_response),
-    ("POST", "/v1/responses/{response_id}/cancel", responses.cancel_response),
-    ("GET", "/v1/responses/{response_id}/input_items", responses.list_input_items),
-    ("POST", "/generate", generate),
-    ("POST", "/v1/decisions", decisions),
-    ("POST", "/v1/embeddings", embeddings),
-    ("POST", "/v1/rerank", rerank),
-    ("POST", "/rerank", rerank),
-    ("POST", "/v2/rerank", rerank),
-    ("POST", "/v1/score", score),
-    ("POST", "/score", score),
-    ("POST", "/classify", classify),
-    ("POST", "/v1/classify", classify),
-    ("POST", "/tokenize", tokenize),
-    ("POST", "/detokenize", detokenize),
-    ("GET", "/tokenizer_info", get_tokenizer_info),
-    ("GET", "/chat_template", chat_template),
-    ("GET", "/v1/models", management.list_models),
-    ("GET", "/v1/models/{model:path}", management.get_model),
-    ("GET", "/health", probes.health),
-    ("GET", "/ready", probes.ready),
-    ("GET", "/metrics", management.metrics),
-    ("GET", "/version", management.get_version),
-    ("POST", "/abort", management.abort),
-    ("POST", "/release", management.release),
-    ("POST", "/flush_cache", management.flush_cache),
-    ("GET", "/replicas", replicas.list_replicas),
-    ("POST", "/replicas/add", replicas.add_replica),
-    ("POST", "/replicas/drain", replicas.drain_replica),
-    ("POST", "/replicas/remove", replicas.remove_replica),
-    ("GET", "/openapi.json", documentation.openapi),
-    ("GET", "/docs", documentation.docs),
-    ("GET", "/docs/{file}", documentation.docs_file),
-    ("GET", "/ui", ui.ui_page),
-    ("GET", "/ui/events", ui.ui_events),
-    ("GET", "/ui/text", ui.ui_text),
-    ("GET", "/ui/{file}", ui.ui_file),
-]
 
 
 def create_app(
@@ -120,7 +63,11 @@ def create_app(
     keys = keys or KeyRing(config)
     service = Service(client, config, model_name, dialect, tracing, replica_set)
     app = Starlette(
-        routes=[Route(path, _bind(handler, service), methods=[method]) for method, path, handler in ROUTES],
+        routes=[
+            StarletteRoute(path, _bind(route, service), methods=[route.method])
+            for route in ROUTES
+            for path in route.paths
+        ],
         exception_handlers={
             RequestError: on_request_error,
             EngineError: on_request_error,
@@ -158,15 +105,15 @@ def _add_middleware(
         Observe,
         keys=keys,
         metrics=service.metrics,
-        routes=frozenset(path for _, path, _ in ROUTES),
+        routes=frozenset(path for route in ROUTES for path in route.paths),
         access_log=config.access_log,
         tracing=tracing,
     )
 
 
-def _bind(handler: Handler, service: Service) -> Callable[[Request], Awaitable[Response]]:
+def _bind(route: Route, service: Service) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         check_content_type(request)
-        return await handler(service, request)
+        return await route.handler(service, request)
 
     return endpoint

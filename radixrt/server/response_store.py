@@ -9,14 +9,15 @@ from typing import Any
 import msgspec
 
 from radixrt.errors import RequestError, shown
-from radixrt.server.protocol.response_builder import QUEUED, ResponseBuilder
+from radixrt.server.answers.base import encode
+from radixrt.server.answers.responses import QUEUED, ResponseBuilder
 from radixrt.server.protocol.response_items import Item
 from radixrt.server.tenants import Tenant
 
 OVERHEAD_BYTES = 2_048
 """Memory of a stored response besides its JSON."""
 
-_items_decoder = msgspec.json.Decoder(list[dict[str, Any]])
+_items_decoder = msgspec.json.Decoder(list[Any])
 
 
 class StoredResponse:
@@ -33,21 +34,21 @@ class StoredResponse:
     def __init__(
         self, builder: ResponseBuilder, tenant: Tenant, rid: str, earlier: Sequence[bytes], items: list[Item]
     ) -> None:
-        self.id = builder.id
+        self.id = builder.response.id
         self.tenant = tenant
         self.rid = rid
         self.ended = asyncio.Event()
         self._builder: ResponseBuilder | None = builder
         self._status = QUEUED
-        self._input = msgspec.json.encode(items)
+        self._input = encode(items)
         self._earlier = tuple(earlier)
         self._output = b"[]"
-        self._body = msgspec.json.encode(builder.body())  # counts until the response has ended
+        self._body = encode(builder.body())  # counts until the response has ended
         self.output_ids: list[str] = []
 
     @property
     def status(self) -> str:
-        return self._status if self._builder is None else self._builder.status
+        return self._status if self._builder is None else self._builder.response.status
 
     @property
     def is_open(self) -> bool:
@@ -60,7 +61,7 @@ class StoredResponse:
 
     def body(self) -> bytes:
         """Return the response as JSON."""
-        return self._body if self._builder is None else msgspec.json.encode(self._builder.body())
+        return self._body if self._builder is None else encode(self._builder.body())
 
     def items(self) -> list[Item]:
         """Return the items of the request's input."""
@@ -77,10 +78,10 @@ class StoredResponse:
     def settle(self) -> None:
         """Encode the response, which has ended, and let its builder go."""
         assert self._builder is not None
-        self._status = self._builder.status
-        self._body = msgspec.json.encode(self._builder.body())
-        self._output = msgspec.json.encode(self._builder.output)
-        self.output_ids = [item["id"] for item in self._builder.output]
+        self._status = self._builder.response.status
+        self._body = encode(self._builder.body())
+        self._output = encode(self._builder.response.output)
+        self.output_ids = [item.id for item in self._builder.response.output]
         self._builder = None
 
 

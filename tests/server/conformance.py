@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import jsonschema
 
-from radixrt.server.app import ROUTES
-from radixrt.server.openapi.description import describe
+from radixrt.server.routes.description import describe
+from radixrt.server.routes.table import ROUTES
 
 
 @cache

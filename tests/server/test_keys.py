@@ -13,9 +13,9 @@ from radixrt.config import ServerConfig
 from radixrt.errors import ConfigError
 from radixrt.messages.client import GenerateReq, RequestOutput
 from radixrt.messages.scheduler import ReleaseReq
-from radixrt.server.app import ROUTES
 from radixrt.server.http.access import ADMIN_PATHS, OPEN_FILES, OPEN_PATHS
 from radixrt.server.http.keys import KeyRing
+from radixrt.server.routes.table import ROUTES
 from radixrt.server.tenants import EVERYONE, NOBODY, Tenant
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import Caller, check_error, events
@@ -160,7 +160,11 @@ def test_reload_takes_a_valid_file_and_keeps_the_keys_otherwise(key_file: Path) 
 # --- access ---
 
 
-WITH_METHODS = [(method if path != "/ui/events" else "HEAD", path) for method, path, _ in ROUTES]  # a GET never ends
+WITH_METHODS = [
+    (route.method if path != "/ui/events" else "HEAD", path)  # a GET never ends
+    for route in ROUTES
+    for path in route.paths
+]
 
 
 @pytest.mark.parametrize(("method", "path"), WITH_METHODS)

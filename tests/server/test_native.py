@@ -9,7 +9,7 @@ from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import Finish, ProgramHint, TemplateText, Usage
 from radixrt.messages.scheduler import ReleaseReq
 from radixrt.messages.wire import unpack_i32
-from radixrt.server.routes.native import Shown, native_body
+from radixrt.server.answers.native import NativeEncoder, Shown
 from tests.server.helpers import Caller, check_error, events
 
 
@@ -217,4 +217,5 @@ def test_a_bad_program(caller: Caller, path: str, fields: dict, param: str) -> N
 
 def test_an_answer_says_how_far_the_nearest_state_was() -> None:
     output = RequestOutput("r", finish=Finish("length"), usage=Usage(5000, 1, cached_tokens=300, matched_tokens=4096))
-    assert native_body(0, "r", output, Shown())["meta_info"]["missed"] == "KV matched 4096, nearest state at 300"
+    answer = NativeEncoder(["r"], Shown(), single=True).generation(0, output)
+    assert answer.meta_info.missed == "KV matched 4096, nearest state at 300"

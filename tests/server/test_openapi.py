@@ -15,8 +15,7 @@ import jsonschema
 import pytest
 
 from radixrt.chat.unsupported_fields import UnsupportedFields
-from radixrt.server.app import ROUTES
-from radixrt.server.openapi.operations import OPERATIONS
+from radixrt.server.routes.table import ROUTES
 from tests.server.conformance import check_exchange, description, validate
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import Caller
@@ -31,7 +30,6 @@ def test_every_route_of_the_application_is_described(caller: Caller) -> None:
     }
     described = {(method.upper(), path) for path, each in description()["paths"].items() for method in each}
     assert served == described
-    assert set(OPERATIONS) == {(method, path) for method, path, _ in ROUTES}
     ids = [one["operationId"] for each in description()["paths"].values() for one in each.values()]
     assert len(set(ids)) == len(ids)
 
@@ -51,17 +49,18 @@ def test_examples_are_requests_that_are_served() -> None:
     engine = FakeEngine()
     try:
         caller = Caller(engine)
-        for (method, path), one in OPERATIONS.items():
-            if one.example is None:
+        for route in ROUTES:
+            path = route.path
+            if route.example is None:
                 continue
-            assert one.decoder is not None
-            one.decoder.decode(json.dumps(one.example))
-            body = description()["paths"][path][method.lower()]["requestBody"]["content"]["application/json"]
-            validate(one.example, body["schema"])
-            if one.tag in ("Chat", "Generation") and path != "/v1/decisions":
-                assert caller.post(path, one.example).status_code == 200, path
-                if one.event is not None:
-                    assert caller.post(path, {**one.example, "stream": True}).status_code == 200, path
+            assert route.decoder is not None
+            route.decoder.decode(json.dumps(route.example))
+            body = description()["paths"][path][route.method.lower()]["requestBody"]["content"]["application/json"]
+            validate(route.example, body["schema"])
+            if route.tag in ("Chat", "Generation") and path != "/v1/decisions":
+                assert caller.post(path, route.example).status_code == 200, path
+                if route.event is not None:
+                    assert caller.post(path, {**route.example, "stream": True}).status_code == 200, path
     finally:
         engine.close()
 
@@ -124,7 +123,7 @@ def test_the_page_in_a_browser(live: str, tmp_path: Path) -> None:
         f"--user-data-dir={tmp_path}", f"{live}/docs#chat_completions",
     ]  # fmt: skip
     page = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    for _, path, _ in ROUTES:
+    for path in (path for route in ROUTES for path in route.paths):
         assert f'<span class="path">{path.replace(":path", "")}</span>' in page
     assert re.search(r'<details class="route" id="chat_completions" [^>]*open=""', page)
     assert "ChatRequest" in page

@@ -15,7 +15,10 @@ from radixrt.config import ServerConfig
 from radixrt.errors import RequestError
 from radixrt.messages.client import GenerateReq, RequestOutput
 from radixrt.messages.parts import Finish, Usage
-from radixrt.server.protocol.response_builder import ResponseBuilder
+from radixrt.sampling_params import SamplingParams
+from radixrt.server.answers.responses import ResponseBuilder
+from radixrt.server.protocol.response_fields import ResponsesRequest
+from radixrt.server.protocol.response_options import begun_response
 from radixrt.server.response_store import ResponseStore, StoredResponse
 from radixrt.server.tenants import Tenant
 from tests.server.fake_engine import FakeEngine, error_delta
@@ -43,14 +46,15 @@ class Made:
 
     def begin(self, tenant: str = "a", text: str = "") -> tuple[StoredResponse, ResponseBuilder]:
         self.count += 1
-        builder = ResponseBuilder({"id": f"r{self.count}"}, AnswerForm(), with_logprobs=False, as_summary=False)
+        response = begun_response(ResponsesRequest(input=""), SamplingParams(), f"r{self.count}", "m", store=True)
+        builder = ResponseBuilder(response, AnswerForm(), with_logprobs=False, as_summary=False)
         item = {"id": "i", "type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
-        stored = StoredResponse(builder, Tenant(tenant), builder.id, (), [item])
+        stored = StoredResponse(builder, Tenant(tenant), response.id, (), [item])
         self.store.add(stored)
         return stored, builder
 
     def end(self, stored: StoredResponse, builder: ResponseBuilder, text: str = "ok") -> StoredResponse:
-        builder.add(RequestOutput(builder.id, text, finish=Finish("stop"), usage=Usage(1, 1, 0)))
+        builder.add(RequestOutput(stored.id, text, finish=Finish("stop"), usage=Usage(1, 1, 0)))
         self.store.settle(stored, builder)
         return stored
 
@@ -73,18 +77,18 @@ def test_the_oldest_is_dropped_past_the_number() -> None:
 
 
 def test_the_oldest_is_dropped_past_the_bytes() -> None:
-    made = Made(max_bytes=10_000)
+    made = Made(max_bytes=12_000)
     small = made.whole()
     large = made.whole(text="x" * 4_000)
     assert made.has(small)
     larger = made.whole(text="x" * 5_000)
     assert [made.has(one) for one in (small, large, larger)] == [False, False, True]
-    assert made.store.bytes == larger.size <= 10_000
+    assert made.store.bytes == larger.size <= 12_000
     with pytest.raises(RequestError, match="alone") as refused:
-        made.begin(text="x" * 10_000)
+        made.begin(text="x" * 12_000)
     assert (refused.value.status, refused.value.param) == (400, "store")
     assert made.has(larger)
-    assert not made.has(made.end(*made.begin(), "x" * 10_000)), "an answer of more than all bytes"
+    assert not made.has(made.end(*made.begin(), "x" * 12_000)), "an answer of more than all bytes"
     assert (made.store.bytes, len(made.store)) == (0, 0)
 
 

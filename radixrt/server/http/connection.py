@@ -7,19 +7,18 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequ
 from contextlib import aclosing, suppress
 from typing import Any, Protocol, TypeVar
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from radixrt.errors import RequestError
 from radixrt.messages.client import RequestOutput
-from radixrt.server.http.errors import ClientGone, as_request_error, error_body, json_response
+from radixrt.server.answers.base import data_event
+from radixrt.server.answers.errors import ErrorBody, error_detail
+from radixrt.server.http.errors import ClientGone, as_request_error, json_response
 from radixrt.server.request_groups import RequestGroup
 from radixrt.server.service import Service
 
 T = TypeVar("T")
-
-DONE = b"data: [DONE]\n\n"
 
 _EVENT_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -84,7 +83,7 @@ class Encoder(Protocol):
 
 def openai_error_event(error: RequestError) -> bytes:
     """Encode an error within a stream as OpenAI's clients expect it."""
-    return b"data: %b\n\n" % msgspec.json.encode(error_body(error))
+    return data_event(ErrorBody(error_detail(error)))
 
 
 def generated(

@@ -1,8 +1,4 @@
-"""HTTP errors: a status and OpenAI's body {"error": {"message", "type", "param", "code"}}.
-
-The routes of Anthropic's Messages API answer with that API's body {"type": "error", "error": {"type", "message"},
-"request_id"}. It has no `param`, so the message names the field.
-"""
+"""HTTP errors: a status, and a body in the form of the API to which the path belongs."""
 
 from __future__ import annotations
 
@@ -10,13 +6,14 @@ import logging
 import math
 from typing import Any
 
-import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
 from radixrt.errors import EngineError, RequestError
+from radixrt.server.answers.base import encode
+from radixrt.server.answers.errors import ErrorBody, error_detail, messages_error
 
 logger = logging.getLogger(__name__)
 
@@ -26,10 +23,6 @@ RETRY_AFTER_S = 1.0
 MESSAGES_PATH = "/v1/messages"
 """Path of Anthropic's Messages API, and the beginning of the paths of its other routes."""
 
-_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-_ANTHROPIC_TYPES = {
-    **_TYPES, 408: "timeout_error", 409: "conflict_error", 413: "request_too_large", 503: "overloaded_error",
-}  # fmt: skip
 _HINTS = {"/v1/messages/batches": "; batches are not served: send each request to /v1/messages, all at the same time"}
 """Ends of the error messages of paths that clients know from elsewhere and that are no routes here."""
 
@@ -48,27 +41,8 @@ def as_request_error(error: Exception) -> RequestError:
     return RequestError("internal error; the server's log has the details", code="internal_error", status=500)
 
 
-def error_body(error: RequestError) -> dict[str, Any]:
-    kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
-    param = None if error.param is None else _encodable(error.param)
-    return {"error": {"message": _encodable(error.message), "type": kind, "param": param, "code": error.code}}
-
-
-def anthropic_error_body(error: RequestError, request_id: str) -> dict[str, Any]:
-    """The body of an error in the form of Anthropic's API. The message begins with the field unless it names it."""
-    kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    named = error.param is None or error.param in error.message
-    message = error.message if named else f"{error.param}: {error.message}"
-    return {"type": "error", "error": {"type": kind, "message": _encodable(message)}, "request_id": request_id}
-
-
-def _encodable(text: str) -> str:
-    """Return the text with lone surrogates, which a client's JSON may have brought, as escapes: UTF-8 has none."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
 def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(content), status_code=status, headers=headers, media_type="application/json")
+    return Response(encode(content), status_code=status, headers=headers, media_type="application/json")
 
 
 def error_headers(error: RequestError) -> dict[str, str]:
@@ -89,10 +63,9 @@ def error_response(error: RequestError, scope: Scope) -> Response:
     if error.status in (408, 413):
         headers["Connection"] = "close"  # part of the body may be unread
     if speaks_anthropic(scope["path"]):
-        body = anthropic_error_body(error, scope["state"]["context"].request_id)
-    else:
-        body = error_body(error)
-    return json_response(body, error.status, headers)
+        body = messages_error(error, scope["state"]["context"].request_id)
+        return json_response(body, error.status, headers)
+    return json_response(ErrorBody(error_detail(error)), error.status, headers)
 
 
 def speaks_anthropic(path: str) -> bool:

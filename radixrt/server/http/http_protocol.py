@@ -21,13 +21,14 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-import msgspec
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from radixrt.errors import RequestError
+from radixrt.server.answers.base import encode
+from radixrt.server.answers.errors import ErrorBody, error_detail
 from radixrt.server.http.client_address import ClientCounts, TrustedProxies
-from radixrt.server.http.errors import error_body, error_headers
+from radixrt.server.http.errors import error_headers
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED = 16
@@ -196,7 +197,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _close_with(self, error: RequestError) -> None:
         """Answer with an error and close."""
-        body = msgspec.json.encode(error_body(error))
+        body = encode(ErrorBody(error_detail(error)))
         headers = {
             **error_headers(error),
             "connection": "close",

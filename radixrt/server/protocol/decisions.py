@@ -19,6 +19,14 @@ from radixrt.chat.types import ChatMessage
 from radixrt.errors import RequestError, shown, unsupported
 from radixrt.messages.client import ChoiceScores
 from radixrt.messages.parts import ChatPrompt, SelectMethod, TemplateText
+from radixrt.server.answers.decisions import (
+    ChoiceDecision,
+    ChoiceShare,
+    Decision,
+    LevelShare,
+    PredicateDecision,
+    ScoreDecision,
+)
 from radixrt.server.protocol.fields import RoutingFields
 from radixrt.tokenizer.selection import softmax
 
@@ -105,25 +113,20 @@ class AskedQuestion:
     prompt: ChatPrompt
     answers: list[str]
 
-    def answer(self, scores: ChoiceScores) -> dict[str, Any]:
-        """Build the body of the question's answer."""
-        probabilities = softmax(scores.logprobs)
-        head = {"type": self.question.type, "name": self.question.name}
+    def answer(self, scores: ChoiceScores) -> Decision:
+        """Build the question's answer."""
+        name, probabilities = self.question.name, softmax(scores.logprobs)
         if self.question.type == "predicate":
-            return {**head, "probability": probabilities[0]}
+            return PredicateDecision(name, probabilities[0])
         best = max(range(len(probabilities)), key=probabilities.__getitem__)
         confidence = probabilities[best]
         if self.question.type == "choice":
             values = [option.value for option in self.question.choices or ()]
-            shares = [{"value": v, "probability": p} for v, p in zip(values, probabilities, strict=True)]
-            return {**head, "choice": values[best], "confidence": confidence, "probabilities": shares}
+            shares = [ChoiceShare(value, share) for value, share in zip(values, probabilities, strict=True)]
+            return ChoiceDecision(name, values[best], confidence, shares)
         labels = [level.label for level in self.question.levels or ()]
-        levels = [
-            {"value": i, "label": label, "probability": p}
-            for i, (label, p) in enumerate(zip(labels, probabilities, strict=True))
-        ]
-        expected = sum(i * p for i, p in enumerate(probabilities))
-        return {**head, "score": expected, "confidence": confidence, "probabilities": levels}
+        levels = [LevelShare(i, label, probabilities[i]) for i, label in enumerate(labels)]
+        return ScoreDecision(name, sum(i * p for i, p in enumerate(probabilities)), confidence, levels)
 
 
 def read_questions(body: DecisionRequest, dialect: Dialect, *, allow_control_tokens: bool) -> list[AskedQuestion]:

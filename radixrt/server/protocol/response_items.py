@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+import msgspec
 
 from radixrt.chat.decoding import decode_text
 from radixrt.chat.types import ChatMessage, FunctionCall, ToolCall
 from radixrt.errors import RequestError, shown, unsupported
+from radixrt.server.answers import response_types as types
+from radixrt.server.answers.responses import new_id
 from radixrt.server.protocol.response_fields import InputContent, InputItem
 
 Item = dict[str, Any]
-"""An item as the API shows it."""
+"""An item as the API shows it, decoded; `radixrt.server.answers.response_types` has the types."""
 
-ROLES = ("user", "assistant", "system", "developer")
+ROLES: tuple[types.Role, ...] = ("user", "assistant", "system", "developer")
 TYPES = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
 TEXT_TYPES = ("input_text", "output_text", "text")
-
-
-def new_id(prefix: str) -> str:
-    return f"{prefix}_{uuid.uuid4().hex}"
 
 
 def read_items(given: str | Sequence[InputItem], find: Callable[[str], Item | None]) -> list[Item]:
@@ -33,15 +32,19 @@ def read_items(given: str | Sequence[InputItem], find: Callable[[str], Item | No
         RequestError: naming the item and the field in it; 404 for a reference to an unknown item.
     """
     if isinstance(given, str):
-        return [_message("user", [{"type": "input_text", "text": given}], None)]
-    items = []
+        return _builtins([types.InputMessageItem(id=new_id("msg"), role="user", content=[types.InputText(given)])])
+    items: list[types.InputItem | Item] = []
     for i, item in enumerate(given):
         place = f"input[{i}]"
         if item.type == "item_reference":
             items.append(_referred(item, place, find))
         else:
             items.append(_READERS.get(_type_of(item, place), _unknown)(item, place))
-    return items
+    return _builtins(items)
+
+
+def _builtins(items: Sequence[types.InputItem | Item]) -> list[Item]:
+    return msgspec.to_builtins(items)  # type: ignore[no-any-return]
 
 
 def _type_of(item: InputItem, place: str) -> str:
@@ -50,7 +53,7 @@ def _type_of(item: InputItem, place: str) -> str:
     return item.type or "message"
 
 
-def _unknown(item: InputItem, place: str) -> Item:
+def _unknown(item: InputItem, place: str) -> types.InputItem:
     raise unsupported(f"{place}.type", f"an item of type {shown(item.type)}", instead=f"there are {', '.join(TYPES)}")
 
 
@@ -64,96 +67,74 @@ def _referred(item: InputItem, place: str, find: Callable[[str], Item | None]) -
     return found
 
 
-def _message(role: str, content: list[Item], given_id: str | None) -> Item:
-    return {
-        "id": given_id or new_id("msg"),
-        "type": "message",
-        "role": role,
-        "status": "completed",
-        "content": content,
-    }
-
-
-def _read_message(item: InputItem, place: str) -> Item:
-    if item.role not in ROLES:
+def _read_message(item: InputItem, place: str) -> types.InputItem:
+    role = next((role for role in ROLES if role == item.role), None)
+    if role is None:
         raise RequestError(
             f"{place}.role must be one of {', '.join(ROLES)}, not {shown(item.role)}", param=f"{place}.role"
         )
-    return _message(item.role, _content(item.content, f"{place}.content", item.role == "assistant"), item.id)
+    content = _content(item.content, f"{place}.content", role == "assistant")
+    return types.InputMessageItem(id=item.id or new_id("msg"), role=role, content=content)
 
 
-def _content(given: str | list[InputContent] | None, place: str, of_assistant: bool) -> list[Item]:
+def _content(given: str | list[InputContent] | None, place: str, of_assistant: bool) -> list[types.Content]:
     """Return the parts of a content, all of them texts or refusals."""
     if given is None:
         raise RequestError(f"{place} is required", param=place, code="missing_field")
     parts = [InputContent(type="text", text=given)] if isinstance(given, str) else given
-    made: list[Item] = []
+    made: list[types.Content] = []
     for i, part in enumerate(parts):
         if part.type == "refusal" and of_assistant:
-            made.append({"type": "refusal", "refusal": _required(part.refusal, f"{place}[{i}].refusal")})
+            made.append(types.Refusal(_required(part.refusal, f"{place}[{i}].refusal")))
             continue
         if part.type not in TEXT_TYPES:
             raise unsupported(
                 f"{place}[{i}].type", f"a content part of type {shown(part.type)}", instead="send its text"
             )
         text = _required(part.text, f"{place}[{i}].text")
-        if of_assistant:
-            made.append({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
-        else:
-            made.append({"type": "input_text", "text": text})
+        made.append(types.OutputText(text) if of_assistant else types.InputText(text))
     return made
 
 
-def _read_call(item: InputItem, place: str) -> Item:
+def _read_call(item: InputItem, place: str) -> types.InputItem:
     arguments = _required(item.arguments, f"{place}.arguments")
     if not isinstance(decode_text(arguments, f"{place}.arguments") if arguments else {}, dict):
         raise RequestError(f"{place}.arguments must be the JSON text of an object", param=f"{place}.arguments")
-    return {
-        "id": item.id or new_id("fc"),
-        "type": "function_call",
-        "call_id": _required(item.call_id, f"{place}.call_id"),
-        "name": _required(item.name, f"{place}.name"),
-        "arguments": arguments,
-        "status": "completed",
-    }
+    return types.InputCallItem(
+        id=item.id or new_id("fc"),
+        call_id=_required(item.call_id, f"{place}.call_id"),
+        name=_required(item.name, f"{place}.name"),
+        arguments=arguments,
+    )
 
 
-def _read_call_output(item: InputItem, place: str) -> Item:
+def _read_call_output(item: InputItem, place: str) -> types.InputItem:
     call_id = _required(item.call_id, f"{place}.call_id")
     output = item.output if isinstance(item.output, str) else _content(item.output, f"{place}.output", False)
-    return {
-        "id": item.id or new_id("fco"),
-        "type": "function_call_output",
-        "call_id": call_id,
-        "output": output,
-        "status": "completed",
-    }
+    return types.CallOutputItem(id=item.id or new_id("fco"), call_id=call_id, output=output)
 
 
-def _read_reasoning(item: InputItem, place: str) -> Item:
+def _read_reasoning(item: InputItem, place: str) -> types.InputItem:
     """Read reasoning with its text, in the content or else in the summary."""
     content = item.content
     if isinstance(content, str):
         content = [InputContent(type="reasoning_text", text=content)]
-    read: dict[str, list[Item]] = {}
+    read: dict[str, list[str]] = {}
     for field, parts, kind in (("content", content, "reasoning_text"), ("summary", item.summary, "summary_text")):
         for i, part in enumerate(parts or ()):
             if part.type != kind:
                 raise unsupported(f"{place}.{field}[{i}].type", f"a part of type {shown(part.type)}", instead=kind)
-            text = _required(part.text, f"{place}.{field}[{i}].text")
-            read.setdefault(field, []).append({"type": kind, "text": text})
+            read.setdefault(field, []).append(_required(part.text, f"{place}.{field}[{i}].text"))
     if item.encrypted_content is not None and not read:
         raise unsupported(f"{place}.encrypted_content", instead="send the reasoning in content, or leave the item out")
-    return {
-        "id": item.id or new_id("rs"),
-        "type": "reasoning",
-        "summary": read.get("summary", []),
-        "content": read.get("content", []),
-        "status": "completed",
-    }
+    return types.InputReasoningItem(
+        id=item.id or new_id("rs"),
+        summary=[types.SummaryText(text) for text in read.get("summary", ())],
+        content=[types.ReasoningText(text) for text in read.get("content", ())],
+    )
 
 
-_READERS: dict[str, Callable[[InputItem, str], Item]] = {
+_READERS: dict[str, Callable[[InputItem, str], types.InputItem]] = {
     "message": _read_message,
     "function_call": _read_call,
     "function_call_output": _read_call_output,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
+
+import msgspec
 
 from radixrt.chat.constraint import ANY_OBJECT, RequestedConstraint, raw_text
 from radixrt.chat.types import (
@@ -16,6 +19,7 @@ from radixrt.chat.types import (
 )
 from radixrt.errors import RequestError, shown, unsupported
 from radixrt.sampling_params import SamplingParams
+from radixrt.server.answers.response_types import Response
 from radixrt.server.protocol.fields import MAX_TOP_LOGPROBS
 from radixrt.server.protocol.response_fields import (
     LOGPROBS,
@@ -166,37 +170,35 @@ def _reference(tool: NamedTool, place: str, names: set[str]) -> ToolReference:
 # --- the answer's copy of the request ---
 
 
-def echoed(body: ResponsesRequest, sampling: SamplingParams) -> dict[str, Any]:
-    """The members of a response that repeat its request."""
+def begun_response(
+    body: ResponsesRequest, sampling: SamplingParams, response_id: str, model: str, *, store: bool
+) -> Response:
+    """Return the response to a request before it is generated, with the members that repeat the request."""
     form = (body.text and body.text.format) or TextFormat(type="text")
-    text: dict[str, Any] = {"type": form.type}
-    if form.type == "json_schema":
-        text |= {"name": form.name, "description": form.description, "schema": form.schema, "strict": form.strict}
-    options = body.reasoning or ReasoningOptions()
-    return {
-        "background": bool(body.background),
-        "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
-        "max_tool_calls": body.max_tool_calls,
-        "metadata": body.metadata or {},
-        "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": body.previous_response_id,
-        "reasoning": {"effort": options.effort, "summary": options.summary},
-        "temperature": sampling.temperature,
-        "text": {"format": text},
-        "tool_choice": body.tool_choice or "auto",
-        "tools": [_tool_body(tool) for tool in body.tools or ()],
-        "top_logprobs": body.top_logprobs or 0,
-        "top_p": sampling.top_p,
-        "truncation": "disabled",
-    }
+    effort = body.reasoning or ReasoningOptions()
+    choice: Any = body.tool_choice or "auto"
+    return Response(
+        id=response_id,
+        created_at=int(time.time()),
+        model=model,
+        store=store,
+        background=bool(body.background),
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        metadata=body.metadata or {},
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        reasoning={"effort": effort.effort, "summary": effort.summary},
+        temperature=sampling.temperature,
+        text={"format": form if form.type == "json_schema" else {"type": form.type}},
+        tool_choice=choice,
+        tools=[_shown_tool(tool) for tool in body.tools or ()],
+        top_logprobs=body.top_logprobs or 0,
+        top_p=sampling.top_p,
+    )
 
 
-def _tool_body(tool: ResponseTool) -> dict[str, Any]:
-    return {
-        "type": "function",
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters if bytes(tool.parameters) else None,
-        "strict": bool(tool.strict),
-    }
+def _shown_tool(tool: ResponseTool) -> Any:
+    parameters = tool.parameters if bytes(tool.parameters) else msgspec.Raw(b"null")
+    return msgspec.structs.replace(tool, parameters=parameters, strict=bool(tool.strict))

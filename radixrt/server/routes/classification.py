@@ -5,11 +5,7 @@ input | messages    exactly one. str, [str], [int] or [[int]]: one prompt or at 
                     unless given), continue_final_message and allow_control_tokens as /v1/chat/completions has them
 use_activation      false for logits; by default what the model's own files make of them
 model, rid, priority, cache_salt, timeout, program (as /generate has it)
--> {"id", "object": "list", "created", "model",
-    "data": [{"index", "label": str, "probs": [float], "num_classes": int}, ...],
-    "usage": {"prompt_tokens", "completion_tokens": 0, "total_tokens", "prompt_tokens_details": {"cached_tokens"}}}
-
-`label` is the one with the highest score.
+-> `radixrt.server.answers.pooling.Classification`
 """
 
 from __future__ import annotations
@@ -27,10 +23,11 @@ from radixrt.chat.types import ChatMessage
 from radixrt.client.pooled import rows_of, with_caller_names
 from radixrt.errors import RequestError
 from radixrt.messages.client import ClassifyReq, EngineReady, RequestOutput
+from radixrt.server.answers.parts import prompt_usage
+from radixrt.server.answers.pooling import Classification, Classified
 from radixrt.server.http.connection import Generated
 from radixrt.server.http.errors import json_response
 from radixrt.server.http.receive import receive
-from radixrt.server.protocol.answers import prompt_usage
 from radixrt.server.protocol.fields import RoutingFields, envelope_options, read_conversation
 from radixrt.server.protocol.prompts import prompt_fields, split_prompts
 from radixrt.server.request_context import RequestContext
@@ -89,17 +86,13 @@ def _prompts(
     return prompt_fields(prompts, is_one, info), len(prompts), names
 
 
-def _body(service: Service, rid: str, info: EngineReady, output: RequestOutput, count: int) -> dict[str, Any]:
+def _body(service: Service, rid: str, info: EngineReady, output: RequestOutput, count: int) -> Classification:
     scores = rows_of(output.pooled_scores, count)
     best = scores.argmax(1).tolist()
-    return {
-        "id": rid,
-        "object": "list",
-        "created": int(time.time()),
-        "model": service.model_name,
-        "data": [
-            {"index": i, "label": info.labels[best[i]], "probs": row, "num_classes": len(row)}
-            for i, row in enumerate(scores.tolist())
-        ],
-        "usage": {"completion_tokens": 0, **prompt_usage(output.usage)},
-    }
+    return Classification(
+        id=rid,
+        created=int(time.time()),
+        model=service.model_name,
+        data=[Classified(i, info.labels[best[i]], row, len(row)) for i, row in enumerate(scores.tolist())],
+        usage=prompt_usage(output.usage, completion_tokens=0),
+    )

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
-import time
-from typing import Any
-
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,12 +13,13 @@ from radixrt.chat.constraint import (
     renamed,
 )
 from radixrt.errors import RequestError
-from radixrt.messages.client import EngineReady, RequestOutput, TokenLogprob
+from radixrt.messages.client import EngineReady
 from radixrt.messages.parts import FillInTokens
 from radixrt.sampling_params import MAX_N, SamplingParams
-from radixrt.server.http.connection import DONE, generated
+from radixrt.server.answers.completions import Choice, CompletionEncoder
+from radixrt.server.answers.parts import TokenReport
+from radixrt.server.http.connection import generated
 from radixrt.server.http.receive import receive
-from radixrt.server.protocol.answers import TokenReport, UsageSum, clean_logprob, constraint_body, finish_reason
 from radixrt.server.protocol.fields import (
     COMPLETION_MAX_TOKENS,
     MAX_TOP_LOGPROBS,
@@ -70,14 +66,10 @@ async def completions(service: Service, request: Request) -> Response:
         Choice(index, prompts[index // sampling.n] if body.echo else None, body.logprobs is not None, report)
         for index in range(len(prompts) * sampling.n)
     ]
-    head = {
-        "id": f"cmpl-{options['rid']}",
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": service.model_name,
-    }
-
-    encoder = CompletionEncoder(head, choices, include_usage, UsageSum(sampling.n), wanted=body.n or 1)
+    encoder = CompletionEncoder(
+        f"cmpl-{options['rid']}", service.model_name, choices, sampled=sampling.n, wanted=body.n or 1,
+        include_usage=include_usage,
+    )  # fmt: skip
     return generated(service, RequestGroup(context, options["rid"], requests, names), encoder, stream=options["stream"])
 
 
@@ -145,139 +137,3 @@ def _best_of(body: CompletionRequest, *, stream: bool) -> int | None:
     if stream:
         raise RequestError("best_of compares whole completions, so it cannot be streamed", param="best_of")
     return sampled
-
-
-def _mean_logprob(output: RequestOutput) -> float:
-    """Mean log-probability of the tokens that were sampled; 0 if there are none."""
-    known = [row.logprob for row in output.logprobs or [] if row.logprob is not None]
-    return sum(known) / len(known) if known else 0.0
-
-
-class Choice:
-    """One choice of the response, whole or as parts of a stream, with the state for text offsets and echo.
-
-    Args:
-        echo: the prompt to put in front, or None.
-    """
-
-    def __init__(self, index: int, echo: Prompt | None, with_logprobs: bool, report: TokenReport) -> None:
-        self.report = report
-        self._begun = False
-        self.index = index
-        self._echo = echo
-        self._with_logprobs = with_logprobs
-        self._chars = 0
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def part(self, output: RequestOutput) -> dict[str, Any]:
-        """Build the choice for one output. With echo, the choice of the first output begins with the prompt."""
-        text = output.text
-        rows: list[TokenLogprob] = []
-        if self._echo is not None:
-            text = self._echoed(self._echo, output.prompt_logprobs or []) + text
-            rows += output.prompt_logprobs or []
-            self._echo = None
-        rows += output.logprobs or []
-        part: dict[str, Any] = {
-            "index": self.index,
-            "text": text,
-            "logprobs": self._legacy_logprobs(rows) if self._with_logprobs else None,
-            "finish_reason": None,
-        }
-        if self.report.ids:
-            part["token_ids"] = output.token_ids
-        if not self._begun:
-            self._begun = True
-            part |= self.report.prompt_body(output)
-        if output.finish is not None:
-            part["finish_reason"] = finish_reason(output.finish)
-            part["stop_reason"] = output.finish.matched
-            enforced = constraint_body(output)
-            if enforced is not None:
-                part["radixrt"] = enforced
-        return part
-
-    @staticmethod
-    def _echoed(prompt: Prompt, rows: list[TokenLogprob]) -> str:
-        if isinstance(prompt, str):
-            return prompt
-        return b"".join(row.data for row in rows).decode("utf-8", "replace")
-
-    def _legacy_logprobs(self, rows: list[TokenLogprob]) -> dict[str, Any]:
-        """OpenAI's older form: parallel lists, alternatives as {text: logprob}; the chosen token is among them.
-
-        text_offset counts characters from the start of the choice's text, over the tokens' bytes: a character that
-        spans tokens begins where its last byte does.
-        """
-        offsets: list[int] = []
-        for row in rows:
-            offsets.append(self._chars)
-            self._chars += len(self._decoder.decode(row.data))
-        return {
-            "tokens": [self.report.name(row) for row in rows],
-            "token_logprobs": [clean_logprob(row.logprob) for row in rows],
-            "top_logprobs": [_alternatives(row, self.report) for row in rows],
-            "text_offset": offsets,
-        }
-
-
-def _alternatives(row: TokenLogprob, report: TokenReport) -> dict[str, float | None] | None:
-    if row.logprob is None:
-        return None
-    found: dict[str, float | None] = {}
-    for top in (*row.top, row):
-        found.setdefault(report.name(top), clean_logprob(top.logprob))
-    return found
-
-
-class CompletionEncoder:
-    """Encodes the outputs of a completion request; constant parts of a stream are encoded once.
-
-    Args:
-        wanted: number of completions of each prompt that are returned, those with the highest mean log-probability;
-            `usage.n` of them are sampled.
-    """
-
-    def __init__(
-        self, head: dict[str, Any], choices: list[Choice], include_usage: bool, usage: UsageSum, *, wanted: int
-    ) -> None:  # fmt: skip
-        self._wanted = wanted
-        self._head = head
-        self._choices = choices
-        self._usage = usage
-        self._include_usage = include_usage
-        self._prefix = b'data: %b,"system_fingerprint":null,"choices":[' % msgspec.json.encode(head)[:-1]
-        self._suffix = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
-        self._plain_end = b',"logprobs":null,"finish_reason":null}' + self._suffix
-        self._plain = [self._prefix + b'{"index":%d,"text":' % choice.index for choice in choices]
-        self._started: set[int] = set()
-
-    def body(self, outputs: list[RequestOutput]) -> dict[str, Any]:
-        for choice, output in zip(self._choices, outputs, strict=True):
-            self._usage.add(choice.index, output.usage)
-        sampled = self._usage.n
-        whole: list[dict[str, Any]] = []
-        for first in range(0, len(outputs), sampled):
-            each = list(range(first, first + sampled))
-            if self._wanted < sampled:
-                each = sorted(each, key=lambda i: -_mean_logprob(outputs[i]))[: self._wanted]
-            whole += [self._choices[i].part(outputs[i]) | {"index": len(whole) + k} for k, i in enumerate(each)]
-        return {**self._head, "choices": whole, "usage": self._usage.body(), "system_fingerprint": None}
-
-    def event(self, index: int, output: RequestOutput) -> bytes:
-        choice = self._choices[index]
-        if index in self._started and output.finish is None and not output.logprobs and not choice.report.ids:
-            if not output.text:
-                return b""
-            return self._plain[index] + msgspec.json.encode(output.text) + self._plain_end
-        self._started.add(index)
-        part = choice.part(output)
-        self._usage.add(index, output.usage)
-        if part["text"] or part["finish_reason"] or part["logprobs"] or part.get("token_ids"):
-            return self._prefix + msgspec.json.encode(part) + self._suffix
-        return b""
-
-    def last_event(self) -> bytes:
-        if not self._include_usage:
-            return DONE
-        return self._prefix + b'],"usage":%b}\n\n' % msgspec.json.encode(self._usage.body()) + DONE

@@ -6,14 +6,10 @@ Two forms. With `questions` it is OpenAI's Decisions API, and its clients work:
         {"type": "predicate", "name", "instructions"},
         {"type": "choice", "name", "instructions", "choices": [{"value": str | bool, "description"}, ...]},
         {"type": "score", "name", "instructions", "levels": [{"label", "description"}, ...]}]}
-    -> {"model", "answers": [
-        {"type": "predicate", "name", "probability"},
-        {"type": "choice", "name", "choice", "confidence", "probabilities": [{"value", "probability"}, ...]},
-        {"type": "score", "name", "score", "confidence", "probabilities": [{"value", "label", "probability"}, ...]}],
-        "usage": {"input_tokens", "input_tokens_details", "output_tokens", "output_tokens_details", "total_tokens"}}
+    -> `radixrt.server.answers.decisions.Decisions`
 
-A score is the expected level, counted from 0; a confidence is the highest of the probabilities. Images and tool calls
-in the input are refused by name. `radixrt.server.protocol.decisions` documents the prompt of a question.
+Images and tool calls in the input are refused by name. `radixrt.server.protocol.decisions` documents the prompt of a
+question.
 
 With `choices` it is radixrt's own, the route behind `rt.select`: texts that may follow a prompt, scored as they are.
 
@@ -24,18 +20,14 @@ With `choices` it is radixrt's own, the route behind `rt.select`: texts that may
                         `radixrt.tokenizer.selection`
     return_prompt_ids   answer with the prompt's token ids
     model, rid, priority, cache_salt, timeout, program (as /generate has it)
-    -> {"choice": index, "text": str, "probabilities": [float], "logprobs": [float], "scores": [float],
-        "token_ids": [[int]], "kept": int, "prompt_ids": [int],
-        "meta_info": {"id", "prompt_tokens", "completion_tokens", "cached_tokens", "queue_s", "prefill_s"}}
-
-A choice's log-probability is that of its tokens behind the prompt's first `kept`, which are all of them unless the
-prompt's last text is tokenized otherwise with a choice behind it.
+    -> `radixrt.server.answers.decisions.ScoredChoices`
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -45,11 +37,12 @@ from radixrt.client.requests import token_ids
 from radixrt.errors import RequestError
 from radixrt.messages.client import ChoiceScores, EngineReady, RequestOutput, ScoreReq
 from radixrt.messages.parts import Timings, Usage
-from radixrt.messages.wire import pack_i32, unpack_i32
+from radixrt.messages.wire import pack_i32
+from radixrt.server.answers.decisions import ChoiceMeta, Decisions, ScoredChoices
+from radixrt.server.answers.parts import InputDetails, InputUsage, ReasoningTokens, clean_logprob
 from radixrt.server.http.connection import Generated
 from radixrt.server.http.errors import json_response
 from radixrt.server.http.receive import receive
-from radixrt.server.protocol.answers import clean_logprob
 from radixrt.server.protocol.decisions import AskedQuestion, DecisionRequest, decision_decoder, read_questions
 from radixrt.server.protocol.fields import allows_control_tokens, envelope_options, read_conversation
 from radixrt.server.protocol.prompts import check_ids, read_parts
@@ -84,10 +77,9 @@ async def decisions(service: Service, request: Request) -> Response:
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         deltas = await service.groups.ask(context, options["rid"], requests, names)
         if asked is None:
-            content = _select_body(body, options["rid"], deltas[0])
+            await json_response(_scored_choices(body, options["rid"], deltas[0]))(scope, receive, send)
         else:
-            content = _questions_body(service, asked, deltas)
-        await json_response(content)(scope, receive, send)
+            await json_response(_decisions(service, asked, deltas))(scope, receive, send)
 
     return Generated(answer)
 
@@ -118,43 +110,28 @@ def _scores(delta: RequestOutput) -> ChoiceScores:
     return delta.decision
 
 
-def _select_body(body: DecisionRequest, rid: str, delta: RequestOutput) -> dict[str, Any]:
+def _scored_choices(body: DecisionRequest, rid: str, delta: RequestOutput) -> ScoredChoices:
     found, usage, timings = _scores(delta), delta.usage or Usage(), delta.timings or Timings()
-    content: dict[str, Any] = {
-        "choice": found.choice,
-        "text": (body.choices or [])[found.choice],
-        "probabilities": found.probabilities,
-        "logprobs": [clean_logprob(value) for value in found.logprobs],
-        "scores": found.scores,
-        "token_ids": found.token_ids,
-        "kept": found.kept,
-        "meta_info": {
-            "id": rid,
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "cached_tokens": usage.cached_tokens,
-            "queue_s": timings.queue_s,
-            "prefill_s": timings.prefill_s,
-        },
-    }
-    if body.return_prompt_ids and delta.prompt_ids is not None:
-        content["prompt_ids"] = unpack_i32(delta.prompt_ids).tolist()
-    return content
+    meta = ChoiceMeta(
+        rid, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, timings.queue_s, timings.prefill_s
+    )
+    return ScoredChoices(
+        found.choice,
+        (body.choices or [])[found.choice],
+        found.probabilities,
+        [clean_logprob(value) for value in found.logprobs],
+        found.scores,
+        found.token_ids,
+        found.kept,
+        meta,
+        delta.prompt_token_ids if body.return_prompt_ids and delta.prompt_ids is not None else UNSET,
+    )
 
 
-def _questions_body(service: Service, asked: list[AskedQuestion], deltas: list[RequestOutput]) -> dict[str, Any]:
+def _decisions(service: Service, asked: list[AskedQuestion], deltas: list[RequestOutput]) -> Decisions:
     answers = [each.answer(_scores(delta)) for each, delta in zip(asked, deltas, strict=True)]
     usages = [delta.usage or Usage() for delta in deltas]
     tokens = sum(usage.prompt_tokens for usage in usages)
     cached = sum(usage.cached_tokens for usage in usages)
-    return {
-        "model": service.model_name,
-        "answers": answers,
-        "usage": {
-            "input_tokens": tokens,
-            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": tokens - cached},
-            "output_tokens": 0,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": tokens,
-        },
-    }
+    details = InputDetails(cached, tokens - cached)
+    return Decisions(service.model_name, answers, InputUsage(tokens, details, 0, ReasoningTokens(0), tokens))

@@ -7,8 +7,7 @@ normalize           scale vectors to length 1, after the cut; by default what th
 prompt_name         name of the model's prompt that is written before each text, e.g. "query"; default: its default one
 prompt              this text is written before each text, in place of a prompt of the model
 model, rid, priority, cache_salt, timeout, program (as /generate has it)
--> {"object": "list", "data": [{"object": "embedding", "index", "embedding": [float] | str}, ...], "model",
-    "usage": {"prompt_tokens", "total_tokens", "prompt_tokens_details": {"cached_tokens"}}}
+-> `radixrt.server.answers.pooling.Embeddings`
 """
 
 from __future__ import annotations
@@ -24,10 +23,11 @@ from starlette.types import Receive, Scope, Send
 from radixrt.client.pooled import rows_of, with_caller_names
 from radixrt.errors import RequestError
 from radixrt.messages.client import EmbedReq, RequestOutput
+from radixrt.server.answers.parts import prompt_usage
+from radixrt.server.answers.pooling import Embedding, Embeddings
 from radixrt.server.http.connection import Generated
 from radixrt.server.http.errors import json_response
 from radixrt.server.http.receive import receive
-from radixrt.server.protocol.answers import prompt_usage
 from radixrt.server.protocol.fields import RoutingFields, envelope_options
 from radixrt.server.protocol.prompts import prompt_fields, split_prompts
 from radixrt.server.request_context import RequestContext
@@ -72,15 +72,11 @@ async def embeddings(service: Service, request: Request) -> Response:
     return Generated(answer)
 
 
-def _body(service: Service, body: EmbeddingRequest, output: RequestOutput, count: int) -> dict[str, Any]:
+def _body(service: Service, body: EmbeddingRequest, output: RequestOutput, count: int) -> Embeddings:
     vectors = rows_of(output.embeddings, count)
     if body.encoding_format == "base64":
         values: list[Any] = [base64.b64encode(vector.tobytes()).decode() for vector in vectors]
     else:
         values = vectors.tolist()
-    return {
-        "object": "list",
-        "data": [{"object": "embedding", "index": i, "embedding": value} for i, value in enumerate(values)],
-        "model": service.model_name,
-        "usage": prompt_usage(output.usage),
-    }
+    data = [Embedding(index=i, embedding=value) for i, value in enumerate(values)]
+    return Embeddings(data=data, model=service.model_name, usage=prompt_usage(output.usage))

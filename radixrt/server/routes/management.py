@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from radixrt._version import __version__
 from radixrt.errors import RequestError
+from radixrt.server.answers.service import Aborted, Flushed, ModelCard, ModelList, Released, Version
 from radixrt.server.http.access import check_admin
 from radixrt.server.http.errors import json_response, model_not_found
 from radixrt.server.http.receive import admit, is_served, receive_json
@@ -22,24 +22,21 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 ID_PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_")
 
 
-def _model_card(service: Service) -> dict[str, Any]:
+def _model_card(service: Service) -> ModelCard:
     info = service.client.info
-    return {
-        "id": service.model_name,
-        "object": "model",
-        "created": service.created,
-        "owned_by": "radixrt",
-        "root": service.model_name if info is None else info.model,
-        "parent": None,
-        "max_model_len": None if info is None else info.context_length,
-    }
+    return ModelCard(
+        id=service.model_name,
+        created=service.created,
+        root=service.model_name if info is None else info.model,
+        max_model_len=None if info is None else info.context_length,
+    )
 
 
 async def list_models(service: Service, request: Request) -> Response:
     """List the served model. A client of the engine gets the engine's properties instead."""
     if is_engine_client(request):
         return engine_info(admit(service))
-    return json_response({"object": "list", "data": [_model_card(service)]})
+    return json_response(ModelList(data=[_model_card(service)]))
 
 
 async def get_model(service: Service, request: Request) -> Response:
@@ -54,7 +51,7 @@ async def metrics(service: Service, request: Request) -> Response:
 
 
 async def get_version(service: Service, request: Request) -> Response:
-    return json_response({"version": __version__})
+    return json_response(Version(__version__))
 
 
 async def abort(service: Service, request: Request) -> Response:
@@ -67,14 +64,14 @@ async def abort(service: Service, request: Request) -> Response:
     body = await receive_json(service, request, abort_decoder)
     if body.abort_all:
         check_admin(tenant, "abort_all")
-        return json_response({"aborted": service.groups.abort_all()})
+        return json_response(Aborted(service.groups.abort_all()))
     if body.rid is None:
         raise RequestError("rid is required", param="rid", code="missing_field")
     aborted = service.groups.abort(tenant, body.rid)
     for prefix in ID_PREFIXES:
         if not aborted and body.rid.startswith(prefix):
             aborted = service.groups.abort(tenant, body.rid.removeprefix(prefix))
-    return json_response({"aborted": aborted})
+    return json_response(Aborted(aborted))
 
 
 async def release(service: Service, request: Request) -> Response:
@@ -83,7 +80,7 @@ async def release(service: Service, request: Request) -> Response:
     """
     body = await receive_json(service, request, release_decoder)
     service.release(request.state.context.tenant, body.program, body.branch)
-    return json_response({"status": "ok"})
+    return json_response(Released())
 
 
 async def flush_cache(service: Service, request: Request) -> Response:
@@ -91,4 +88,4 @@ async def flush_cache(service: Service, request: Request) -> Response:
     reply = await asyncio.to_thread(service.client.control, "flush_cache")
     if not reply.ok:
         raise RequestError(reply.message or "the cache was not flushed", code="not_flushed", status=409)
-    return json_response({"status": "ok", "message": reply.message})
+    return json_response(Flushed(message=reply.message))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -12,11 +11,13 @@ from radixrt.chat.plan import ChatPlan
 from radixrt.errors import RequestError
 from radixrt.messages.client import EngineReady, GenerateReq, TokenizeReq
 from radixrt.messages.wire import unpack_i32
+from radixrt.server.answers.base import named_event
+from radixrt.server.answers.errors import messages_error
+from radixrt.server.answers.messages import CountedTokens, MessagesEncoder
 from radixrt.server.http.connection import generated
 from radixrt.server.http.errors import json_response
 from radixrt.server.http.receive import receive
 from radixrt.server.protocol.fields import allows_control_tokens, envelope_options
-from radixrt.server.protocol.messages_answers import MessagesEncoder, messages_error_event
 from radixrt.server.protocol.messages_fields import (
     CountTokensRequest,
     MessagesRequest,
@@ -39,17 +40,14 @@ async def messages(service: Service, request: Request) -> Response:
     plan = _plan(service, body, _sampling_fields(body), info)
     stream = bool(body.stream)
     requests = [GenerateReq(sampling=plan.sampling, chat=plan.prompt, stream=stream, **options)]
-    encoder = MessagesEncoder(
-        {"id": f"msg_{options['rid']}", "type": "message", "role": "assistant", "model": service.model_name},
-        plan,
-        hides_thinking=body.thinking is not None and body.thinking.display == "omitted",
-    )
+    hides_thinking = body.thinking is not None and body.thinking.display == "omitted"
+    encoder = MessagesEncoder(f"msg_{options['rid']}", service.model_name, plan, hides_thinking=hides_thinking)
     return generated(
         service,
         RequestGroup(context, options["rid"], requests, plan.names),
         encoder,
         stream=stream,
-        error_event=partial(messages_error_event, request_id=context.request_id),
+        error_event=lambda error: named_event(messages_error(error, context.request_id)),
     )
 
 
@@ -61,7 +59,7 @@ async def count_tokens(service: Service, request: Request) -> Response:
     plan = _plan(service, body, {}, info)
     (output,) = await service.groups.ask(context, context.rid, [TokenizeReq(context.rid, chat=plan.prompt)], plan.names)
     assert output.prompt_ids is not None
-    return json_response({"input_tokens": len(unpack_i32(output.prompt_ids))})
+    return json_response(CountedTokens(len(unpack_i32(output.prompt_ids))))
 
 
 def _plan(service: Service, body: CountTokensRequest, sampling: dict[str, Any], info: EngineReady) -> ChatPlan:

@@ -25,35 +25,15 @@ Request (see `NativeRequest` and `NativeSampling`):
                         `radixrt.messages.ProgramHint`. POST /release says that a program is done
     model, rid, priority, cache_salt, timeout
 
-Answer, an object for one prompt with n = 1, otherwise a list of them, prompt-major:
-
-    {"text": str, "output_ids": [int], "index": int,
-     "prompt_ids": [int],                                             # only when asked for
-     "meta_info": {
-        "id": str, "finish_reason": {"type": "stop" | "length" | "abort", "matched": int | str | null},
-        "kept": int, "tail": str,     # the text is that of the first `kept` output_ids (of the whole answer) and `tail`
-        "prompt_tokens": int, "completion_tokens": int, "cached_tokens": int,
-        "missed": str,                # only with recurrent layers: "KV matched m, nearest state at c", if c < m
-        "queue_s": float, "prefill_s": float, "decode_s": float, "retractions": int,
-        "radixrt": {"backend": str, "forced_close": bool, "forced_tokens": int, "closing_tokens": int,
-                    "ignored": [str]},                                # only with a constraint
-        "output_token_logprobs": [[logprob, id, text], ...],       # these four only when asked for
-        "output_top_logprobs": [[[logprob, id, text], ...], ...],
-        "input_token_logprobs": [...], "input_top_logprobs": [...],
-        "hidden_states": [[float]] | str}}                         # only when asked for: a row for each token
-
-A prompt's first token has the log-probability null. A stream sends one such object for each delta, holding only what
-is new (SGLang repeats the whole text): text, output_ids and log-probabilities are to be appended, prompt_ids is in the
-first. In all but a completion's last, finish_reason is null and counts and times are missing. The stream ends with
-[DONE]; an error after the first event comes as {"error": {...}}.
+The answer is a `radixrt.server.answers.native.Generation` for one prompt with n = 1, otherwise a list of them,
+prompt-major. A stream sends one for each delta and ends with [DONE]; an error after the first event comes as
+{"error": {...}}.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -67,12 +47,11 @@ from radixrt.chat.constraint import (
 )
 from radixrt.client.requests import expand_n
 from radixrt.errors import RequestError
-from radixrt.messages.client import GenerateReq, RequestOutput, TokenLogprob
-from radixrt.messages.parts import Finish, Timings, Usage
+from radixrt.messages.client import GenerateReq
 from radixrt.sampling_params import DEFAULT_MAX_TOKENS, MAX_LOGPROBS, MAX_PROMPT_LOGPROBS, SamplingParams
-from radixrt.server.http.connection import DONE, generated
+from radixrt.server.answers.native import NativeEncoder, Shown
+from radixrt.server.http.connection import generated
 from radixrt.server.http.receive import receive
-from radixrt.server.protocol.answers import clean_logprob, constraint_body, hidden_states_body
 from radixrt.server.protocol.fields import (
     NativeRequest,
     NativeSampling,
@@ -112,16 +91,6 @@ async def generate(service: Service, request: Request) -> Response:
     single = len(rids) == 1 and not (body.input_parts is None and _is_batch(given))
     encoder = NativeEncoder(rids, shown, single)
     return generated(service, RequestGroup(context, options["rid"], requests, names), encoder, stream=options["stream"])
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """Parts of the prompt in the answer: the first token whose log-probability is shown, whether its ids are, and
-    whether hidden states are base64."""
-
-    logprobs_from: int = 0
-    prompt_ids: bool = False
-    as_base64: bool = False
 
 
 def _the_prompt(body: NativeRequest) -> tuple[str, Any]:
@@ -187,86 +156,3 @@ def native_sampling(body: NativeRequest, asked: RequestedConstraint | None, voca
         )
     except RequestError as error:
         raise _in_sampling_params(renamed(error, _field_names(body, asked))) from None
-
-
-# --- the answer ---
-
-
-def native_body(index: int, rid: str, output: RequestOutput, shown: Shown) -> dict[str, Any]:
-    usage, timings = output.usage or Usage(), output.timings or Timings()
-    meta: dict[str, Any] = {
-        "id": rid,
-        "finish_reason": _finish(output.finish),
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "cached_tokens": usage.cached_tokens,
-        "queue_s": timings.queue_s,
-        "prefill_s": timings.prefill_s,
-        "decode_s": timings.decode_s,
-        "retractions": timings.retractions,
-    }
-    if usage.matched_tokens > usage.cached_tokens:
-        meta["missed"] = f"KV matched {usage.matched_tokens}, nearest state at {usage.cached_tokens}"
-    if output.kept is not None:
-        meta |= {"kept": output.kept, "tail": output.tail}
-    enforced = constraint_body(output)
-    if enforced is not None:
-        meta["radixrt"] = enforced
-    _add_logprobs(meta, "output", output.logprobs)
-    _add_logprobs(meta, "input", (output.prompt_logprobs or [])[shown.logprobs_from :])
-    return _body(index, output, shown, meta)
-
-
-def _body(index: int, output: RequestOutput, shown: Shown, meta: dict[str, Any]) -> dict[str, Any]:
-    if output.hidden_states is not None:
-        meta["hidden_states"] = hidden_states_body(output.hidden_states, as_base64=shown.as_base64)
-    body: dict[str, Any] = {"text": output.text, "output_ids": output.token_ids, "index": index}
-    if shown.prompt_ids and output.prompt_ids is not None:
-        body["prompt_ids"] = output.prompt_token_ids
-    body["meta_info"] = meta
-    return body
-
-
-def _finish(finish: Finish | None) -> dict[str, Any] | None:
-    return None if finish is None else {"type": finish.reason, "matched": finish.matched}
-
-
-def _add_logprobs(meta: dict[str, Any], kind: str, rows: list[TokenLogprob] | None) -> None:
-    if rows:
-        meta[f"{kind}_token_logprobs"] = [_row(row) for row in rows]
-        meta[f"{kind}_top_logprobs"] = [[_row(top) for top in row.top] for row in rows]
-
-
-def _row(row: TokenLogprob) -> tuple[float | None, int, str]:
-    return clean_logprob(row.logprob), row.token_id, row.text
-
-
-@dataclass(frozen=True, slots=True)
-class NativeEncoder:
-    """Encodes the outputs of a native request.
-
-    Args:
-        rids: ids of the engine's requests, in order.
-        single: the whole answer is an object instead of a list.
-    """
-
-    rids: list[str]
-    shown: Shown
-    single: bool
-
-    def body(self, outputs: list[RequestOutput]) -> Any:
-        answers = [native_body(i, self.rids[i], output, self.shown) for i, output in enumerate(outputs)]
-        return answers[0] if self.single else answers
-
-    def event(self, index: int, output: RequestOutput) -> bytes:
-        if output.finish is not None:
-            body = native_body(index, self.rids[index], output, self.shown)
-        else:
-            meta: dict[str, Any] = {"id": self.rids[index], "finish_reason": None}
-            _add_logprobs(meta, "output", output.logprobs)
-            _add_logprobs(meta, "input", (output.prompt_logprobs or [])[self.shown.logprobs_from :])
-            body = _body(index, output, self.shown, meta)
-        return b"data: %b\n\n" % msgspec.json.encode(body)
-
-    def last_event(self) -> bytes:
-        return DONE

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from radixrt.errors import RequestError
+from radixrt.server.answers.errors import error_detail
+from radixrt.server.answers.service import Health, Unavailable
 from radixrt.server.http.access import check_key
-from radixrt.server.http.errors import as_request_error, error_body, error_headers, json_response
+from radixrt.server.http.errors import as_request_error, error_headers, json_response
 from radixrt.server.service import Service
 
 
@@ -23,7 +26,7 @@ async def health(service: Service, request: Request) -> Response:
     if status.state == "failed":
         return _unavailable(status.state, RequestError(status.reason, code="unavailable", status=503))
     if request.query_params.get("deep", "0") in ("", "0", "false"):
-        return json_response({"status": "ok", "state": _state(service), **_replicas(service)})
+        return json_response(Health(state=_state(service), replicas=_replicas(service)))
     check_key(request.state.context.tenant)
     try:
         seconds = await service.deep_check.run()
@@ -31,24 +34,22 @@ async def health(service: Service, request: Request) -> Response:
         failure = as_request_error(error)
         failure.status = 503
         return _unavailable(_state(service), failure)
-    return json_response({"status": "ok", "state": _state(service), "seconds": round(seconds, 4)})
+    return json_response(Health(state=_state(service), seconds=round(seconds, 4)))
 
 
 async def ready(service: Service, request: Request) -> Response:
     """200 exactly while a request sent now would be served at once; 503 with the state and the reason otherwise."""
     state = _state(service)
     if state == "serving":
-        return json_response({"status": "ok", "state": state})
+        return json_response(Health(state=state))
     reasons = {"draining": "the server is shutting down", "starting": "the engine is starting"}
     reason = reasons.get(state, service.client.status.reason)
     return _unavailable(state, RequestError(reason, code="unavailable", status=503))
 
 
-def _replicas(service: Service) -> dict[str, dict[str, int]]:
+def _replicas(service: Service) -> dict[str, int] | UnsetType:
     """Number of replicas in each state, if there are replicas."""
-    if service.replicas is None:
-        return {}
-    return {"replicas": dict(Counter(info.state for info in service.replicas.describe()))}
+    return UNSET if service.replicas is None else Counter(info.state for info in service.replicas.describe())
 
 
 def _state(service: Service) -> str:
@@ -58,5 +59,4 @@ def _state(service: Service) -> str:
 
 
 def _unavailable(state: str, error: RequestError) -> Response:
-    body = {"status": "unavailable", "state": state, **error_body(error)}
-    return json_response(body, error.status, error_headers(error))
+    return json_response(Unavailable(state=state, error=error_detail(error)), error.status, error_headers(error))

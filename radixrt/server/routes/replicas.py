@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -11,6 +10,7 @@ from starlette.responses import Response
 
 from radixrt.engine.replica_set import ReplicaSet, ReplicaStatus
 from radixrt.errors import RequestError
+from radixrt.server.answers.service import Replica, ReplicaChanged, Replicas
 from radixrt.server.http.errors import json_response
 from radixrt.server.http.receive import has_body, receive_json
 from radixrt.server.service import Service
@@ -34,34 +34,34 @@ class RemoveRequest(msgspec.Struct, kw_only=True):
     timeout_s: float | None = None
 
 
+SCHEDULER_NUMBERS = (
+    "running", "waiting", "slots_total", "slots_free", "slots_evictable", "prompt_tokens", "cached_tokens",
+    "generated_tokens",
+)  # fmt: skip
+"""Fields of `SchedulerStats` that the answer has too."""
+
 add_decoder = msgspec.json.Decoder(AddRequest)
 drain_decoder = msgspec.json.Decoder(DrainRequest)
 remove_decoder = msgspec.json.Decoder(RemoveRequest)
 
 
-def replica_body(info: ReplicaStatus) -> dict[str, Any]:
-    """Return a replica as JSON members; numbers that are not known yet are 0."""
-    view = None if info.stats is None else info.stats.view
-    stats = None if info.stats is None else info.stats.stats
-    members: dict[str, Any] = {
-        "replica": info.replica, "state": info.state, "reason": info.reason, "pids": info.pids,
-        "open": 0 if view is None else view.open,
-        "queued": 0 if view is None else view.queued,
-        "predicted_wait_s": 0.0 if view is None else round(view.predicted_wait_s, 4),
-        "fences": 0 if view is None else view.fences,
-    }  # fmt: skip
-    for name in (
-        "running", "waiting", "slots_total", "slots_free", "slots_evictable", "prompt_tokens", "cached_tokens",
-        "generated_tokens",
-    ):  # fmt: skip
-        members[name] = 0 if stats is None else getattr(stats, name)
-    return members
+def replica_answer(info: ReplicaStatus) -> Replica:
+    """Return a replica as the API shows it."""
+    shown = Replica(info.replica, info.state, info.reason, info.pids)
+    if info.stats is None:
+        return shown
+    view, stats = info.stats.view, info.stats.stats
+    shown.open, shown.queued, shown.fences = view.open, view.queued, view.fences
+    shown.predicted_wait_s = round(view.predicted_wait_s, 4)
+    for name in () if stats is None else SCHEDULER_NUMBERS:
+        setattr(shown, name, getattr(stats, name))
+    return shown
 
 
 async def list_replicas(service: Service, request: Request) -> Response:
     """All replicas; none on a server that was started without them."""
     replicas = [] if service.replicas is None else service.replicas.describe()
-    return json_response({"replicas": [replica_body(info) for info in replicas]})
+    return json_response(Replicas([replica_answer(info) for info in replicas]))
 
 
 async def add_replica(service: Service, request: Request) -> Response:
@@ -69,13 +69,13 @@ async def add_replica(service: Service, request: Request) -> Response:
     if has_body(request):
         await receive_json(service, request, add_decoder)
     number = await asyncio.to_thread(_replicas(service).add)
-    return json_response({"status": "ok", "replica": number})
+    return json_response(ReplicaChanged(replica=number))
 
 
 async def drain_replica(service: Service, request: Request) -> Response:
     body = await receive_json(service, request, drain_decoder)
     _replicas(service).drain(body.replica, on=body.on)
-    return json_response({"status": "ok", "replica": body.replica})
+    return json_response(ReplicaChanged(replica=body.replica))
 
 
 async def remove_replica(service: Service, request: Request) -> Response:
@@ -84,7 +84,7 @@ async def remove_replica(service: Service, request: Request) -> Response:
     if body.timeout_s is not None and not 0 <= body.timeout_s < float("inf"):
         raise RequestError("timeout_s must be a number of at least 0", param="timeout_s")
     _replicas(service).begin_remove(body.replica, body.timeout_s)
-    return json_response({"status": "ok", "replica": body.replica})
+    return json_response(ReplicaChanged(replica=body.replica))
 
 
 def _replicas(service: Service) -> ReplicaSet:

@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -22,20 +20,22 @@ from radixrt.chat.plan import ChatPlan, plan_chat
 from radixrt.chat.types import Conversation
 from radixrt.errors import RequestError, shown, unsupported
 from radixrt.messages.client import EngineReady, GenerateReq
+from radixrt.server.answers.base import named_event
+from radixrt.server.answers.response_types import InputItems, ResponseDeleted, ResponseEvent
+from radixrt.server.answers.responses import CANCELLED, FAILED, ResponseBuilder, new_id
 from radixrt.server.http.connection import Generated, openai_error_event, send_events
 from radixrt.server.http.errors import as_request_error, json_response
 from radixrt.server.http.receive import receive
 from radixrt.server.protocol.fields import allows_control_tokens, envelope_options
-from radixrt.server.protocol.response_builder import CANCELLED, FAILED, Event, ResponseBuilder
 from radixrt.server.protocol.response_fields import (
     ResponsesRequest,
     check_includable,
     check_known,
     responses_decoder,
 )
-from radixrt.server.protocol.response_items import messages_of, new_id, read_items
+from radixrt.server.protocol.response_items import messages_of, read_items
 from radixrt.server.protocol.response_options import (
-    echoed,
+    begun_response,
     read_effort,
     read_format,
     read_sampling,
@@ -120,17 +120,10 @@ def _prepare(service: Service, body: ResponsesRequest, context: RequestContext, 
         options["rid"] = response_id.removeprefix("resp_")
     streams = bool(body.stream or body.background)
     is_stored = body.store is not False and store.stores
-    head = {
-        "id": response_id,
-        "object": "response",
-        "created_at": int(time.time()),
-        "model": service.model_name,
-        "store": is_stored,
-        **echoed(body, plan.sampling),
-    }
+    response = begun_response(body, plan.sampling, response_id, service.model_name, store=is_stored)
     builder = ResponseBuilder(
-        head, plan.form, with_logprobs=plan.sampling.logprobs is not None, as_summary=as_summary
-    )  # fmt: skip
+        response, plan.form, with_logprobs=plan.sampling.logprobs is not None, as_summary=as_summary
+    )
     requests = [GenerateReq(sampling=plan.sampling, chat=plan.prompt, stream=streams, **options)]
     group = RequestGroup(context, options["rid"], requests, plan.names)
     stored = StoredResponse(builder, tenant, options["rid"], earlier, items) if is_stored else None
@@ -158,7 +151,7 @@ def _plan(
         raise renamed(error, NAMES) from None
 
 
-async def _events(service: Service, run: Run) -> AsyncGenerator[list[Event], None]:
+async def _events(service: Service, run: Run) -> AsyncGenerator[list[ResponseEvent], None]:
     """Generate the response and yield the events of each output. In the end, the store keeps the response as it is.
 
     Raises:
@@ -191,11 +184,7 @@ async def _frames(service: Service, run: Run) -> AsyncGenerator[bytes, None]:
     async with aclosing(_events(service, run)) as outputs:
         async for events in outputs:
             if events:
-                yield b"".join(map(_frame, events))
-
-
-def _frame(event: Event) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), msgspec.json.encode(event))
+                yield b"".join(map(named_event, events))
 
 
 async def _in_background(service: Service, run: Run) -> Response:
@@ -248,7 +237,7 @@ async def delete_response(service: Service, request: Request) -> Response:
     service.responses.delete(stored)
     if stored.is_open:
         service.groups.abort(stored.tenant, stored.rid)
-    return json_response({"id": stored.id, "object": "response", "deleted": True})
+    return json_response(ResponseDeleted(id=stored.id))
 
 
 async def cancel_response(service: Service, request: Request) -> Response:
@@ -276,7 +265,7 @@ async def list_input_items(service: Service, request: Request) -> Response:
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise RequestError(f"order must be asc or desc, not {shown(order)}", param="order")
-    items = _stored(service, request).items()
+    items: list[Any] = [*_stored(service, request).items()]
     if order == "desc":
         items.reverse()
     after = query.get("after")
@@ -286,12 +275,5 @@ async def list_input_items(service: Service, request: Request) -> Response:
             raise RequestError(f"after: the input has no item {shown(after)}", param="after")
         items = items[at + 1 :]
     page = items[: int(limit)]
-    return json_response(
-        {
-            "object": "list",
-            "data": page,
-            "first_id": page[0]["id"] if page else None,
-            "last_id": page[-1]["id"] if page else None,
-            "has_more": len(items) > len(page),
-        }
-    )
+    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    return json_response(InputItems(data=page, first_id=first, last_id=last, has_more=len(items) > len(page)))

@@ -1,16 +1,13 @@
 """POST /v1/rerank and /v1/score: relevance of documents to queries, in the forms of Jina's and vLLM's API.
 
     /v1/rerank  {"query": str, "documents": [str] or [{"text": str}], "top_n": int, "return_documents": bool}
-                -> {"id", "model", "results": [{"index", "relevance_score", "document": {"text"}}, ...], "usage"}
     /v1/score   {"text_1": str or [str], "text_2": str or [str]}, or the same as "queries" and "documents": one text and
                 each of the others, or pairs
-                -> {"id", "object": "list", "created", "model", "data": [{"index", "object": "score", "score"}, ...],
-                    "usage"}
 
-For clients of vLLM they are also served as /rerank, /v2/rerank and /score. Results of /v1/rerank are in descending
-order. Both take instruction (the task, for models whose template has one), use_activation (false for logits), and
-model, rid, priority, cache_salt, timeout and program as /generate does. The model decides how a pair is scored; see
-`radixrt.tokenizer.relevance`.
+`radixrt.server.answers.pooling` has the types of the answers. For clients of vLLM they are also served as /rerank,
+/v2/rerank and /score. Results of /v1/rerank are in descending order. Both take instruction (the task, for models whose
+template has one), use_activation (false for logits), and model, rid, priority, cache_salt, timeout and program as
+/generate does. The model decides how a pair is scored; see `radixrt.tokenizer.relevance`.
 """
 
 from __future__ import annotations
@@ -27,10 +24,11 @@ from starlette.types import Receive, Scope, Send
 from radixrt.client.pooled import rows_of
 from radixrt.errors import RequestError
 from radixrt.messages.client import RelevanceReq
+from radixrt.server.answers.parts import PromptUsage, prompt_usage
+from radixrt.server.answers.pooling import Ranked, RankedDocument, Ranking, Scored, Scores
 from radixrt.server.http.connection import Generated
 from radixrt.server.http.errors import json_response
 from radixrt.server.http.receive import receive
-from radixrt.server.protocol.answers import prompt_usage
 from radixrt.server.protocol.fields import RoutingFields, envelope_options
 from radixrt.server.request_context import RequestContext
 from radixrt.server.service import Service
@@ -89,11 +87,10 @@ async def rerank(service: Service, request: Request) -> Response:
             service, context, options, body, ([body.query], ["query"]), (documents, named), retrieves=True
         )
         best = sorted(range(len(scores)), key=lambda i: -scores[i])[: body.top_n]
-        results: list[dict[str, Any]] = [{"index": i, "relevance_score": scores[i]} for i in best]
+        results = [Ranked(i, scores[i]) for i in best]
         if body.return_documents is not False:
-            results = [{**each, "document": {"text": documents[each["index"]]}} for each in results]
-        content = {"id": options["rid"], "model": service.model_name, "results": results, "usage": usage}
-        await json_response(content)(scope, receive, send)
+            results = [Ranked(i, scores[i], RankedDocument(documents[i])) for i in best]
+        await json_response(Ranking(options["rid"], service.model_name, results, usage))(scope, receive, send)
 
     return Generated(answer)
 
@@ -107,14 +104,13 @@ async def score(service: Service, request: Request) -> Response:
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         scores, usage = await _relate(service, context, options, body, first, second, retrieves=False)
-        content = {
-            "id": options["rid"],
-            "object": "list",
-            "created": int(time.time()),
-            "model": service.model_name,
-            "data": [{"index": i, "object": "score", "score": value} for i, value in enumerate(scores)],
-            "usage": usage,
-        }
+        content = Scores(
+            id=options["rid"],
+            created=int(time.time()),
+            model=service.model_name,
+            data=[Scored(index=i, score=value) for i, value in enumerate(scores)],
+            usage=usage,
+        )
         await json_response(content)(scope, receive, send)
 
     return Generated(answer)
@@ -152,7 +148,7 @@ def _texts(given: str | list[str] | None, param: str) -> Named:
 async def _relate(
     service: Service, context: RequestContext, options: dict[str, Any], body: RelevanceFields, queries: Named,
     documents: Named, *, retrieves: bool,
-) -> tuple[list[float], dict[str, Any]]:  # fmt: skip
+) -> tuple[list[float], PromptUsage]:  # fmt: skip
     """Return the score of each pair, and the usage for the answer."""
     question = RelevanceReq(
         queries=queries[0], documents=documents[0], instruction=body.instruction,

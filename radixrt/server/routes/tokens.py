@@ -25,7 +25,8 @@ from radixrt.client.requests import token_ids
 from radixrt.errors import RequestError
 from radixrt.messages.client import DetokenizeReq, TokenizeReq
 from radixrt.messages.parts import TemplateText
-from radixrt.messages.wire import pack_i32, unpack_i32
+from radixrt.messages.wire import pack_i32
+from radixrt.server.answers.service import ChatTemplates, Detokenized, Tokens
 from radixrt.server.http.errors import json_response
 from radixrt.server.http.receive import admit, receive
 from radixrt.server.protocol.fields import read_conversation
@@ -78,8 +79,8 @@ async def tokenize(service: Service, request: Request) -> Response:
     names = {} if body.input_parts is not None else {"input_parts": "prompt"}
     (delta,) = await service.groups.ask(context, context.rid, [question], names)
     assert delta.prompt_ids is not None
-    ids = unpack_i32(delta.prompt_ids).tolist()
-    return json_response({"tokens": ids, "count": len(ids), "max_model_len": info.context_length})
+    ids = delta.prompt_token_ids
+    return json_response(Tokens(ids, len(ids), info.context_length))
 
 
 async def detokenize(service: Service, request: Request) -> Response:
@@ -89,7 +90,7 @@ async def detokenize(service: Service, request: Request) -> Response:
     column = pack_i32(token_ids(body.tokens, "tokens"))
     question = DetokenizeReq(context.rid, column, skip_special_tokens=bool(body.skip_special_tokens))
     (delta,) = await service.groups.ask(context, context.rid, [question], {})
-    return json_response({"prompt": delta.text})
+    return json_response(Detokenized(delta.text))
 
 
 async def get_tokenizer_info(service: Service, request: Request) -> Response:
@@ -107,4 +108,4 @@ async def chat_template(service: Service, request: Request) -> Response:
     info = admit(service)
     if not info.chat_templates:
         return json_response(None)
-    return json_response({"templates": info.chat_templates, "special_tokens": info.special_tokens})
+    return json_response(ChatTemplates(info.chat_templates, info.special_tokens))

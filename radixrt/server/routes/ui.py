@@ -15,8 +15,9 @@ from radixrt._version import __version__
 from radixrt.errors import RequestError
 from radixrt.messages.client import DetokenizeReq
 from radixrt.messages.wire import pack_i32
+from radixrt.server.answers.service import NodeText
 from radixrt.server.http.errors import json_response
-from radixrt.server.routes.replicas import replica_body
+from radixrt.server.routes.replicas import replica_answer
 from radixrt.server.service import Service
 from radixrt.server.ui.hub import MAX_FEEDS, Feed
 from radixrt.server.ui.lines import line
@@ -116,7 +117,7 @@ async def _lines(service: Service, feed: Feed, replica: int | None) -> AsyncIter
                 found = service.replicas.describe()
                 if replica not in {info.replica for info in found}:
                     return  # it was removed; the page shows another one
-                yield line("fleet", rows=[replica_body(each) for each in found])
+                yield line("fleet", rows=[replica_answer(each) for each in found])
             await asyncio.sleep(READ_S)
     finally:
         service.hub(replica).close(feed)
@@ -146,4 +147,4 @@ async def ui_text(service: Service, request: Request) -> Response:
         raise RequestError(f"there is no node {given} any more", param="node", code="not_found", status=404)
     rid = request.state.context.rid
     output = await service.client.aask(DetokenizeReq(rid, pack_i32(tokens), skip_special_tokens=False))
-    return json_response({"node": int(given), "text": output.text, "tokens": len(tokens)})
+    return json_response(NodeText(int(given), output.text, len(tokens)))

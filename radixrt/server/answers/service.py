@@ -1,4 +1,4 @@
-"""Forms of the answers of routes about tokens and of those of operators; see `answer_types`."""
+"""Answers of routes about tokens and of those of operators."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from typing import Any, Literal
 
 from msgspec import UNSET, UnsetType
 
-from radixrt.server.openapi.answer_types import Answer, ErrorDetail
+from radixrt.server.answers.base import Answer
+from radixrt.server.answers.errors import ErrorDetail
 
 # --- tokens ---
 
 
-class Tokens(Answer, kw_only=True):
+class Tokens(Answer):
     """Token ids of a prompt."""
 
     tokens: list[int]
@@ -19,13 +20,13 @@ class Tokens(Answer, kw_only=True):
     max_model_len: int
 
 
-class Detokenized(Answer, kw_only=True):
+class Detokenized(Answer):
     """Text of token ids."""
 
     prompt: str
 
 
-class ChatTemplates(Answer, kw_only=True):
+class ChatTemplates(Answer):
     """Chat templates by name, as Jinja source, and the special tokens that they know by name."""
 
     templates: dict[str, str]
@@ -39,25 +40,25 @@ class ModelCard(Answer, kw_only=True):
     """The model that is served."""
 
     id: str
-    object: Literal["model"]
+    object: Literal["model"] = "model"
     created: int
-    owned_by: str
+    owned_by: str = "radixrt"
     root: str
-    parent: str | None
+    parent: str | None = None
     max_model_len: int | None
 
 
 class ModelList(Answer, kw_only=True):
     """All models that are served: one."""
 
-    object: Literal["list"]
+    object: Literal["list"] = "list"
     data: list[ModelCard]
 
 
 class Health(Answer, kw_only=True):
     """State of the server; `seconds` is the time that a deep check took, `replicas` the number in each state."""
 
-    status: Literal["ok"]
+    status: Literal["ok"] = "ok"
     state: str
     replicas: dict[str, int] | UnsetType = UNSET
     seconds: float | UnsetType = UNSET
@@ -66,30 +67,30 @@ class Health(Answer, kw_only=True):
 class Unavailable(Answer, kw_only=True):
     """State of a server that does not serve, and the reason."""
 
-    status: Literal["unavailable"]
+    status: Literal["unavailable"] = "unavailable"
     state: str
     error: ErrorDetail
 
 
-class Version(Answer, kw_only=True):
+class Version(Answer):
     """Version of radixrt."""
 
     version: str
 
 
-class Aborted(Answer, kw_only=True):
+class Aborted(Answer):
     """Number of completions that were aborted."""
 
     aborted: int
 
 
-class Released(Answer, kw_only=True):
+class Released(Answer):
     """The program was released."""
 
-    status: Literal["ok"]
+    status: Literal["ok"] = "ok"
 
 
-class NodeText(Answer, kw_only=True):
+class NodeText(Answer):
     """Text of the first tokens of a node of the radix tree."""
 
     node: int
@@ -100,32 +101,33 @@ class NodeText(Answer, kw_only=True):
 class Flushed(Answer, kw_only=True):
     """The cache was flushed."""
 
-    status: Literal["ok"]
+    status: Literal["ok"] = "ok"
     message: str
 
 
-class Replica(Answer, kw_only=True):
-    """One replica: its state, its processes, its load in the router and the latest numbers of its scheduler."""
+class Replica(Answer):
+    """One replica: its state, its processes, its load in the router and the latest numbers of its scheduler, which are
+    0 until they are known."""
 
     replica: int
     state: Literal["starting", "serving", "restarting", "draining", "drained", "fenced", "failed"]
     reason: str
     pids: dict[str, int]
-    open: int
-    queued: int
-    predicted_wait_s: float
-    fences: int
-    running: int
-    waiting: int
-    slots_total: int
-    slots_free: int
-    slots_evictable: int
-    prompt_tokens: int
-    cached_tokens: int
-    generated_tokens: int
+    open: int = 0
+    queued: int = 0
+    predicted_wait_s: float = 0.0
+    fences: int = 0
+    running: int = 0
+    waiting: int = 0
+    slots_total: int = 0
+    slots_free: int = 0
+    slots_evictable: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
 
 
-class Replicas(Answer, kw_only=True):
+class Replicas(Answer):
     """All replicas, by number; none on a server without a router."""
 
     replicas: list[Replica]
@@ -134,5 +136,5 @@ class Replicas(Answer, kw_only=True):
 class ReplicaChanged(Answer, kw_only=True):
     """The replica that was added, or is being changed."""
 
-    status: Literal["ok"]
+    status: Literal["ok"] = "ok"
     replica: int

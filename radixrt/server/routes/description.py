@@ -16,11 +16,11 @@ from radixrt.chat.constraint import ResponseFormat
 from radixrt.chat.unsupported_fields import UnsupportedFields
 from radixrt.constraint import StructuredOptions
 from radixrt.sampling_params import SamplingParams
+from radixrt.server.answers.errors import ErrorBody, MessagesErrorBody
+from radixrt.server.answers.schemas import Json, Schemas
 from radixrt.server.http.access import ADMIN_PATHS, OPEN_FILES, OPEN_PATHS
 from radixrt.server.http.errors import speaks_anthropic
-from radixrt.server.openapi.answer_types import ErrorBody, MessagesErrorBody
-from radixrt.server.openapi.operations import ALIASES, OPERATIONS, TAGS, Operation
-from radixrt.server.openapi.schemas import Json, Schemas
+from radixrt.server.routes.table import TAGS, Route
 
 PARSED_LATER = {"response_format": ResponseFormat, "structured": StructuredOptions}
 """Types that parse fields whose JSON the body's own type keeps as it is."""
@@ -51,23 +51,19 @@ events: `x-item-schema` is the schema of the data of each event. If the server h
 `Authorization: Bearer KEY` or `x-api-key: KEY`."""
 
 
-def describe(routes: Iterable[tuple[str, str, Any]], *, needs_key: bool) -> Json:
+def describe(routes: Iterable[Route], *, needs_key: bool) -> Json:
     """Describe routes.
 
     Args:
-        routes: method, path and handler of each.
         needs_key: the server has API keys.
-
-    Raises:
-        KeyError: a route has no entry in `OPERATIONS`.
     """
     schemas = Schemas()
     paths: Json = {}
-    for method, path, handler in routes:
-        one = OPERATIONS[method, path]
-        name = handler.__name__ + (path.replace("/", "_") if path in ALIASES else "")
-        described = _operation(path, one, name, schemas, needs_key=needs_key)
-        paths.setdefault(path.replace(":path", ""), {})[method.lower()] = described
+    for route in routes:
+        for path in route.paths:
+            name = route.handler.__name__ + (path.replace("/", "_") if path in route.aliases else "")
+            described = _operation(path, route, name, schemas, needs_key=needs_key)
+            paths.setdefault(path.replace(":path", ""), {})[route.method.lower()] = described
     _complete(schemas)
     return {
         "openapi": "3.1.0",
@@ -84,7 +80,7 @@ def describe(routes: Iterable[tuple[str, str, Any]], *, needs_key: bool) -> Json
     }
 
 
-def _operation(path: str, one: Operation, name: str, schemas: Schemas, *, needs_key: bool) -> Json:
+def _operation(path: str, one: Route, name: str, schemas: Schemas, *, needs_key: bool) -> Json:
     made: Json = {
         "tags": [one.tag],
         "summary": one.summary,
@@ -110,7 +106,7 @@ def _operation(path: str, one: Operation, name: str, schemas: Schemas, *, needs_
     return made
 
 
-def _responses(path: str, one: Operation, schemas: Schemas) -> Json:
+def _responses(path: str, one: Route, schemas: Schemas) -> Json:
     schema: Json = {"type": "object" if one.media_type == "application/json" else "string"}
     if one.answer is not None:
         schema = schemas.of(one.answer)

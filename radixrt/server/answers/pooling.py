@@ -1,4 +1,4 @@
-"""Forms of the answers of embeddings, reranking, scores and classification; see `answer_types`."""
+"""Answers of embeddings, reranking, scores and classification."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from radixrt.server.openapi.answer_types import Answer, PromptUsage
+from radixrt.server.answers.base import Answer
+from radixrt.server.answers.parts import PromptUsage
 
 
 class Embedding(Answer, kw_only=True):
     """Vector of one prompt: numbers, or the base64 of little-endian float32."""
 
-    object: Literal["embedding"]
+    object: Literal["embedding"] = "embedding"
     index: int
     embedding: list[float] | str
 
@@ -20,19 +21,19 @@ class Embedding(Answer, kw_only=True):
 class Embeddings(Answer, kw_only=True):
     """Vectors of all prompts."""
 
-    object: Literal["list"]
+    object: Literal["list"] = "list"
     data: list[Embedding]
     model: str
     usage: PromptUsage
 
 
-class RankedDocument(Answer, kw_only=True):
+class RankedDocument(Answer):
     """Text of a document."""
 
     text: str
 
 
-class Ranked(Answer, kw_only=True):
+class Ranked(Answer):
     """Relevance of one document."""
 
     index: int
@@ -40,7 +41,7 @@ class Ranked(Answer, kw_only=True):
     document: RankedDocument | UnsetType = UNSET
 
 
-class Ranking(Answer, kw_only=True):
+class Ranking(Answer):
     """Documents in descending order of relevance."""
 
     id: str
@@ -53,7 +54,7 @@ class Scored(Answer, kw_only=True):
     """Score of one pair."""
 
     index: int
-    object: Literal["score"]
+    object: Literal["score"] = "score"
     score: float
 
 
@@ -61,14 +62,14 @@ class Scores(Answer, kw_only=True):
     """Scores of all pairs."""
 
     id: str
-    object: Literal["list"]
+    object: Literal["list"] = "list"
     created: int
     model: str
     data: list[Scored]
     usage: PromptUsage
 
 
-class Classified(Answer, kw_only=True):
+class Classified(Answer):
     """Scores of the labels for one prompt; `label` is the one with the highest."""
 
     index: int
@@ -81,7 +82,7 @@ class Classification(Answer, kw_only=True):
     """Scores of the labels for all prompts."""
 
     id: str
-    object: Literal["list"]
+    object: Literal["list"] = "list"
     created: int
     model: str
     data: list[Classified]

@@ -1,1 +1,0 @@
-"""The OpenAPI description of the server's routes."""
