@@ -20,7 +20,7 @@ from radixrt.messages.client import EngineReady, GenerateReq, OutputBatch, Reque
 from radixrt.messages.parts import Finish, Timings, Usage
 from radixrt.messages.wire import pack_i32
 from radixrt.server import create_app
-from radixrt.server.http.uvicorn_server import http_protocol
+from radixrt.server.uvicorn_server import http_protocol
 
 MODEL = "fake"
 STEP_S = 0.004

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from radixrt.server.app import create_app
-    from radixrt.server.http.uvicorn_server import serve
+    from radixrt.server.uvicorn_server import serve
 
 __all__ = ["create_app", "serve"]
 
-_HOMES = {"create_app": "radixrt.server.app", "serve": "radixrt.server.http.uvicorn_server"}
+_HOMES = {"create_app": "radixrt.server.app", "serve": "radixrt.server.uvicorn_server"}
 
 
 def __getattr__(name: str) -> Any:

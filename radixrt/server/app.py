@@ -16,6 +16,7 @@ from radixrt.chat.dialect import Dialect
 from radixrt.client.engine_client import EngineClient
 from radixrt.config import ServerConfig
 from radixrt.errors import EngineError, RequestError
+from radixrt.server.http.access import HostCheck, listed
 from radixrt.server.http.client_address import ForwardedClients, TrustedProxies
 from radixrt.server.http.errors import (
     ClientGone,
@@ -23,7 +24,6 @@ from radixrt.server.http.errors import (
     on_http_exception,
     on_request_error,
 )
-from radixrt.server.http.host_check import HostCheck, listed
 from radixrt.server.http.keys import KeyRing
 from radixrt.server.http.middleware import IGNORED_HEADER, Guard, Observe
 from radixrt.server.http.receive import check_content_type

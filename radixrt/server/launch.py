@@ -57,8 +57,8 @@ def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -
         from radixrt.server.http.keys import KeyRing
         from radixrt.server.http.listener import bind
         from radixrt.server.http.tls import make_certificate
-        from radixrt.server.http.uvicorn_server import serve
         from radixrt.server.tracing import start_tracing
+        from radixrt.server.uvicorn_server import serve
     except ImportError as error:
         raise ConfigError(f"the server's packages are missing ({error}); pip install 'radixrt[server]'") from error
     signal.signal(signal.SIGTERM, _stop_while_starting)

@@ -1,26 +1,32 @@
-"""`Service`: the state that all routes share."""
+"""`Service`: the state that all routes share; `BodyBudget`: a bound on the memory of bodies that are being received."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from radixrt.chat.dialect import Dialect
 from radixrt.client.engine_client import EngineClient
 from radixrt.config import ServerConfig
+from radixrt.errors import RequestError
 from radixrt.server.deep_check import DeepCheck
-from radixrt.server.http.body_budget import BodyBudget
 from radixrt.server.metrics import Metrics
+from radixrt.server.metrics.throughput import Throughput
 from radixrt.server.request_groups import RequestGroups
 from radixrt.server.response_store import ResponseStore
 from radixrt.server.tenants import Accounts, Tenant
-from radixrt.server.throughput import Throughput
 from radixrt.server.ui.hub import Hub
 
 if TYPE_CHECKING:
     from radixrt.engine.replica_set import ReplicaSet
     from radixrt.server.spans import Tracing
+
+
+LARGE_BODIES_BYTES = 256 * 1024 * 1024
+CLIENTS = 4
+"""One client may take this part of the budget."""
 
 
 class Service:
@@ -70,3 +76,22 @@ class Service:
     def release(self, tenant: Tenant, program: str, branch: str | None) -> None:
         """Announce that a tenant's program, or a branch of it, sends no more requests."""
         self.client.release(tenant.program(program), branch)
+
+
+class BodyBudget:
+    """Bounds the memory of all large bodies that are being received at a time, and the part of one client in it."""
+
+    def __init__(self, max_body_bytes: int) -> None:
+        self._total = max(LARGE_BODIES_BYTES, CLIENTS * max_body_bytes)
+        self._held: Counter[str] = Counter()
+
+    def take(self, client: str, size: int) -> None:
+        """Account for bytes that have arrived; raises RequestError (503) if they are too many."""
+        if self._held[client] + size > self._total // CLIENTS or self._held.total() + size > self._total:
+            raise RequestError("too many large bodies are being received; try again", code="busy", status=503)
+        self._held[client] += size
+
+    def give_back(self, client: str, size: int) -> None:
+        self._held[client] -= size
+        if not self._held[client]:
+            del self._held[client]

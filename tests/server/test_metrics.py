@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from radixrt.messages.histogram import COMPILE_TIMES, Histogram
 from radixrt.messages.scheduler_stats import GrammarStats, StateStats
-from radixrt.server.throughput import Throughput
+from radixrt.server.metrics.throughput import Throughput
 from tests.server.fake_engine import MODEL, FakeEngine, error_delta, stats
 from tests.server.helpers import Caller, asgi_call
 
@@ -146,7 +146,7 @@ def test_throughput_is_logged_while_there_is_work(engine: FakeEngine, caplog) ->
             throughput.tick()
             throughput.tick()
 
-    with caplog.at_level("INFO", "radixrt.server.throughput"):
+    with caplog.at_level("INFO", "radixrt.server.metrics.throughput"):
         pass_seconds(30, works=False)
         assert not caplog.messages
         pass_seconds(25, works=True)

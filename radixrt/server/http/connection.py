@@ -109,6 +109,15 @@ def generated(
     return Generated(answer)
 
 
+def answered(work: Callable[[], Awaitable[Any]]) -> Generated:
+    """The response whose body `work` returns, which the client's disconnect cancels."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await json_response(await work())(scope, receive, send)
+
+    return Generated(answer)
+
+
 async def _events(service: Service, group: RequestGroup, encoder: Encoder) -> AsyncGenerator[bytes, None]:
     async with aclosing(service.groups.generate(group)) as outputs:
         async for index, output in outputs:

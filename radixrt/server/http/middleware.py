@@ -15,9 +15,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from radixrt import logs
-from radixrt.server.http.access import check_access
+from radixrt.server.http.access import HostCheck, check_access
 from radixrt.server.http.errors import as_request_error, error_response, speaks_anthropic
-from radixrt.server.http.host_check import HostCheck
 from radixrt.server.http.keys import KeyRing
 from radixrt.server.metrics import Metrics
 from radixrt.server.request_context import RequestIds

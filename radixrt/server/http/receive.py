@@ -13,10 +13,9 @@ from radixrt.chat.decoding import DECODING_ERRORS, decoding_error
 from radixrt.chat.json_limits import MAX_DEPTH, check_json_limits
 from radixrt.errors import RequestError, shown
 from radixrt.messages.client import EngineReady
-from radixrt.server.http.body_budget import BodyBudget
 from radixrt.server.http.errors import ClientGone, model_not_found
 from radixrt.server.protocol.fields import NativeRequest, NativeSampling
-from radixrt.server.service import Service
+from radixrt.server.service import BodyBudget, Service
 
 
 class HasModel(Protocol):

@@ -13,14 +13,17 @@ from prometheus_client import CollectorRegistry, Counter, Metric, ProcessCollect
 from prometheus_client.registry import Collector
 
 from radixrt.client.engine_client import EngineClient
-from radixrt.server.metrics.engine import EngineCollector
-from radixrt.server.metrics.processes import ProcessesCollector
-from radixrt.server.metrics.replicas import ReplicasCollector
+from radixrt.server.metrics.collectors import (
+    AccountsCollector,
+    EngineCollector,
+    ProcessesCollector,
+    ReplicasCollector,
+    ResponsesCollector,
+)
 from radixrt.server.metrics.requests import RequestMetrics
-from radixrt.server.metrics.tenants import AccountsCollector, ResponsesCollector
+from radixrt.server.metrics.throughput import Throughput
 from radixrt.server.response_store import ResponseStore
 from radixrt.server.tenants import Accounts
-from radixrt.server.throughput import Throughput
 
 if TYPE_CHECKING:
     from radixrt.engine.replica_set import ReplicaSet

@@ -20,6 +20,7 @@ from radixrt.errors import RequestError, unsupported
 from radixrt.messages.client import EngineReady
 from radixrt.messages.parts import ProgramHint, TemplateText
 from radixrt.sampling_params import HiddenPositions, SamplingParams
+from radixrt.server.answers.parts import TokenReport
 from radixrt.server.request_context import RequestContext
 
 MAX_RID_CHARS = 96
@@ -312,6 +313,15 @@ def hidden_positions(given: HiddenPositions | bool | None) -> HiddenPositions | 
     if given is True:
         raise RequestError('return_hidden_states must be "last" or "prompt"', param="return_hidden_states")
     return given or None
+
+
+def token_report(body: TokenReportFields) -> TokenReport:
+    """Return what the answer reports about tokens."""
+    return TokenReport(
+        ids=bool(body.return_token_ids),
+        as_ids=bool(body.return_tokens_as_token_ids),
+        of_prompt=body.prompt_logprobs is not None,
+    )
 
 
 def kept_prompt_tokens(body: TokenReportFields, info: EngineReady) -> int | None:

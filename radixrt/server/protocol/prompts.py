@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from radixrt.chat.constraint import FieldNames
 from radixrt.client.requests import pack_parts
 from radixrt.errors import RequestError
 from radixrt.messages.client import EngineReady, GenerateReq
@@ -14,6 +15,7 @@ from radixrt.messages.parts import FillInTokens, PromptPart, TemplateText
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.server.protocol.fields import MAX_COMPLETIONS, MAX_PARTS, MAX_PROMPTS
+from radixrt.tokenizer.pooled_state import MAX_PROMPTS as MAX_POOLED
 
 Prompt = str | list[int]
 
@@ -108,16 +110,19 @@ def fill_in(request: GenerateReq, prompt: Prompt, suffix: str, tokens: FillInTok
 FILL_IN_NAMES = {"input_parts": "prompt", "input_parts[2]": "prompt", "input_parts[4]": "suffix"}
 
 
-def prompt_fields(prompts: list[Prompt], is_one: bool, info: EngineReady) -> dict[str, Any]:
-    """Return the field of an embedding or classification request for the prompts that `input` holds.
+def read_input(given: str | list[str | int | list[int]], info: EngineReady) -> tuple[dict[str, Any], int, FieldNames]:
+    """Read the prompts of an embedding or classification request.
 
-    Args:
-        is_one: `input` is one prompt and not a list of them.
+    Returns:
+        The engine's field with the prompts, their number, and the client's names for the engine's fields.
     """
+    prompts = split_prompts(given, "input", MAX_POOLED)
+    is_one = isinstance(given, str) or isinstance(given[0], int)
+    names = dict.fromkeys(("prompts[0]", "input_ids[0]"), "input") if is_one else {}
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if texts:
-        return {"prompts": texts}
+        return {"prompts": texts}, len(prompts), names
     ids = [prompt for prompt in prompts if not isinstance(prompt, str)]
     for i, each in enumerate(ids):
         check_ids(each, "input" if is_one else f"input[{i}]", info)
-    return {"input_ids": [pack_i32(each) for each in ids]}
+    return {"input_ids": [pack_i32(each) for each in ids]}, len(prompts), names

@@ -11,7 +11,7 @@ from radixrt.chat.plan import plan_chat
 from radixrt.chat.types import Conversation, ToolOptions
 from radixrt.messages.client import GenerateReq
 from radixrt.server.answers.chat import ChatEncoder
-from radixrt.server.answers.parts import TokenReport, UsageSum
+from radixrt.server.answers.parts import UsageSum
 from radixrt.server.http.connection import generated
 from radixrt.server.http.receive import receive
 from radixrt.server.protocol.fields import (
@@ -21,6 +21,7 @@ from radixrt.server.protocol.fields import (
     check_stream_options,
     kept_prompt_tokens,
     routing_options,
+    token_report,
 )
 from radixrt.server.request_context import RequestContext
 from radixrt.server.request_groups import RequestGroup
@@ -33,7 +34,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
     context: RequestContext = request.state.context
     options = routing_options(body, context)
     include_usage = check_stream_options(body.stream_options, options["stream"])
-    kept = kept_prompt_tokens(body, info)
+    kept, report = kept_prompt_tokens(body, info), token_report(body)
     limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     plan = plan_chat(
         Conversation(
@@ -59,11 +60,6 @@ async def chat_completions(service: Service, request: Request) -> Response:
         {"prompt": "messages", "input_ids": "messages", "max_tokens": limit},
     )
     requests = [GenerateReq(sampling=plan.sampling, chat=plan.prompt, truncate_prompt_tokens=kept, **options)]
-    report = TokenReport(
-        ids=bool(body.return_token_ids),
-        as_ids=bool(body.return_tokens_as_token_ids),
-        of_prompt=body.prompt_logprobs is not None,
-    )
     answer_id, usage = f"chatcmpl-{options['rid']}", UsageSum(plan.sampling.n)
     encoder = ChatEncoder(answer_id, int(time.time()), service.model_name, plan, include_usage, usage, report)
     group = RequestGroup(context, options["rid"], requests, plan.names)

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
+from radixrt.chat.constraint import FieldNames
 from radixrt.chat.prompt import chat_prompt
 from radixrt.chat.types import ChatMessage
 from radixrt.client.pooled import rows_of, with_caller_names
@@ -25,14 +25,12 @@ from radixrt.errors import RequestError
 from radixrt.messages.client import ClassifyReq, EngineReady, RequestOutput
 from radixrt.server.answers.parts import prompt_usage
 from radixrt.server.answers.pooling import Classification, Classified
-from radixrt.server.http.connection import Generated
-from radixrt.server.http.errors import json_response
+from radixrt.server.http.connection import answered
 from radixrt.server.http.receive import receive
 from radixrt.server.protocol.fields import RoutingFields, envelope_options, read_conversation
-from radixrt.server.protocol.prompts import prompt_fields, split_prompts
+from radixrt.server.protocol.prompts import read_input
 from radixrt.server.request_context import RequestContext
 from radixrt.server.service import Service
-from radixrt.tokenizer.pooled_state import MAX_PROMPTS
 
 
 class ClassificationRequest(RoutingFields, kw_only=True):
@@ -58,19 +56,19 @@ async def classify(service: Service, request: Request) -> Response:
     given, count, names = _prompts(body, service, info)
     question = ClassifyReq(**given, activation=body.use_activation is not False, **options)
 
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer() -> Classification:
         try:
             (output,) = await service.groups.ask(context, options["rid"], [question], names)
         except RequestError as error:
             raise with_caller_names(error, "input") from None
-        await json_response(_body(service, options["rid"], info, output, count))(scope, receive, send)
+        return _body(service, options["rid"], info, output, count)
 
-    return Generated(answer)
+    return answered(answer)
 
 
 def _prompts(
     body: ClassificationRequest, service: Service, info: EngineReady
-) -> tuple[dict[str, Any], int, dict[str, str]]:
+) -> tuple[dict[str, Any], int, FieldNames]:
     """Return the request's field with the prompts, their number, and the client's names for the engine's fields."""
     if (body.input is None) == (body.messages is None):
         raise RequestError("exactly one of input and messages is needed", param="input")
@@ -80,10 +78,7 @@ def _prompts(
         chat = read_conversation(body.messages, body, service.config)
         return {"chat": chat_prompt(chat, None, service.dialect)}, 1, {}
     assert body.input is not None
-    prompts = split_prompts(body.input, "input", MAX_PROMPTS)
-    is_one = isinstance(body.input, str) or isinstance(body.input[0], int)
-    names = dict.fromkeys(("prompts[0]", "input_ids[0]"), "input") if is_one else {}
-    return prompt_fields(prompts, is_one, info), len(prompts), names
+    return read_input(body.input, info)
 
 
 def _body(service: Service, rid: str, info: EngineReady, output: RequestOutput, count: int) -> Classification:

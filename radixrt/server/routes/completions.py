@@ -17,7 +17,6 @@ from radixrt.messages.client import EngineReady
 from radixrt.messages.parts import FillInTokens
 from radixrt.sampling_params import MAX_N, SamplingParams
 from radixrt.server.answers.completions import Choice, CompletionEncoder
-from radixrt.server.answers.parts import TokenReport
 from radixrt.server.http.connection import generated
 from radixrt.server.http.receive import receive
 from radixrt.server.protocol.fields import (
@@ -31,6 +30,7 @@ from radixrt.server.protocol.fields import (
     completion_decoder,
     kept_prompt_tokens,
     routing_options,
+    token_report,
 )
 from radixrt.server.protocol.prompts import FILL_IN_NAMES, Prompt, fill_in, make_requests, split_prompts
 from radixrt.server.request_context import RequestContext
@@ -45,7 +45,7 @@ async def completions(service: Service, request: Request) -> Response:
     options = routing_options(body, context)
     include_usage = check_stream_options(body.stream_options, options["stream"])
     prompts = split_prompts(body.prompt, "prompt")
-    kept = kept_prompt_tokens(body, info)
+    kept, report = kept_prompt_tokens(body, info), token_report(body)
     if kept is not None:
         options["truncate_prompt_tokens"] = kept
         prompts = [prompt if isinstance(prompt, str) else prompt[-kept:] for prompt in prompts]
@@ -57,19 +57,18 @@ async def completions(service: Service, request: Request) -> Response:
         tokens = fill_in_tokens(body, info)
         pairs = zip(requests, prompts, strict=True)
         requests = [fill_in(request, prompt, body.suffix, tokens) for request, prompt in pairs]
-    report = TokenReport(
-        ids=bool(body.return_token_ids),
-        as_ids=bool(body.return_tokens_as_token_ids),
-        of_prompt=body.prompt_logprobs is not None,
-    )
     choices = [
         Choice(index, prompts[index // sampling.n] if body.echo else None, body.logprobs is not None, report)
         for index in range(len(prompts) * sampling.n)
     ]
     encoder = CompletionEncoder(
-        f"cmpl-{options['rid']}", service.model_name, choices, sampled=sampling.n, wanted=body.n or 1,
+        f"cmpl-{options['rid']}",
+        service.model_name,
+        choices,
+        sampled=sampling.n,
+        wanted=body.n or 1,
         include_usage=include_usage,
-    )  # fmt: skip
+    )
     return generated(service, RequestGroup(context, options["rid"], requests, names), encoder, stream=options["stream"])
 
 

@@ -30,7 +30,6 @@ from typing import Any
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from radixrt.chat.prompt import chat_prompt
 from radixrt.client.requests import token_ids
@@ -40,8 +39,7 @@ from radixrt.messages.parts import Timings, Usage
 from radixrt.messages.wire import pack_i32
 from radixrt.server.answers.decisions import ChoiceMeta, Decisions, ScoredChoices
 from radixrt.server.answers.parts import InputDetails, InputUsage, ReasoningTokens, clean_logprob
-from radixrt.server.http.connection import Generated
-from radixrt.server.http.errors import json_response
+from radixrt.server.http.connection import answered
 from radixrt.server.http.receive import receive
 from radixrt.server.protocol.decisions import AskedQuestion, DecisionRequest, decision_decoder, read_questions
 from radixrt.server.protocol.fields import allows_control_tokens, envelope_options, read_conversation
@@ -74,14 +72,11 @@ async def decisions(service: Service, request: Request) -> Response:
             for i, each in enumerate(asked)
         ]
 
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer() -> Decisions | ScoredChoices:
         deltas = await service.groups.ask(context, options["rid"], requests, names)
-        if asked is None:
-            await json_response(_scored_choices(body, options["rid"], deltas[0]))(scope, receive, send)
-        else:
-            await json_response(_decisions(service, asked, deltas))(scope, receive, send)
+        return _scored_choices(body, options["rid"], deltas[0]) if asked is None else _decisions(service, asked, deltas)
 
-    return Generated(answer)
+    return answered(answer)
 
 
 def _score_request(body: DecisionRequest, service: Service, info: EngineReady, options: dict[str, Any]) -> ScoreReq:

@@ -18,21 +18,18 @@ from typing import Any, Literal
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from radixrt.client.pooled import rows_of, with_caller_names
 from radixrt.errors import RequestError
 from radixrt.messages.client import EmbedReq, RequestOutput
 from radixrt.server.answers.parts import prompt_usage
 from radixrt.server.answers.pooling import Embedding, Embeddings
-from radixrt.server.http.connection import Generated
-from radixrt.server.http.errors import json_response
+from radixrt.server.http.connection import answered
 from radixrt.server.http.receive import receive
 from radixrt.server.protocol.fields import RoutingFields, envelope_options
-from radixrt.server.protocol.prompts import prompt_fields, split_prompts
+from radixrt.server.protocol.prompts import read_input
 from radixrt.server.request_context import RequestContext
 from radixrt.server.service import Service
-from radixrt.tokenizer.pooled_state import MAX_PROMPTS
 
 
 class EmbeddingRequest(RoutingFields, kw_only=True):
@@ -53,23 +50,25 @@ async def embeddings(service: Service, request: Request) -> Response:
     """See the module's docstring."""
     body, info = await receive(service, request, embedding_decoder)
     context: RequestContext = request.state.context
-    prompts = split_prompts(body.input, "input", MAX_PROMPTS)
-    is_one = isinstance(body.input, str) or isinstance(body.input[0], int)
-    names = dict.fromkeys(("prompts[0]", "input_ids[0]"), "input") if is_one else {}
+    prompts, count, names = read_input(body.input, info)
     options = envelope_options(body, context)
     question = EmbedReq(
-        **prompt_fields(prompts, is_one, info), dimensions=body.dimensions, normalize=body.normalize,
-        prompt_name=body.prompt_name, prompt_text=body.prompt, **options,
-    )  # fmt: skip
+        **prompts,
+        dimensions=body.dimensions,
+        normalize=body.normalize,
+        prompt_name=body.prompt_name,
+        prompt_text=body.prompt,
+        **options,
+    )
 
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer() -> Embeddings:
         try:
             (output,) = await service.groups.ask(context, options["rid"], [question], names)
         except RequestError as error:
             raise with_caller_names(error, "input") from None
-        await json_response(_body(service, body, output, len(prompts)))(scope, receive, send)
+        return _body(service, body, output, count)
 
-    return Generated(answer)
+    return answered(answer)
 
 
 def _body(service: Service, body: EmbeddingRequest, output: RequestOutput, count: int) -> Embeddings:

@@ -19,15 +19,13 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from radixrt.client.pooled import rows_of
 from radixrt.errors import RequestError
 from radixrt.messages.client import RelevanceReq
 from radixrt.server.answers.parts import PromptUsage, prompt_usage
 from radixrt.server.answers.pooling import Ranked, RankedDocument, Ranking, Scored, Scores
-from radixrt.server.http.connection import Generated
-from radixrt.server.http.errors import json_response
+from radixrt.server.http.connection import answered
 from radixrt.server.http.receive import receive
 from radixrt.server.protocol.fields import RoutingFields, envelope_options
 from radixrt.server.request_context import RequestContext
@@ -82,7 +80,7 @@ async def rerank(service: Service, request: Request) -> Response:
         raise RequestError(f"top_n must be at least 1, not {str(body.top_n)[:40]}", param="top_n")
     named = [f"documents[{i}]" for i in range(len(documents))]
 
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer() -> Ranking:
         scores, usage = await _relate(
             service, context, options, body, ([body.query], ["query"]), (documents, named), retrieves=True
         )
@@ -90,9 +88,9 @@ async def rerank(service: Service, request: Request) -> Response:
         results = [Ranked(i, scores[i]) for i in best]
         if body.return_documents is not False:
             results = [Ranked(i, scores[i], RankedDocument(documents[i])) for i in best]
-        await json_response(Ranking(options["rid"], service.model_name, results, usage))(scope, receive, send)
+        return Ranking(options["rid"], service.model_name, results, usage)
 
-    return Generated(answer)
+    return answered(answer)
 
 
 async def score(service: Service, request: Request) -> Response:
@@ -102,18 +100,17 @@ async def score(service: Service, request: Request) -> Response:
     options = envelope_options(body, context)
     first, second = _pairs(body)
 
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer() -> Scores:
         scores, usage = await _relate(service, context, options, body, first, second, retrieves=False)
-        content = Scores(
+        return Scores(
             id=options["rid"],
             created=int(time.time()),
             model=service.model_name,
             data=[Scored(index=i, score=value) for i, value in enumerate(scores)],
             usage=usage,
         )
-        await json_response(content)(scope, receive, send)
 
-    return Generated(answer)
+    return answered(answer)
 
 
 def _pairs(body: ScoreRequest) -> tuple[Named, Named]:
