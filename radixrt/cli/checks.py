@@ -28,18 +28,24 @@ def _doctor(args: argparse.Namespace) -> int:
     from radixrt.doctor import run
 
     return run(
-        device=args.device, attention_backend=args.attention_backend, as_json=args.json, model=args.model,
-        dtype=args.dtype, tp=args.tp, pp=args.pp,
-    )  # fmt: skip
+        device=args.device,
+        attention_backend=args.attention_backend,
+        as_json=args.json,
+        model=args.model,
+        dtype=args.dtype,
+        tp=args.tp,
+        pp=args.pp,
+    )
 
 
 def _add_schema(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     check = actions.add_parser(
-        "check", help="show whether a constraint is enforced, and which answers it allows",
+        "check",
+        help="show whether a constraint is enforced, and which answers it allows",
         description="Show whether a schema is enforced and whether instances of it are accepted. Exit code 0 if "
         "the schema is enforced and every instance is accepted, 1 if not.",
-    )  # fmt: skip
+    )
     _add_schema_check(check)
 
 

@@ -32,9 +32,14 @@ def _chat(args: argparse.Namespace) -> int:
     from radixrt.terminal_chat.command import chat
 
     return chat(
-        args.url, args.model, args.api_key, system=args.system, schema=args.schema, max_tokens=args.max_tokens,
+        args.url,
+        args.model,
+        args.api_key,
+        system=args.system,
+        schema=args.schema,
+        max_tokens=args.max_tokens,
         temperature=args.temperature,
-    )  # fmt: skip
+    )
 
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
@@ -43,16 +48,20 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="the model to request; default: the first that the server lists")
     parser.add_argument("--api-key", help="the server's API key, if it has one")
     parser.add_argument(
-        "--speed", type=above_zero(float), default=1.0,
+        "--speed",
+        type=above_zero(float),
+        default=1.0,
         help="factor on the recorded speed; inf sends each call as soon as its dependencies are answered (default: 1)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--concurrency", type=above_zero(int), metavar="N", help="largest number of open calls (default: no limit)"
     )
     parser.add_argument(
-        "--send", choices=("auto", "ids", "text"), default="auto",
+        "--send",
+        choices=("auto", "ids", "text"),
+        default="auto",
         help="prompts as token ids or as text; auto: ids to a radixrt server with the trace's tokenizer, else text",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--plain", action="store_true", help="send plain completions, without program hints, even to a radixrt server"
     )
@@ -62,9 +71,15 @@ def _replay(args: argparse.Namespace) -> int:
     from radixrt.lang.observe.replay import command
 
     return command(
-        args.trace, args.base_url, api_key=args.api_key, model=args.model, speed=args.speed,
-        concurrency=args.concurrency, send=args.send, plain=args.plain,
-    )  # fmt: skip
+        args.trace,
+        args.base_url,
+        api_key=args.api_key,
+        model=args.model,
+        speed=args.speed,
+        concurrency=args.concurrency,
+        send=args.send,
+        plain=args.plain,
+    )
 
 
 def _add_tree(parser: argparse.ArgumentParser) -> None:
@@ -86,9 +101,11 @@ def _add_replicas(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", default=SERVER, help="the server (default: %(default)s)")
     parser.add_argument("--api-key", help="an admin's API key, if the server has keys; default: RADIXRT_API_KEY")
     parser.add_argument(
-        "--timeout-s", type=seconds, metavar="S",
+        "--timeout-s",
+        type=seconds,
+        metavar="S",
         help="remove: what is open after S seconds goes on elsewhere; default: the requests' own timeout",
-    )  # fmt: skip
+    )
 
 
 def _replicas(args: argparse.Namespace) -> int:

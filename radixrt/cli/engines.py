@@ -101,13 +101,19 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 LAUNCH = Command(
-    "start the OpenAI-compatible server", "Start the OpenAI-compatible server.", _add_launch, _launch,
+    "start the OpenAI-compatible server",
+    "Start the OpenAI-compatible server.",
+    _add_launch,
+    _launch,
     shows_defaults=True,
-)  # fmt: skip
+)
 GENERATE = Command(
-    "answer one prompt on the terminal", "Answer one prompt on the terminal.", _add_generate, _generate,
+    "answer one prompt on the terminal",
+    "Answer one prompt on the terminal.",
+    _add_generate,
+    _generate,
     shows_defaults=True,
-)  # fmt: skip
+)
 BENCH = Command(
     "measure a server, or an engine of this process",
     "Measure any OpenAI-compatible server, or an engine of this process, with random prompts, shared prefixes, a "

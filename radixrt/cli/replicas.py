@@ -16,9 +16,14 @@ Action = Literal["list", "add", "drain", "resume", "remove"]
 
 
 def change_replicas(
-    url: str, action: Action, replica: int | None = None, *, api_key: str | None = None, timeout_s: float | None = None,
+    url: str,
+    action: Action,
+    replica: int | None = None,
+    *,
+    api_key: str | None = None,
+    timeout_s: float | None = None,
     out: TextIO | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """Do something with the replicas of the server at `url` and print what there is; returns the exit code.
 
     Args:
@@ -64,11 +69,16 @@ def _row(replica: dict[str, Any]) -> tuple[str, ...]:
     prompt, total = replica["prompt_tokens"], replica["slots_total"]
     used = total - replica["slots_free"] - replica["slots_evictable"]
     return (
-        str(replica["replica"]), replica["state"], str(replica["open"]), str(replica["queued"]),
-        str(replica["running"]), f"{replica['predicted_wait_s']:.2f}",
+        str(replica["replica"]),
+        replica["state"],
+        str(replica["open"]),
+        str(replica["queued"]),
+        str(replica["running"]),
+        f"{replica['predicted_wait_s']:.2f}",
         f"{replica['cached_tokens'] / prompt:.0%}" if prompt else "-",
-        f"{used / total:.0%}" if total else "-", replica["reason"],
-    )  # fmt: skip
+        f"{used / total:.0%}" if total else "-",
+        replica["reason"],
+    )
 
 
 def _checked(url: str, response: httpx.Response) -> httpx.Response:

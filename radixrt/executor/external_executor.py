@@ -85,9 +85,16 @@ class ExternalLauncherExecutor(MultiprocExecutor):
     """
 
     def __init__(
-        self, context: zmq.Context[Any], rank_endpoint: str, answer_endpoint: str, *, mask_path: str,
-        host: str, size: int, address_file: str,
-    ) -> None:  # fmt: skip
+        self,
+        context: zmq.Context[Any],
+        rank_endpoint: str,
+        answer_endpoint: str,
+        *,
+        mask_path: str,
+        host: str,
+        size: int,
+        address_file: str,
+    ) -> None:
         own = RankEndpoints([rank_endpoint], answer_endpoint)
         super().__init__(context, lambda epoch: own, mask_path=mask_path)
         keys = Curve.make()

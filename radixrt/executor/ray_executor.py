@@ -36,16 +36,25 @@ class RayDistributedExecutor(MultiprocExecutor):
     """
 
     def __init__(
-        self, context: zmq.Context[Any], *, host: str, size: int, address_file: Callable[[int], str], epoch: int,
+        self,
+        context: zmq.Context[Any],
+        *,
+        host: str,
+        size: int,
+        address_file: Callable[[int], str],
+        epoch: int,
         answering: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         anywhere = f"tcp://{socket.gethostbyname(host)}:*"
         self._host = host
         self._address_file = address_file
         super().__init__(
-            context, lambda epoch: RankEndpoints([anywhere] * size, anywhere, Curve.make()), epoch=epoch,
-            mask_path=None, answering=answering,
-        )  # fmt: skip
+            context,
+            lambda epoch: RankEndpoints([anywhere] * size, anywhere, Curve.make()),
+            epoch=epoch,
+            mask_path=None,
+            answering=answering,
+        )
 
     def _connect(self, epoch: int) -> None:
         try:

@@ -24,7 +24,7 @@ PIPED_LINES = 200
 
 def show_tree(
     url: str, api_key: str | None = None, *, replica: int | None = None, once: bool = False, out: TextIO | None = None
-) -> int:  # fmt: skip
+) -> int:
     """Draw the tree of the server at `url` until Ctrl-C, or once as plain lines; returns the exit code.
 
     Args:

@@ -23,9 +23,15 @@ CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)))
 
 
 def chat(
-    url: str, model: str | None = None, api_key: str | None = None, *, system: str | None = None,
-    schema: str | None = None, max_tokens: int | None = None, temperature: float | None = None,
-) -> int:  # fmt: skip
+    url: str,
+    model: str | None = None,
+    api_key: str | None = None,
+    *,
+    system: str | None = None,
+    schema: str | None = None,
+    max_tokens: int | None = None,
+    temperature: float | None = None,
+) -> int:
     """Chat with a server until Ctrl-D or /quit; where the input is no terminal, answer each of its lines.
 
     Args:
