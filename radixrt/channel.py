@@ -18,7 +18,7 @@ import zmq
 logger = logging.getLogger(__name__)
 
 MAX_FRAME_BYTES = 256 * 1024 * 1024
-"""Largest frame; ZMQ closes a connection that sends a larger one."""
+"""Maximum size of a frame. ZMQ closes a connection that sends a larger frame."""
 
 HEARTBEAT_INTERVAL_S = 1.0
 HEARTBEAT_TIMEOUT_S = 3.0
@@ -94,7 +94,7 @@ class ZmqInbox(Generic[M]):
     Args:
         bind: False connects instead, to an outbox that binds.
         curve: keys, for TCP, on which the ends also send each other heartbeats, and end a connection without answer.
-        reconnects: False leaves a connection that ended as it is, so that no message is missed unnoticed.
+        reconnects: False to stay disconnected after the connection ended, so that no lost message goes unnoticed.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`Constraint`: the constraint on one request's output, in the form in which it is compiled, cached and sent.
+"""`Constraint`: the constraint on a request's output, in the form that is compiled, cached and sent.
 
 A client states it through `SamplingParams`: json_schema, regex, ebnf, choices or structural_tag, and `structured`.
 """
@@ -118,7 +118,7 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         kind: what `source` is.
         source: JSON text of the schema, of the array of choices or of the structural tag; else the regex or the EBNF.
         options: how to enforce it.
-        stop: of a regex or an EBNF: strings of which one may follow the text, and ends it.
+        stop: for a regex or an EBNF: stop strings, one of which may follow the text and end the output.
     """
 
     kind: Kind

@@ -17,7 +17,7 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 """Id of the HTTP request that the current context works for; empty outside of one."""
 
 trace_id: ContextVar[str] = ContextVar("trace_id", default="")
-"""Id of the trace to which that request belongs, as 32 hexadecimal digits; empty if it is not traced."""
+"""Id of the trace to which the request belongs, as 32 hexadecimal digits; empty if the request is not traced."""
 
 
 def configure_logging(level: str, process: str, *, format: str = "text", force: bool = False) -> None:

@@ -17,7 +17,7 @@ ANSWER_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class OpenAIServer:
-    """A server that answered, and the model to request from it.
+    """A reachable server, and the name of the model to request.
 
     Attributes:
         url: base of the routes, such as "http://127.0.0.1:30000/v1", without a slash at its end.

@@ -1,7 +1,7 @@
 """Facts about Linux processes from /proc, and children that the kernel ends together with their parent.
 
-`python -m radixrt.os_process MODULE ARGUMENT...` runs a module as such a child. It imports nothing heavy, so that
-hardly any time passes before the kernel knows.
+`python -m radixrt.os_process MODULE ARGUMENT...` runs a module as such a child. The module imports nothing heavy, so
+that the kernel is told as soon as possible.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class ProcessStat:
         state: state of the main thread: "R" runnable, "S" or "D" asleep, "T" stopped by a signal, "t" by a debugger,
             "Z" dead and not reaped.
         group: its process group.
-        cpu_s: seconds of processor time that all its threads have used.
-        start_time: start of the process in clock ticks after boot, which tells it from a later process with its pid.
+        cpu_s: seconds of processor time used by all threads.
+        start_time: start of the process in clock ticks after boot, which distinguishes it from a later process with the
+            same pid.
     """
 
     state: str
@@ -57,10 +58,10 @@ def is_alive(pid: int, start_time: int) -> bool:
 
 
 def end_group(group: int, patience_s: float) -> None:
-    """End a process group: ask its processes to end, wait, and kill those that live after patience_s seconds.
+    """End a process group: ask the processes to end, wait, and kill processes that are alive after patience_s seconds.
 
-    They are asked first for the sake of ninja, which compiles FlashInfer's kernels: it starts each compiler in a group
-    of its own, and ends those groups if it is asked to end, not if it is killed. A stopped process can only be killed.
+    The request comes first for the sake of ninja, which compiles FlashInfer's kernels. Ninja starts each compiler in a
+    separate group, and ends these groups if asked to end, but not if killed. A stopped process can only be killed.
     """
     deadline = time.monotonic() + patience_s
     with contextlib.suppress(ProcessLookupError):

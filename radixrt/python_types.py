@@ -1,6 +1,7 @@
 """Python types as schemas: the JSON text of a schema for whatever a caller may name one by, and the typed value back.
 
-`schema_text` takes what `SamplingParams.json_schema` takes; `parse` turns the text of an answer into a value of it.
+`schema_text` accepts the same values as `SamplingParams.json_schema`; `parse` converts the text of an answer into a
+value of the type.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ def _culprit(
 
 
 def _parts(kind: Any) -> list[tuple[str, Any]]:
-    """The types that a type is made of, with the names of its fields; without a name where it has none."""
+    """Return the types that a type consists of, with field names; the name is empty for parts that are not fields."""
     origin = typing.get_origin(kind)
     if isinstance(kind, type) and origin is None:
         fields = hasattr(kind, "model_fields") or hasattr(kind, "_fields")

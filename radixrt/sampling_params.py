@@ -12,10 +12,10 @@ from radixrt.constraint import KINDS, MAX_SOURCE_BYTES, Constraint, StructuredOp
 from radixrt.errors import RequestError, shown
 
 HiddenPositions = Literal["last", "prompt"]
-"""Prompt tokens whose final hidden states a generation returns: the last one, or all of them."""
+"""Prompt tokens whose final hidden states a generation returns: the last token, or all tokens."""
 
 MAX_HIDDEN_BYTES = 64 * 1024 * 1024
-"""Largest hidden states of one request, and of all completions of one HTTP request."""
+"""Maximum size of the hidden states of a request, and of all completions of an HTTP request."""
 
 MAX_N = 128
 MAX_LOGPROBS = 512
@@ -34,9 +34,9 @@ class StopScope(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The free text of an output that may hold tool calls or reasoning: only there are stop strings looked for.
 
     Attributes:
-        until: texts of which the first one to occur ends the free text.
+        until: texts that end the free text; the first occurrence of any text counts.
         at_start: these texts count at the start of the answer only; elsewhere they are free text.
-        after: texts of which each begins the free text again, once it has ended. Not beside `at_start`.
+        after: texts that begin the free text again after it has ended. Not beside `at_start`.
         reasoning_end: text up to which the output is reasoning, and no free text; empty: there is no reasoning.
         reasoning_start: text that begins the reasoning, at the start of the output but for whitespace; without it there
             is none. Empty: the output begins inside of the reasoning.
@@ -79,8 +79,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
             an EBNF, one of them may follow the text; beside a structural tag they end its free text; inside JSON and
             inside choices they are not looked for, nor before `structured.reasoning_end`.
         stop_scope: the free text beside tool calls, where the structural tag is about these; None: all of the text.
-        stop_token_ids: token ids that end the output, besides the model's own. Beside a constraint control tokens only,
-            and they end it where it may end.
+        stop_token_ids: token ids that end the output, besides the model's own. Beside a constraint, only control tokens
+            are allowed; they end the output where the constraint allows an end.
         ignore_eos: the model's own end tokens do not end the output (`stop_token_ids` still do).
         seed: 64-bit; the same seed gives the same tokens whatever else runs in the batch. None draws one.
         n: number of independent completions.
@@ -167,7 +167,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
 
     @property
     def watched_stops(self) -> tuple[str, ...]:
-        """Stop strings that the output's text is searched for: none where it is JSON or one of the choices."""
+        """Stop strings that are searched in the output's text: none where the output is JSON or one of the choices."""
         return () if self.json_schema is not None or self.choices is not None else self.stop
 
     def validate(self, vocab_size: int | None = None) -> SamplingParams:

@@ -75,7 +75,7 @@ def command_meant(name: str, known: Collection[str]) -> str | None:
 
 
 def option_meant(name: str, known: Collection[str]) -> tuple[str, object] | None:
-    """Return the option that a user who wrote `name` probably meant, and its value where that is fixed.
+    """Return the option that a user who wrote `name` probably meant, and the value if the name implies a value.
 
     Args:
         name: with underscores, e.g. "max_model_len".

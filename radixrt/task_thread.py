@@ -1,4 +1,4 @@
-"""`TaskThread`: a thread that runs tasks in order, whose results another thread takes without blocking."""
+"""`TaskThread`: a thread that runs tasks in order. Another thread takes the results without blocking."""
 
 from __future__ import annotations
 

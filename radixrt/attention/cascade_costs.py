@@ -21,7 +21,7 @@ QUERY_ELEMENT_BYTES = 2
 
 @dataclass(frozen=True)
 class GpuFigures:
-    """Measured figures of one kind of GPU, from which `CascadeCosts` for a model's shape follow.
+    """Measured figures of a kind of GPU, from which `CascadeCosts` are derived for a model's shape.
 
     Attributes:
         bytes_per_us: keys and values that decode attention reads in a microsecond.
@@ -111,7 +111,8 @@ def _prompt_costs(figures: GpuFigures, kv_layer_bytes: int, query_size: int) -> 
 
 
 def kv_layer_bytes(layers: Iterable[AttentionLayer], element_bytes: int) -> int:
-    """Bytes of the keys and values of one token in one layer whose rows can share; 0 if none can.
+    """Return the bytes of a token's keys and values in a layer whose rows can share prefixes; 0 if there is no such
+    layer.
 
     Rows of a layer with a sliding window cannot share: the window may end within the prefix, at another position for
     each row.
@@ -121,5 +122,6 @@ def kv_layer_bytes(layers: Iterable[AttentionLayer], element_bytes: int) -> int:
 
 
 def query_size(layers: Iterable[AttentionLayer]) -> int:
-    """Elements of one token's queries in a layer whose rows can share; 0 if none can."""
+    """Return the number of elements of a token's queries in a layer whose rows can share prefixes; 0 if there is no
+    such layer."""
     return max((x.num_heads * x.head_dim for x in layers if x.sliding_window is None), default=0)

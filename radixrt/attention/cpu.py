@@ -176,7 +176,7 @@ def _token_stride(x: torch.Tensor) -> int:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Work of one step for the kernel, for layers of one shape.
+    """Work of a step for the kernel, for layers of the same shape.
 
     Attributes:
         tasks: int32 [n, 6]: row, first kv head, kv heads, the row's first token, first query, queries.

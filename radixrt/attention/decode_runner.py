@@ -31,7 +31,8 @@ class Sizes:
     Attributes:
         block: positions that a program processes at once.
         num_warps: warps of a program.
-        num_stages: pipeline stages of its loop: two for each buffer of keys and values that is filled ahead, and one.
+        num_stages: pipeline stages of the program's loop: one, and two for each buffer of keys and values that is
+            filled ahead.
         programs: programs on a processor (SM).
     """
 

@@ -33,15 +33,15 @@ MAX_LINE_CHARS = 300
 """Part of a compiler's output that is reported: its last lines, cut at this length, for commands are long."""
 
 CLOSING_S = 2.0
-"""Delay before compilers that were ended from outside are reported. If the engine that closes has ended them, its
-process is gone by then, and there is nothing to report."""
+"""Delay before compilers that were ended from outside are reported. If a closing engine ended the compilers, the
+engine's process is gone soon, and nothing is reported."""
 
 Loads = Callable[[], list[tuple[Any, Callable[[], Any]]]]
 """Returns each module's build specification (FlashInfer's JitSpec), and a function that loads the compiled module."""
 
 
 class FlashInferModules:
-    """Loads modules in a thread of its own, which begins at once.
+    """Loads modules in a separate thread, which starts immediately.
 
     Args:
         find: see `Loads`; called in the thread.

@@ -10,7 +10,7 @@ from radixrt.forward_batch.forward_batch import ForwardBatch
 
 
 class StateBackend:
-    """Gives recurrent layers their states. A step needs no plan: its rows say which slots they read and write."""
+    """Gives recurrent layers their states. A step needs no plan, because its rows name the slots to read and write."""
 
     def __init__(self, pool: StatePool) -> None:
         self._pool = pool

@@ -11,7 +11,7 @@ from radixrt.errors import ConfigError
 
 
 class KVCache:
-    """One tensor of keys and one of values for each layer, indexed by slot.
+    """A tensor of keys and a tensor of values for each layer, indexed by slot.
 
     Attributes:
         k, v: by layer, [page_size + num_slots, num_kv_heads, head_dim]; the first page is padding. Memory is committed

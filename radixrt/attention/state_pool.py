@@ -18,7 +18,8 @@ class StateShape:
 
     Attributes:
         layer_id: index of the layer in the pool.
-        channels, earlier: of the convolution; it sees `earlier` tokens before the current one.
+        channels, earlier: channels of the convolution, and number of tokens before the current token that the
+            convolution sees.
         dtype: of the inputs of the convolution; that of activations.
         heads, v_dim, k_dim: of the matrices that a gated delta rule updates; 0 heads where there are none.
     """

@@ -1,7 +1,7 @@
 """`RequestedConstraint`: a constraint read from any of the forms that clients use, and the client's names for fields.
 
-The engine knows five kinds of constraint by names of its own. Clients use other names, and an error must name the field
-that the client sent: `RequestedConstraint.field` records it, and `renamed` translates an error.
+The engine knows five kinds of constraint by names of its own. Clients use different field names, and an error must name
+the client's field: `RequestedConstraint.field` records the name, and `renamed` translates an error.
 """
 
 from __future__ import annotations
@@ -349,7 +349,7 @@ def _choices(texts: list[str] | None, field: str) -> RequestedConstraint | None:
 
 
 def _json(kind: Kind, raw: msgspec.Raw, field: str) -> RequestedConstraint | None:
-    """Read JSON given as a value or as a string that holds it."""
+    """Read JSON that is given as a value or as a JSON string."""
     text = raw_text(raw, field)
     if text is None:
         return None

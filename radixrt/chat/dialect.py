@@ -65,8 +65,8 @@ class Dialect:
 
     @property
     def answer_markers(self) -> list[str]:
-        """Texts of the control tokens that the model writes within its answers: those of reasoning and tool calls. The
-        templates of channels write all of them themselves."""
+        """Texts of the control tokens that the model writes within answers, for reasoning and tool calls. The templates
+        of channels write all of them themselves."""
         return [] if self.harmony else [THINK_START, THINK_END, *self.tool_format.markers]
 
     def thinking(self, variables: Mapping[str, Any]) -> Thinking:

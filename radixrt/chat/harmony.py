@@ -53,8 +53,8 @@ def writes_harmony(shown: str, tool: str) -> bool:
 class HarmonyParser:
     """Incremental parser of one answer. No marker, and no part of one, is returned as text.
 
-    A text that does not begin like a message is the answer. Calls of other recipients than the request's tools (the
-    model may try those that were built into it) are part of the reasoning.
+    A text that does not begin like a message is the answer. Calls of recipients that are not tools of the request (the
+    model may try its built-in tools) are part of the reasoning.
 
     Args:
         names: the tools that the model may call.
@@ -218,8 +218,9 @@ def _any_of(elements: list[dict[str, Any]]) -> dict[str, Any]:
 def harmony_messages(messages: Sequence[dict[str, Any]], *, ends_open: bool) -> list[dict[str, Any]]:
     """Bring messages into the form that templates of this format expect.
 
-    They render one call of a message, so further ones, each with its result, become messages of their own. A message
-    with a call has either reasoning or content, as what precedes the call. Of earlier answers, the reasoning is left
+    These templates render a single call per message, so further calls, each with its result, become separate messages.
+    A message with a call has either reasoning or content, as what precedes the call. Of earlier answers, the reasoning
+    is left
     out: the model was trained without it.
 
     Args:

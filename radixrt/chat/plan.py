@@ -102,7 +102,8 @@ def plan_chat(
 
 
 def _stop_scope(thinking: Thinking, *, harmony: bool, constrained: bool) -> StopScope | None:
-    """Return the part of the answer in which stop strings end it: not the reasoning; None for all of it.
+    """Return the part of the answer in which stop strings are searched, which excludes the reasoning; None for the
+    whole answer.
 
     Args:
         constrained: a constraint takes care of the stop strings (`radixrt.constrained.stop_strings`).
@@ -131,7 +132,7 @@ def _stop_strings(sampling: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _check_channels(conversation: Conversation) -> None:
-    """Refuse options of reasoning that a model that reasons in channels does not have."""
+    """Refuse options of reasoning for models that reason in channels, because such models do not have these options."""
     effort = conversation.reasoning_effort
     if effort is not None and effort not in EFFORTS:
         raise RequestError(

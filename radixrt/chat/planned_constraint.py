@@ -27,10 +27,10 @@ from radixrt.sampling_params import NO_FREE_TEXT
 
 @dataclass(frozen=True, slots=True)
 class PlannedConstraint:
-    """The constraint of a chat request, with that of its tool calls.
+    """The constraint of a chat request, including the constraint on tool calls.
 
     Attributes:
-        fields: the fields of `SamplingParams` that state it; empty without a constraint.
+        fields: fields of `SamplingParams` for the constraint; empty without a constraint.
         tool_format: format of the calls; None if the request allows no calls.
         names: the client's names for the engine's fields.
     """

@@ -45,7 +45,7 @@ def offer_tools(definitions: Sequence[Mapping[str, Any]], choice: str) -> Offere
 
     Args:
         definitions: tool definitions as in the OpenAI API.
-        choice: "auto", "required", or the name of the one tool that must be called.
+        choice: "auto", "required", or the name of the tool that must be called.
 
     Raises:
         RequestError: naming the argument that is malformed.

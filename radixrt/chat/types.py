@@ -77,7 +77,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         template_kwargs: variables for the chat template.
-        reasoning_effort: passed to the template under the names that templates use for it.
+        reasoning_effort: passed to the template under all names by which templates know the effort.
         add_generation_prompt: end the prompt with the header of an assistant's message.
         continue_final_message: end the prompt inside the last message.
         thinking_token_budget: largest number of tokens of the reasoning before the answer, if the model reasons.

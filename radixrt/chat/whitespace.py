@@ -1,4 +1,4 @@
-"""`whitespace_pattern`, as vLLM and Outlines have it: whether JSON without whitespace satisfies it."""
+"""`whitespace_pattern` of vLLM and Outlines: checks that JSON without whitespace satisfies the pattern."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_PATTERN = 200
 def check_whitespace_pattern(pattern: object, whitespace: int | None, parent: str) -> None:
     """Check that a pattern for the whitespace between the tokens of JSON matches the empty text.
 
-    JSON is written without whitespace then, which is one of the forms that the pattern allows.
+    JSON is then written without whitespace, as the pattern allows.
 
     Args:
         whitespace: the most whitespace characters, if the client states a number as well.

@@ -1,4 +1,4 @@
-"""The command line. Each command is a `Command`; heavy modules are imported only by the one that runs.
+"""The command line. Each command is a `Command`. A command imports heavy modules only when it runs.
 
 engines.py  launch, generate, bench: commands that start an engine, with a flag for each field of the config
 clients.py  chat, replay, tree, replicas: clients of a running server
@@ -34,7 +34,7 @@ COMMANDS = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """Parser that reports an error in one line, without the long usage text."""
+    """Parser that reports an error in a single line, without the long usage text."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")

@@ -60,7 +60,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
 
 
 def _generate(args: argparse.Namespace) -> int:
-    """Stream the answer to one prompt to stdout, and its token counts to stderr if that is a terminal."""
+    """Stream the answer to a prompt to stdout, and print token counts to stderr if stderr is a terminal."""
     configure_logging("warning", "main")
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     from radixrt.client.answers import raise_for_error

@@ -10,7 +10,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
 def option(default: Any, help: str, *, choices: tuple[str, ...] | None = None, low: float | None = None) -> Any:
-    """Define a field with its help text, choices and lower bound, which its flag shows and `make_config` enforces."""
+    """Define a field with help text, choices and lower bound, which the flag shows and `make_config` enforces."""
     return field(default=default, metadata={"help": help, "choices": choices, "low": low})
 
 

@@ -1,4 +1,4 @@
-"""`make_config` builds a `Config` from flat options and checks each of them, and those that must fit together."""
+"""`make_config` builds a `Config` from flat options, and checks single options and options that must fit together."""
 
 from __future__ import annotations
 

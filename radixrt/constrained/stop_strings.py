@@ -1,4 +1,5 @@
-"""Stop strings beside a constraint: an output that one of them ends is still a whole text of the constraint."""
+"""Stop strings combined with a constraint, such that an output that ends with a stop string is a complete text of the
+constraint."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ from radixrt.errors import RequestError, shown
 
 MAX_STEPS = 200_000
 MAX_COUNTED = 64
-"""Repetitions that are counted; more of them are taken for any number."""
+"""Maximum count of repetitions that is tracked exactly. A larger count is treated as unbounded."""
 
 
 def regex_with_stops(regex: Regex, stops: Sequence[str]) -> Regex:
@@ -69,7 +70,8 @@ def regex_with_stops(regex: Regex, stops: Sequence[str]) -> Regex:
 
 
 def grammar_with_stops(productions: Productions, stops: Sequence[str]) -> Productions:
-    """The texts of a grammar, which hold no stop string. Where none could begin in them, one may follow the text.
+    """Return the texts of a grammar, where no text contains a stop string. If no stop string can begin inside of a
+    text, a stop string may follow the text.
 
     Args:
         productions: pruned.

@@ -133,7 +133,7 @@ class Vocabulary:
             return self.encode(data[: error.start].decode()) + self.encode_greedily(data[error.start :])
 
     def healed(self, last: int, forced: list[int]) -> list[int] | None:
-        """Tokens that replace a sampled token and the forced tokens after it; see `Grammar.healed`."""
+        """Return the tokens that replace a sampled token and the forced tokens after it; see `Grammar.healed`."""
         table = self.table
         if not (forced and table[last] and all(table[token] for token in forced)):
             return None
@@ -200,7 +200,8 @@ class Vocabulary:
     def longest_run(self, chars: CharSet) -> int:
         """Return a bound on the characters of these that a text token begins with, however many tokens there are.
 
-        A character outside of ASCII counts as one of these if any is, and as each of its bytes.
+        If the set has any character outside of ASCII, every such character counts as a member, and each of its bytes as
+        a character.
         """
         found = self._longest_runs.get(chars)
         if found is None:
@@ -293,7 +294,8 @@ def _byte_table(chars: CharSet, *, others: bool) -> npt.NDArray[np.bool_]:
 
 
 def split_utf8(data: bytes) -> tuple[str | None, bytes]:
-    """The characters that are complete, and the bytes of one that is not; None where it is no UTF-8 at all."""
+    """Split bytes into the text of the complete characters and the bytes of an incomplete last character; (None, b"")
+    if the bytes are not UTF-8."""
     try:
         return data.decode(), b""
     except UnicodeDecodeError as error:

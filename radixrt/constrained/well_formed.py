@@ -37,7 +37,7 @@ def read_regex(source: str) -> Regex:
     """The language of a `regex`, which describes the whole text.
 
     Raises:
-        RequestError: it is malformed, or uses what is not taken.
+        RequestError: the constraint is malformed, or uses an unsupported feature.
         RegexTooComplex: it is too large.
     """
     try:

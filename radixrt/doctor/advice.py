@@ -1,4 +1,4 @@
-"""Derives findings from facts: parts that do not work or could be faster, each with the command that fixes it."""
+"""Derives findings from facts: parts that do not work or could be faster, each with a command as the fix."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REQUIRED = ("tokenizers", "transformers", "safetensors", "msgspec", "pyzmq", "nu
 FLASHINFER_CAPABILITY = (7, 5)
 BFLOAT16_CAPABILITY = (8, 0)
 MUCH_IN_USE = 0.2
-"""Part of a GPU's memory that others may use before it is worth saying."""
+"""Fraction of a GPU's memory that other processes may use without a finding."""
 LITTLE_MEMORY = 1 * GIB
 
 SYSTEM_PACKAGES = {
@@ -179,7 +179,8 @@ def _model(facts: Facts) -> Iterator[Finding]:
         return
     where = "each GPU" if facts.uses_cuda else "this machine"
     what = f"the weights need {own / GIB:.1f} GiB on {where}, and {memory / GIB:.1f} GiB are free"
-    # The fewest GPUs; of several ways to divide a model over them the one with fewest stages, which answers soonest.
+    # Return the division of a model over the fewest GPUs; among such divisions the one with fewest stages, which has
+    # the lowest latency.
     enough = sorted(
         (tp * pp, pp, tp)
         for tp in needs.ranks

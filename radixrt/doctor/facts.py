@@ -46,11 +46,11 @@ class Facts:
         ranks: the requested number, tp * pp.
         driver: version of the NVIDIA driver.
         driver_gpus: devices as the driver lists them, e.g. "NVIDIA H200, 143771 MiB".
-        torch, torch_cuda: versions of torch and of the CUDA that it was built for.
-        cuda_error: why torch cannot use CUDA, though it was built for it.
+        torch, torch_cuda: version of torch, and version of CUDA for which torch was built.
+        cuda_error: why torch cannot use CUDA although it was built for CUDA.
         cuda_home: folder of the CUDA toolkit, by the environment.
         nvcc, compiler, ninja: the tools with which kernels are built.
-        packages: versions of Python packages, None for those that are not installed.
+        packages: versions of Python packages; None for missing packages.
         broken: packages that are installed and do not import, with the reason.
         cpu_kernels: "" if the compiled CPU kernels load, otherwise the reason; None if torch is missing.
         flashinfer_kernels: bytes of FlashInfer's compiled kernels on disk.
@@ -92,7 +92,7 @@ class Facts:
     unknown: dict[str, str] = field(default_factory=dict)
 
     def failure(self, package: str) -> str | None:
-        """Why a package that is installed does not import; None if it does, or if it is not there."""
+        """Return why an installed package cannot be imported; None if the import works or the package is missing."""
         return self.broken.get(package) or self.unknown.get(package)
 
     @property

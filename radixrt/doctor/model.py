@@ -1,4 +1,4 @@
-"""`ModelNeeds`: what a model folder needs to be served, by its config.json and the sizes of its files."""
+"""`ModelNeeds`: the memory that a model needs to be served, according to config.json and the sizes of the files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ModelNeeds:
     context_length: of the model, in tokens.
     kv_tokens: tokens of the KV cache that fit beside the weights here, about; 0 where the weights do not.
     state_bytes: of a recurrent state, on all ranks together; 0 for a model without recurrent layers.
-    num_states: recurrent states that fit beside these tokens, about, with the default options.
+    num_states: approximate number of recurrent states that fit beside the tokens with the default options.
     requests: maximum number of requests that run at once; each has a state.
     ranks: numbers of ranks that can share every layer.
     stages: maximum number of pipeline stages.

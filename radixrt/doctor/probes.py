@@ -209,7 +209,7 @@ def _driver() -> Driver:
 
 
 def _tool(names: list[str], places: list[str] | None = None, pattern: str = r"(\d+(\.\d+)+)") -> Tool | None:
-    """Find the first of these programs, on the PATH or in one of `places`."""
+    """Find the first available program of several, on the PATH or in any of `places`."""
     path = next((place for name in names if name and (place := _which(name, places or []))), None)
     if path is None:
         return None

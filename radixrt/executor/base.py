@@ -31,14 +31,14 @@ class Executor(ABC):
 
     @abstractmethod
     def wait_ready(self, timeout_s: float) -> RunnerReady:
-        """Wait until every rank is ready; return the message of the one that answers.
+        """Wait until every rank is ready; return the message of the answering rank.
 
         Raises:
             EngineError: a rank failed or was not ready in time.
         """
 
     def restart(self, epoch: int) -> None:
-        """Connect to the ranks that were started anew for an epoch; what was sent to earlier ones or by them is gone.
+        """Connect to the ranks that were restarted for an epoch. Messages to and from earlier ranks are lost.
 
         Steps may be submitted once `poll_ready` has returned a message.
 
@@ -58,7 +58,7 @@ class Executor(ABC):
 
     @abstractmethod
     def send_mask(self, mask: GrammarMask) -> None:
-        """Send the mask of the oldest step that waits for one."""
+        """Send the mask of the oldest step that waits for a mask."""
 
     def open_masks(self, slots: int, words: int) -> MaskTable:
         """Return the table of masks for these ranks; see `MaskTable`."""

@@ -72,7 +72,8 @@ class ConnectionWatch:
 
 
 class ExternalLauncherExecutor(MultiprocExecutor):
-    """Reaches rank 0 like the base class; opens one TCP port for each other rank, and one for their messages.
+    """Reaches rank 0 like the base class. Opens a TCP port for every other rank, and a port for the messages of these
+    ranks.
 
     Args:
         rank_endpoint, answer_endpoint, mask_path: for rank 0, see the base class.
@@ -117,7 +118,7 @@ class ExternalLauncherExecutor(MultiprocExecutor):
         write_addresses(address_file, endpoints, self._remote.endpoint, keys)
 
     def take(self, timeout_s: float = 0.0) -> FromRunner | None:
-        """Same as in the base class; also returns messages of the other ranks: that they are ready, or that they
+        """Same as in the base class; also returns the messages by which other ranks report that they are ready or have
         failed.
 
         Raises:

@@ -27,8 +27,8 @@ from radixrt.messages.wire import Int32Array, pack_i32, unpack_i32
 
 MIN_SLOTS = 256
 SLOTS_PER_ROW = 4
-"""20 MB for 256 rows and a vocabulary of 152 k. One mask for each row of a step must fit; more keep those that come
-again."""
+"""20 MB for 256 rows and a vocabulary of 152 k. The table must have room for a mask for each row of a step. Further
+slots keep masks that may be used again."""
 
 
 def mask_slots(max_rows: int) -> int:
@@ -39,13 +39,13 @@ def mask_slots(max_rows: int) -> int:
 class MaskTable:
     """The scheduler's end: assigns slots to masks, the least recently used ones first when all are taken.
 
-    A mask is known by its array, which must be read-only for that; a writable one is sent anew with each step.
+    A mask is identified by its array, which must be read-only. A writable array is sent again with each step.
 
     Args:
         slots: number of slots, at least the number of different masks in one step.
         words: uint32 words of one mask.
         path: file to create or open, readable by this user only, which the runners map; None to send masks in messages.
-            A scheduler that is started anew opens the file of the one before.
+            A restarted scheduler opens the file of the previous scheduler.
 
     Raises:
         OSError: the file system is full.

@@ -1,8 +1,8 @@
 """`RayDistributedExecutor`: runs steps on ranks that agents of a Ray cluster started, on this machine or on others.
 
 Ray places, starts and watches the ranks (`radixrt.engine.cluster`); nothing that happens per step goes through it. The
-ranks connect to the scheduler over TCP, with keys that are made anew for each epoch. A rank that is gone is noticed by
-the main process, which starts all ranks anew, as it does for ranks of its own machine.
+ranks connect to the scheduler over TCP, with keys that are made anew for each epoch. The main process notices the loss
+of a rank and restarts all ranks, as for ranks on its own machine.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from radixrt.messages.runner import GrammarMask
 
 
 class RayDistributedExecutor(MultiprocExecutor):
-    """Opens one TCP port for each rank, and one for their messages.
+    """Opens a TCP port for each rank, and a port for the messages of the ranks.
 
     Args:
         host: address at which the other nodes of the cluster reach this machine; no other address is bound.
         size: number of ranks.
         address_file: returns the path of an epoch's file, which is written once the ports are open; the main process
             passes its content to the ranks.
-        epoch, answering: see the base class. The rank that answers also samples, and it alone reads grammar masks.
+        epoch, answering: see the base class. The answering rank also samples, so no other rank reads grammar masks.
 
     Raises:
         ConfigError: host is not an address of this machine.
@@ -66,7 +66,8 @@ class RayDistributedExecutor(MultiprocExecutor):
         write_addresses(self._address_file(epoch), endpoints, self._answers.endpoint, self._keys)
 
     def send_mask(self, mask: GrammarMask) -> None:
-        """Send the mask to the rank that samples; the others, which wait for it too, get a message without content."""
+        """Send the mask to the sampling rank. The other ranks wait for the mask too, and get a message without
+        content."""
         content = self._encoder.encode(mask)
         notice = self._encoder.encode(msgspec.structs.replace(mask, bits=b"")) if mask.bits else content
         for rank, outbox in enumerate(self._ranks):

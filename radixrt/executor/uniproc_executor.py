@@ -23,7 +23,7 @@ class StepWorker(Protocol):
 
 
 class UniProcExecutor(Executor):
-    """Runs a step when it is submitted or, if it is constrained, when its mask is sent.
+    """Runs a step when the step is submitted or, if the step is constrained, when its mask is sent.
 
     Args:
         worker: executes the messages; it answers into `answers`.

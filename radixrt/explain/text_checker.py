@@ -105,7 +105,7 @@ def value_problem(schema: Any, value: Any, options: StructuredOptions) -> str:
     cls = validator_for(schema, default=jsonschema.Draft202012Validator)
     checker = cls.FORMAT_CHECKER if options.formats == "assert" else None
     try:
-        # The registry is named because without one the package would fetch what it does not know.
+        # Name the registry, because without a registry the package would fetch unknown references.
         validator = cls(schema, format_checker=checker, registry=REGISTRY)
         error = jsonschema.exceptions.best_match(validator.iter_errors(value))
     except Exception:  # a reference that cannot be followed, a pattern in another dialect: any of its own kinds

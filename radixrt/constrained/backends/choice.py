@@ -1,8 +1,8 @@
-"""`Backends`: the mask libraries of one vocabulary, and the library that enforces a constraint.
+"""`Backends`: the mask libraries of a vocabulary, and the choice of the library for a constraint.
 
-llguidance (`LIBRARY`) computes the masks of every kind of constraint. It compiles in about a millisecond, its masks
-have a bounded cost, it takes control tokens, and it needs no torch. xgrammar is used where the caller asks for it
-(`structured.backend`); it has no symbol for a control token, and compiling with it cannot be interrupted.
+llguidance (`LIBRARY`) computes the masks of every kind of constraint. llguidance compiles in about a millisecond, has
+masks of bounded cost, supports control tokens, and needs no torch. xgrammar is used only on request
+(`structured.backend`): xgrammar has no symbol for a control token, and its compilation cannot be interrupted.
 
 Measured with 49,152 tokens, processor time of compiling, median and 99th percentile; refused beyond what both refuse:
 

@@ -1,10 +1,10 @@
 """Productions in the Lark dialect of llguidance.
 
-llguidance splits the text into terminals before it parses: at each position it follows all terminals that the parser
-can take there, and ends one only where none of them can continue. The grammar therefore has the sentences of the
-productions where the maximal-munch rule holds (`productions.maximal_munch`). Literals that would violate it are cut
-(`lark_terminals`). The author of productions is responsible for their terms: those of JSON satisfy the rule by their
-punctuation, those of a user's EBNF are joined such that they do (`productions.lexing`).
+llguidance splits the text into terminals before parsing: at each position the lexer follows all terminals that the
+parser accepts there, and ends a terminal only where no terminal can continue. The grammar therefore has the sentences
+of the productions where the maximal-munch rule holds (`productions.maximal_munch`). Literals that would violate it are
+cut (`lark_terminals`). The author of productions is responsible for their terms: those of JSON satisfy the rule by
+their punctuation, those of a user's EBNF are joined such that they do (`productions.lexing`).
 
 Limits of the dialect are handled here: nesting (rules are split), the depth of calls from rule to rule (the
 compiler recurses through them; see `_visited_first`), the number of symbols, and `~`, which also matches bytes that
@@ -45,7 +45,7 @@ MAX_OPTIONS: Final = 1_900
 MAX_COUNT: Final = 2**31 - 1
 _MAX_NESTING: Final = 6
 _MAX_REPEATED: Final = 12
-"""Characters of an expression that is written out at each of its uses; a longer one becomes a rule of its own."""
+"""Maximum length of an expression that is written out at each use. A longer expression becomes a rule."""
 _MAX_CALL_DEPTH: Final = 400
 _MAX_STATES: Final = 24
 _MAX_ELIMINATED: Final = 1500
@@ -84,7 +84,7 @@ binding; and how deep its parentheses nest."""
 
 
 class _Writer:
-    """One grammar being written: rule lines, and the terminals that they share."""
+    """Writes a grammar in Lark notation: a line for each rule, and the terminals shared by the rules."""
 
     def __init__(self, productions: Productions, special_ids: Mapping[str, int]) -> None:
         self._productions = productions
@@ -176,8 +176,8 @@ class _Writer:
         return by.join(texts), binds, deepest
 
     def _within(self, written: _Text, binds: int) -> _Text:
-        """The text as a part of something that binds its parts so: in parentheses where it binds less, each of which
-        costs llguidance microseconds, or as a rule of its own where they nest deep."""
+        """Return the text as an operand of an operator with binding strength `binds`: in parentheses if the text binds
+        less. Parentheses cost llguidance microseconds each, so deeply nested ones become a rule."""
         text, outside, depth = written
         if outside <= binds:
             return written
@@ -224,7 +224,7 @@ class _Writer:
         return " & ".join([*(kept or [_ANY_UTF8]), *(f"~{text}" for text in excluded)])
 
     def _excluded(self, regex: Regex) -> str:
-        """Names that one object declares are mostly excluded once, and written in place."""
+        """The set of names that an object declares is mostly excluded once, and then written in place."""
         return self.terminal(regex) if regex.has_boolean else f"/{to_rust(regex)}/"
 
 

@@ -178,7 +178,7 @@ def _common_end(texts: Sequence[str]) -> str:
 
 
 def _places_after(last: str, piece: str) -> Iterator[int]:
-    """Yield the offsets within a piece, not its ends, at which a text ends."""
+    """Yield the offsets strictly inside of a piece at which a text ends."""
     at = piece.find(last)
     while 0 <= at < len(piece) - len(last):
         if at + len(last):

@@ -23,7 +23,7 @@ from radixrt.constrained.vocabulary import Vocabulary
 LIMITS = llguidance.LLParserLimits(
     step_lexer_fuel=500_000, step_max_items=100_000, max_lexer_states=50_000, verbose_errors=False
 )
-"""Work of one mask: about 40 ms of it at most. Lexer states (1.4 KB each) are shared by all matchers of one loaded
+"""Limit on the work of a mask: about 40 ms. Lexer states (1.4 KB each) are shared by all matchers of one loaded
 grammar, and so is their limit. Errors do not repeat the grammar, which is the client's own text."""
 
 

@@ -152,7 +152,7 @@ class TemplateCache:
         return entry
 
     def put(self, key: str, template: GrammarTemplate, compiled: CompiledConstraint) -> None:
-        """Store a constraint; one that alone exceeds the cache stays until the next one is stored."""
+        """Store a constraint. A constraint larger than the whole cache is kept until another constraint is stored."""
         self._entries[key] = (template, compiled)
         surplus = self.num_bytes - self._max_bytes
         while surplus > 0 and len(self._entries) > 1:

@@ -43,15 +43,17 @@ class CompiledConstraint(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         backend: which library computes the masks.
         why: reason for that library.
-        source: the grammar in its notation.
+        source: the grammar in the library's notation.
         serialized: the grammar as the library compiled it, where that is quicker to load than the source.
-        productions: `Productions.encode`, for shortest completions; empty of a grammar that only the library reads.
+        productions: result of `Productions.encode`, for shortest completions; empty for a grammar that only the library
+            can read.
         shortest: tokens of a shortest output.
-        specials: ids of the control tokens in it.
-        ignored: keywords that are not enforced because the caller asked for that, "pointer: keyword" each.
-        compile_s: seconds of all this.
-        load_s: seconds of them that the library took for the source; None if it is plain and was not loaded.
-        mask_s: seconds of a mask, on average; None likewise.
+        specials: ids of the control tokens in the grammar.
+        ignored: keywords that are not enforced, at the caller's request, as "pointer: keyword".
+        compile_s: seconds of the whole compilation.
+        load_s: seconds of `compile_s` that the library took to load the source; None for a plain grammar, which was not
+            loaded.
+        mask_s: mean seconds of a probed mask; None for a plain grammar.
     """
 
     backend: BackendName
@@ -249,8 +251,9 @@ def parse_constraint(constraint: Constraint, vocabulary: Vocabulary, deadline: f
         deadline: on `time.monotonic`, by which to give up.
 
     Raises:
-        RequestError: it is malformed, nothing satisfies it, or it cannot be enforced; names the position.
-        NotTranslated: it is a Lark grammar that has no translation, or is malformed.
+        RequestError: the constraint is malformed or unsatisfiable, or cannot be enforced; the message names the
+            position.
+        NotTranslated: the constraint is a Lark grammar that is malformed or has no translation.
     """
     kind = constraint.kind
     try:

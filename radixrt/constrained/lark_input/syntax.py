@@ -41,7 +41,7 @@ COMMON: Final = {
 
 
 class NotTranslated(Exception):
-    """The grammar uses what has no translation, or is malformed; the message says what."""
+    """The grammar is malformed, or uses a construct without a translation; the message names the construct."""
 
 
 @dataclass(frozen=True)

@@ -167,10 +167,10 @@ def _in_characters(expr: Expr) -> Expr:
 
 
 def _characters(regex: Regex) -> Expr:
-    """The language as an expression whose terms read one character each.
+    """Return the language as an expression in which every term reads a single character.
 
     Raises:
-        NotTranslated: it is made by an intersection or a complement.
+        NotTranslated: the language has an intersection or a complement.
     """
     if regex.text is not None:
         return Lit(regex.text) if regex.text else seq()

@@ -22,7 +22,7 @@ from radixrt.errors import RequestError
 SLOW_FILL_S = 0.0005
 """A mask that takes longer built parts of the library's automaton, which stay in memory with the template."""
 MAX_KEPT = 64
-"""Sets of end tokens, and masks with them, that are kept."""
+"""Maximum number of sets of end tokens, and of masks joined with end tokens, that are cached."""
 
 
 class GrammarTemplate(ABC):
@@ -135,7 +135,7 @@ class GrammarTemplate(ABC):
 class OwnEnds:
     """Masks of end tokens that requests bring (`stop_token_ids`).
 
-    The same tokens give the same arrays, which are read-only: a mask that is known by its array is sent once.
+    Equal arguments give the same read-only arrays, because a mask is identified by its array and then sent once.
 
     Args:
         specials: ids of the control tokens in the grammar.

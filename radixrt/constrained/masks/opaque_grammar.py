@@ -1,8 +1,8 @@
 """`OpaqueGrammar`: the constraint of a request whose grammar only llguidance can read.
 
 There are no productions, and so no recognizer: outputs are not closed when tokens run out, nothing is known about the
-length of a shortest one, and every mask is computed. Equal masks are the same array, so that each is sent once. Every
-token of the output is one that the library allows.
+length of a shortest one, and every mask is computed. Equal masks are the same array, so that each is sent once. The
+library allows every token of the output.
 """
 
 from __future__ import annotations

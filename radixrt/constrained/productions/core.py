@@ -99,7 +99,7 @@ class Productions:
 
         Raises:
             EmptyLanguage: the grammar has no sentence.
-            GrammarTooComplex: it is not known in time whether a terminal has one.
+            GrammarTooComplex: deciding whether a terminal has a text takes too long.
         """
         productive = self.shortest
         if self.start not in productive:
@@ -172,7 +172,7 @@ def length_of(expr: Expr, shortest: Mapping[str, int]) -> int | None:
 
 
 def left_calls(body: Expr, shortest: Mapping[str, int]) -> set[str]:
-    """Rules that the body may call before it has read anything."""
+    """Return the rules that the body may call before reading anything."""
 
     def visit(expr: Expr, below: list[tuple[bool, frozenset[str]]]) -> tuple[bool, frozenset[str]]:
         if isinstance(expr, Ref):

@@ -290,7 +290,7 @@ class _Parser:
         return None if char == "]" and self._at == at + 1 else char
 
     def _char(self) -> str:
-        """One character, or what an escape stands for; surrogate pairs of two escapes become one character."""
+        """Read a character or an escape. Two escapes that form a surrogate pair become a single character."""
         at = self._at
         char = self._text[at]
         self._at += 1

@@ -29,7 +29,7 @@ class Term:
     """Any text of a regular language.
 
     Attributes:
-        mark: of free text with which the output may end, the text behind it that is not free; None of any other
+        mark: for free text with which the output may end, the text that ends the free text; None for any other
             terminal. Lost when the grammar is encoded.
     """
 
@@ -60,7 +60,7 @@ class Alt:
 
 @dataclass(frozen=True, slots=True)
 class Rep:
-    """From `low` to `high` texts of `item`, one after the other; `high` None is without bound."""
+    """From `low` to `high` consecutive texts of `item`; without upper bound if `high` is None."""
 
     item: Expr
     low: int

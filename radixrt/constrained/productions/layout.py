@@ -236,7 +236,7 @@ def _callees_first(rules: Mapping[str, Expr]) -> list[Expr]:
 
 
 def length_above(expr: Expr, below: Sequence[int | None]) -> int | None:
-    """Characters of the shortest text of a sequence, choice or repetition, given those of what is directly under it."""
+    """Return the length of the shortest text of a sequence, choice or repetition, given the lengths of the children."""
     if isinstance(expr, Seq):
         total = 0
         for length in below:

@@ -81,14 +81,14 @@ class _Draft:
             self._rules[rule] = self._group_regular(joined.rules[rule])
 
     def take_apart(self, source: _Source, length: int) -> None:
-        """No longer one terminal; a literal is cut after that many characters."""
+        """Split an expression that was a single terminal. A literal is split after `length` characters."""
         if isinstance(source.expr, Lit):
             self._cuts.setdefault(id(source.expr), set()).add(source.offset + length)
         else:
             self._apart.add(id(source.expr))
 
     def write(self) -> tuple[Productions, dict[Terminal, list[_Source]]]:
-        """The grammar as it stands, and where each of its terminals comes from."""
+        """Return the current grammar, and the source of each terminal."""
         sources: dict[Terminal, list[_Source]] = {}
         rules: dict[str, Expr] = {}
         queue = [self._start]

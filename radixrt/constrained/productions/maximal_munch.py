@@ -51,7 +51,7 @@ def followers(productions: Productions, begins: Mapping[Terminal, int]) -> dict[
 
 
 _Inner = tuple[int, tuple[int, ...]]
-"""Kind of a row that is no leaf, and what is below it; below a call is the rule's body."""
+"""Kind and children of a row that is no leaf. The child of a call is the body of the called rule."""
 
 
 def _inner(layout: Layout) -> list[_Inner | None]:
@@ -140,7 +140,8 @@ class MaximalMunch:
         self._known: dict[tuple[Regex, Regex, CharSet], int | None] = {}
 
     def violations(self, productions: Productions) -> dict[Terminal, int]:
-        """Terminals that violate the rule as U, each with the least length at which another one may have ended."""
+        """Return the terminals that violate the rule in the role of U, each with the least length at which another
+        terminal may have ended."""
         regexes = {one: literal(one) if isinstance(one, str) else one for one in terminals_of(productions)}
         begins = {one: first(regex) for one, regex in regexes.items()}
         atoms = partition(begins.values())

@@ -1,7 +1,7 @@
 """Frames (return points of calls) and closures (readable nodes) of the recognizer at one text position.
 
-A `Frame` merges all calls of one rule from one text position. Frames are made only when everything that can be called
-at a position is known, and the same content is the same object, so that frames and states can be compared by
+A `Frame` merges all calls of the same rule from the same text position. Frames are made only when everything that can
+be called at a position is known, and the same content is the same object, so that frames and states can be compared by
 identity and what was computed for them is found again.
 """
 

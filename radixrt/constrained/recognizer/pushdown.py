@@ -1,8 +1,8 @@
 """Productions compiled for the recognizer: each rule a small graph of nodes that read characters or call other rules.
 
-A node knows its `distance`, the characters of the shortest path from it to the end of its rule. A shortest completion
-is found by adding distances and never by searching. Rules are compiled when they are first called. A repetition with
-bounds is a node that counts, never a chain as long as its bounds.
+The `distance` of a node is the number of characters on the shortest path to the end of the node's rule. A shortest
+completion is found by adding distances and never by searching. Rules are compiled when they are first called. A
+repetition with bounds is a node that counts, never a chain as long as its bounds.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Program:
         return node
 
     def _entry_of_part(self, expr: Expr) -> Node:
-        """The first node of an expression that is compiled like a rule of its own, because it lies deep in another."""
+        """Return the first node of an expression that is compiled like a separate rule, because of deep nesting."""
         known = self._parts.get(id(expr))
         if known is None:
             known = self._parts[id(expr)] = (expr, self._compile(expr, self.end, 0))
@@ -222,7 +222,7 @@ class Program:
 
 
 def _simple(expr: Expr) -> Regex | None:
-    """The language of an expression that reads one character, for repetitions that need no counting node."""
+    """Return the language of an expression that reads a single character, for repetitions without a counting node."""
     if isinstance(expr, Term) and not expr.regex.has_boolean and expr.regex.min_length == expr.regex.max_length == 1:
         return expr.regex
     return literal(expr.text) if isinstance(expr, Lit) and len(expr.text) == 1 else None

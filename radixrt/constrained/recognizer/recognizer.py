@@ -53,10 +53,10 @@ class State:
     """A parser state. Compare by identity; only `Recognizer` reads its attributes.
 
     Attributes:
-        items: what can be read next: a reading node, how far it has been read, and its frame.
+        items: (reading node, progress within the node, frame) of everything that can be read next.
         complete: the text may end here.
         edges: the states after single characters, and after control tokens under 1-tuples; None where there is none.
-        run: text that comes next for certain, longer than one character, or empty.
+        run: forced text of at least two characters that comes next; empty if there is none.
         after_run: the state after it.
         skip: matches a run of characters that lead back to this state; unset until one did.
         classes: sets of characters, each of which leads to one state; unset until asked for.
@@ -137,7 +137,7 @@ class Recognizer:
         return state
 
     def advance_special(self, state: State, text: str) -> State | None:
-        """The state after one control token; None where it is not allowed."""
+        """Return the state after a control token; None if the token is not allowed."""
         after = state.edges.get((text,), _UNKNOWN)
         if after is _UNKNOWN:
             closure = Closure(self._frames)
@@ -268,7 +268,7 @@ class Recognizer:
         return None if best is None else best[1]
 
     def _step(self, state: State, char: str) -> State | None:
-        """The state after one character, found by another one of its class or computed, and remembered."""
+        """Compute and store the state after a character. Characters of the same class have the same state."""
         if len(state.edges) >= _FEW_EDGES:
             same = self._class_of(state, char)
             first = char if same is None else chr(same.edges[0])
@@ -388,7 +388,7 @@ def _small_counts(regex: Regex, longest: Callable[[CharSet], int]) -> Regex:
 
 
 def _small_repeat(regex: Regex, alphabet: CharSet, longest: Callable[[CharSet], int]) -> Regex:
-    """Return a repetition with counts that a token over `alphabet` cannot exceed; any other language as it is."""
+    """Return a repetition with counts that a token over `alphabet` cannot exceed; return other languages unchanged."""
     if not isinstance(regex, Repeat) or regex.has_boolean or regex.item.min_length == 0 or regex.item.text is not None:
         return regex
     if max(regex.low, regex.high or 0) < _MIN_COUNT:

@@ -28,7 +28,8 @@ def chars(charset: CharSet) -> Regex:
 
 
 def literal(text: str) -> Regex:
-    """That text alone; `EMPTY` for a text with a surrogate in it, which is in no language."""
+    """Return the language of a single text; `EMPTY` for a text with a surrogate, because no language has such a
+    text."""
     if not text.isascii() and _has_surrogate(text):
         return EMPTY
     if len(text) > 1:

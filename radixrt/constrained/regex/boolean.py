@@ -89,7 +89,7 @@ def _listed(made: Intersect) -> Regex:
 def _excludes_words(made: Intersect | Complement) -> bool:
     """Return True if finitely many strings are excluded.
 
-    Backends do that well, and an expression without it is long.
+    Backends support such complements well, and an equivalent expression without complement is long.
     """
     items = made.items if isinstance(made, Intersect) else (made,)
     return any(isinstance(item, Complement) and item.item.max_length is not None for item in items)

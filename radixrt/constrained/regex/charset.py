@@ -267,7 +267,7 @@ def _case_groups() -> dict[int, CharSet]:
 
 @lru_cache(maxsize=1024)
 def ignoring_case(charset: CharSet) -> CharSet:
-    """The set with the other cases of its characters, as ECMA-262's flags i and u together have it."""
+    """Return the set closed under case folding, as with ECMA-262's flags i and u together."""
     widened = charset
     for point, group in _case_groups().items():
         if point in charset:

@@ -248,7 +248,7 @@ def _filter_words(finite: Regex, items: list[Regex]) -> Regex:
 
 
 def _merge(items: list[Regex]) -> Regex | None:
-    """Joins two of the items into one, if their shapes allow it."""
+    """Join two of the items into a single item, if the shapes allow it."""
     for left in items:
         if type(left.item if type(left) is Repeat else left) is not Chars:
             continue

@@ -1,4 +1,4 @@
-"""The one node of each shape: constructors that intern the nodes of regular languages.
+"""Constructors that intern the nodes of regular languages, so that there is a single node of each shape.
 
 They take their parts as they are; `algebra` simplifies first. Nodes without references are dropped.
 """

@@ -1,7 +1,7 @@
 """The kinds of regular languages: a syntax tree over code points, immutable and interned.
 
-Two trees of the same shape are one object (`interning`), so `==` is `is`, and results computed for one are found for
-the other. Nodes are made by the constructors of `algebra`, which simplify; the classes here only hold the parts and the
+Trees of the same shape are the same object (`interning`), so `==` is `is`, and results are computed once for each
+shape. Nodes are made by the constructors of `algebra`, which simplify; the classes here only hold the parts and the
 facts that follow from them.
 """
 
@@ -82,7 +82,7 @@ class Regex:
         return self._classes
 
     def alphabet(self) -> CharSet:
-        """The code points that its strings are made of; possibly more where has_boolean."""
+        """Return the code points that occur in the strings of the language; possibly more if has_boolean."""
         if self._alphabet is None:
             for part in subterms(self):
                 if part._alphabet is None:

@@ -32,7 +32,7 @@ MAX_COUNT: Final = 10**9
 
 @lru_cache(maxsize=512)
 def parse_regex(pattern: str, *, search: bool) -> Regex:
-    """The texts that a pattern matches, as ECMA-262 reads it with the flag u.
+    """Return the texts that a pattern matches, according to ECMA-262 with the flag u.
 
     Args:
         pattern: at most 10,000 characters.
@@ -190,7 +190,8 @@ class _Parser:
         return repeat(item, low, high) if isinstance(item, Regex) else Loop(item, low, high, position)
 
     def _quantifier(self) -> tuple[int, int | None] | None:
-        """Reads `*`, `+`, `?` or `{m,n}` with the `?` of a lazy one, which matches the same texts."""
+        """Read `*`, `+`, `?` or `{m,n}`. A `?` after the quantifier (lazy) is skipped, because the matched texts are
+        the same."""
         pattern, at = self.pattern, self.at
         mark = pattern[at : at + 1]
         if mark == "{":
@@ -343,7 +344,7 @@ _CONTROL: Final = {"t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r"}
 
 
 def _check_escaped(char: str, position: int, in_class: bool) -> None:
-    """Refuses a backslash before a letter or digit that has no meaning, or one that is not regular."""
+    """Refuse a backslash before a letter or digit if the escape has no meaning, or a meaning that is not regular."""
     if not char:
         raise RegexError("the pattern ends in a single backslash", position)
     if char.isascii() and char.isalnum():

@@ -25,7 +25,7 @@ MAX_STATES: Final = 128
 
 
 class Division(Protocol):
-    """The strings that are in at least one of some languages, by kind."""
+    """The strings in the union of some languages, divided into kinds."""
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -127,7 +127,7 @@ def _strings_of(product: Product, kinds: frozenset[Kind]) -> Regex:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A `Division` by intersections and complements of one language after the other.
+    """A `Division` computed by intersections and complements, for each language in turn.
 
     Attributes:
         pieces: each kind with its strings.

@@ -1,4 +1,4 @@
-"""Queries on a language that are answered by visiting its derivatives.
+"""Queries on a language, answered by a search over the derivatives.
 
 Without intersections and complements, the tree itself has the answer. Otherwise states are visited best first, by a
 lower bound of the missing characters, within a budget; results for a state are stored on its node. Every query raises
@@ -107,7 +107,7 @@ def is_subset(left: Regex, right: Regex) -> bool:
 
 
 def _spell(node: Regex) -> str:
-    """A shortest string of a language that is not empty, by its structure."""
+    """Return a shortest string of a nonempty language, by recursion over the expression."""
     if node.nullable:
         return ""
     if node.text is not None:
@@ -344,7 +344,7 @@ def _boolean_strings(node: Regex, limit: int) -> set[str] | None:
 
 
 def _candidates(node: Intersect) -> set[str] | None:
-    """The strings of one of the items, if that has few."""
+    """Return the strings of some intersected item that has few strings; None if every item has many."""
     for item in node.items:
         if not item.has_boolean and item.max_length is not None:
             try:

@@ -1,4 +1,5 @@
-"""JSON Schema of any draft: to productions that enforce it exactly, or to a refusal that names the place."""
+"""Translates a JSON Schema of any draft into productions that enforce the schema exactly, or refuses it and names the
+place."""
 
 from radixrt.constrained.schema.errors import EmptySchema, MalformedSchema, SchemaRefused, Unsupported
 from radixrt.constrained.schema.limits import Limits

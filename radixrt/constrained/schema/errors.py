@@ -56,7 +56,7 @@ class Unsupported(RequestError):
 
 
 class SchemaRefused(RequestError):
-    """A schema with keywords that cannot be enforced; `errors` lists all of them."""
+    """A schema has keywords that cannot be enforced; `errors` lists all such keywords."""
 
     def __init__(self, errors: Sequence[Unsupported]) -> None:
         more = len(errors) - 1

@@ -22,8 +22,8 @@ class Limits:
         nodes: nodes of the normal form (each becomes about one rule).
         branches: alternatives that are tried during the expansion of a node.
         enum_values: values of one `enum`.
-        array_states: states of one array's counters (`contains`, `uniqueItems`) or of one object's property count.
-        key_classes: classes of undeclared names that the patterns of one object distinguish.
+        array_states: states of an array's counters (`contains`, `uniqueItems`), or of an object's property count.
+        key_classes: classes of undeclared names that the patterns of an object distinguish.
         seconds: wall time of normalizing the schema and emitting the productions.
     """
 

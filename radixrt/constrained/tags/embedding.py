@@ -61,7 +61,7 @@ class Embedding:
 
     Attributes:
         rules: the rules of all embedded grammars, by unique names.
-        ignored: keywords that are not enforced because the options allow it, "pointer: keyword" each.
+        ignored: keywords that are not enforced, as the options allow, as "pointer: keyword".
     """
 
     def __init__(self, options: StructuredOptions, deadline_s: float | None = None) -> None:
@@ -203,7 +203,7 @@ def _text_of(expr: Expr) -> str | None:
 
 
 def _cut(body: Expr) -> Expr:
-    """The same with each constant as the tokens of JSON that it consists of."""
+    """Return the expression with each constant split into tokens of JSON."""
 
     def visit(expr: Expr, below: list[Expr]) -> Expr:
         text = _text_of(expr)
@@ -253,7 +253,7 @@ def _json_value(rule: str, productions: Productions) -> Piece:
 
 
 def _users_grammar(rule: str, productions: Productions) -> Piece:
-    """The rule of any grammar; it may continue with any of its characters."""
+    """Return the rule of a user's grammar, whose texts may continue with any character of the grammar."""
     every = NO_CHARS
     for expr in postorder(productions.rules.values()):
         if isinstance(expr, Lit | Term):

@@ -60,7 +60,7 @@ class Piece:
         first: characters with which a text can begin.
         nullable: the empty text is one.
         more: characters with which a whole text can continue, in the same terminal or with another one.
-        starts: where known, constants, each a terminal of its own, with which every text begins that is not empty.
+        starts: constants, each a separate terminal, with which all nonempty texts begin; None if unknown.
         again: constants that may stand after a whole text; their characters are not in `more`.
         regex: the language, where it is regular.
     """
@@ -88,8 +88,8 @@ def token(text: str, number: int) -> Piece:
     """One control token of the vocabulary.
 
     Args:
-        number: below 2,048, another one for each token. What stands for it at the edges is a surrogate, which is no
-            character of any text.
+        number: below 2,048, another one for each token. At the edges, a surrogate represents the token, because no text
+            contains a surrogate.
     """
     sign = chr(0xD800 + number)
     return Piece(Special(text), CharSet.of(sign), starts=(sign,))
@@ -103,7 +103,7 @@ def regular(regex: Regex) -> Piece:
 
 
 def _open_end(regex: Regex) -> CharSet:
-    """Characters with which a string of the language can be continued within it."""
+    """Return the characters with which a string of the language can continue within the language."""
     seen = {regex}
     pending = [regex]
     found = NO_CHARS
@@ -185,7 +185,7 @@ def _one_terminal(pieces: Sequence[Piece]) -> Piece:
 
 
 def _alike(pieces: Sequence[Piece]) -> set[int]:
-    """Indices of pieces that can begin like another one, as far as their constants do not distinguish them."""
+    """Return the indices of pieces that can begin like another piece and are not distinguished by constants."""
     found: set[int] = set()
     unknown = NO_CHARS  # first characters of the pieces without known constants
     known = NO_CHARS
@@ -278,7 +278,7 @@ def _prefix_free(texts: Sequence[str]) -> bool:
 
 
 def repeated(item: Piece, low: int, high: int | None) -> Piece:
-    """From low to high of the item, one after the other.
+    """Return a piece of `low` to `high` consecutive items.
 
     Raises:
         Ambiguous: where one ends and the next begins cannot be decided by the longest match.

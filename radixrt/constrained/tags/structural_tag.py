@@ -3,9 +3,9 @@
 The format is xgrammar's ({"type": "structural_tag", "format": {...}}, and the older {"structures": [...],
 "triggers": [...]}) as far as it is about text. Differences:
 
-- Free text ends at the first text that ends it (the end of its tag, or a trigger), and nowhere else. So `any_text` and
+- Free text ends exactly at the first occurrence of an ending text (the end of its tag, or a trigger). So `any_text` and
   formats with triggers stand last in their tag or in the whole; elsewhere they are refused.
-- Parts whose end is ambiguous, and alternatives that begin alike, are refused, not guessed.
+- Parts with an ambiguous end, and alternatives with the same beginning, are refused.
 - `token` names a control token of the vocabulary by its text. The text of a trigger token is kept out of free text.
 - `json_schema` takes "closed" (objects that declare properties allow no others) and "origin" (where the
   schema came from, "<field>/<JSON pointer>", which errors name instead of its own pointer).
@@ -282,7 +282,7 @@ class _Reader:
         return self._triggered(node, at, ends, self._bodies([(begins[name], tags) for name, tags in groups.items()]))
 
     def _bodies(self, groups: list[tuple[Piece, list[Begun]]]) -> Callable[[Ends], list[Body]]:
-        """The rests of the tags of each trigger, which may follow it."""
+        """Return, for each trigger, the pieces that may follow: the rests of the tags that begin with the trigger."""
 
         def bodies(after: Ends) -> list[Body]:
             found = []

@@ -32,8 +32,8 @@ class ToolFormat:
         arguments_key: name of the member that holds a call's arguments.
         in_text: calls may come after free text; otherwise an answer either begins with a call or has none.
         optional_token: a token that may stand before everything else.
-        markers: texts that are single tokens in the vocabularies of models that were trained on this format. Where
-            text may come first, the first of them is what calls begin with.
+        markers: texts that are single tokens in the vocabularies of models that were trained on this format. Where text
+            may come first, calls begin with the first marker.
         several: an answer can hold more than one call.
     """
 
@@ -94,7 +94,7 @@ class Tool:
     """A function that may be called.
 
     Attributes:
-        parameters: JSON text of the schema of its arguments, which are an object.
+        parameters: JSON text of the schema of the arguments, which are an object.
         strict: objects of the schema that declare properties allow no others; None: as for all schemas of the request.
         origin: where the schema stands in the client's request, e.g. "tools/0/function/parameters"; refusals name it.
     """
@@ -129,7 +129,7 @@ def tools_constraint(
     Args:
         tools: those that may be called.
         required: calls and nothing else; otherwise free text too, or `response` instead of it.
-        parallel: several calls are allowed, in formats that have a way to write them.
+        parallel: whether several calls are allowed, if the format can express several calls.
         tokens: markers that are single tokens of the vocabulary; they come as those and never as text.
         response: a format of a structural tag, for an answer without calls.
     """

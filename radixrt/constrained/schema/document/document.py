@@ -109,7 +109,7 @@ class Document:
     def resolve_dynamic(self, at: Located, reference: str) -> Located:
         """Return the target of a `$dynamicRef`: the outermost dynamic anchor of that name in the dynamic scope.
 
-        A reference whose plain target is no dynamic anchor keeps that target. Raises Unsupported.
+        If the static target of a reference is no dynamic anchor, the target is final. Raises Unsupported.
         """
         target = self.resolve(at, reference, "$dynamicRef")
         name = urldefrag(reference).fragment
@@ -147,7 +147,7 @@ class Document:
         return (*scope, after)
 
     def _target(self, at: Located, reference: str, keyword: str) -> tuple[Resource, str]:
-        """Return the resource that a reference names, and the fragment within it. Raises Unsupported."""
+        """Return the resource and the fragment that a reference names. Raises Unsupported."""
         if reference.startswith("#") and "%" not in reference and reference.isprintable():
             return at.resource, reference[1:]
         url, fragment = urldefrag(reference)

@@ -22,7 +22,7 @@ MAX_LISTED_VALUES = 64
 State = tuple[int, tuple[int, ...], int, bool]
 """Number of items, matches of each counter, the values used as bits, and whether a value was used twice."""
 Move = tuple[Expr, Expr, State]
-"""An item as the first of the array, and as a later one, with its comma; and the state after it."""
+"""An item written as the first item of the array and as a later item (with a comma), and the state after the item."""
 
 
 def array_expression(emitter: Emitter, plan: ArrayPlan) -> Expr:
@@ -71,7 +71,7 @@ def _has_listed_values(graph: Graph, plan: ArrayPlan) -> bool:
 class _ArrayAutomaton:
     """An array with counters or with unique items: one rule for each state, which summarizes the items so far.
 
-    The texts of a state's rule are those whose items lead from it to a state in which the array may end.
+    The rule of a state derives the items that lead from this state to a state in which the array may end.
     """
 
     def __init__(self, emitter: Emitter, plan: ArrayPlan) -> None:
@@ -84,7 +84,7 @@ class _ArrayAutomaton:
             [len(plan.prefix), plan.low if plan.high is None else plan.high, *(c.start for c in plan.counts)]
         )
         self._listed = self._list_values() if plan.unique is not None else None
-        self._matching: dict[int, list[bool]] = {}  # by a value's number: whether it is what each counter counts
+        self._matching: dict[int, list[bool]] = {}  # by number of the value: whether each counter counts the value
 
     def emit(self) -> Expr:
         """Return the whole array. Raises Unsupported."""

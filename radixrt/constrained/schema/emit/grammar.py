@@ -1,7 +1,7 @@
 """`emit_productions`: from the nodes of a graph to productions.
 
-First every reachable node is planned, which also counts its uses. A node that is used once is then emitted where it is
-used, which keeps fixed text in one literal; the others become rules.
+First, every reachable node is planned, and its uses are counted. Then a node with a single use is emitted in place,
+which keeps fixed text in a single literal; all other nodes become rules.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from radixrt.errors import shown
 INLINE_DEPTH = 12
 """Maximum nesting of objects and arrays within one rule."""
 MAX_LISTED_OPTIONS = 4
-"""Maximum number of listed values that are options of their own; more of them become one terminal."""
+"""Maximum number of listed values that are separate options. A longer list becomes a single terminal."""
 
 
 def emit_productions(graph: Graph, whitespace: int) -> Productions:

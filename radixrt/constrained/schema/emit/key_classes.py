@@ -68,7 +68,7 @@ def in_keys(passed: frozenset[StringTest], keys: KeySet) -> bool:
 def key_classes(graph: Graph, shape: ObjectShape, pointer: str) -> list[KeyClass]:
     """Return the classes of undeclared names that have names and values.
 
-    The languages are disjoint, and each undeclared name that a member may have is in one of them.
+    The languages are disjoint, and every possible undeclared name is in some language.
 
     Raises:
         Unsupported: there are too many classes.

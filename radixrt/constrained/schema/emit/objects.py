@@ -5,7 +5,8 @@ comma) or, where the number of members is bounded, how many have been.
 
 Names of undeclared members may repeat in a text, because a grammar cannot remember them; a reader keeps the last member
 of a name. That changes nothing where all members of a class satisfy the same node. A member that must exist is the last
-one of its class, and none can replace it; where members are counted from below, at most one is relied on.
+member of its class, and no other member can replace it. If there is a minimum number of members, at most one such
+member is relied on.
 """
 
 from __future__ import annotations
@@ -239,7 +240,8 @@ class _UndeclaredEmitter:
         return rule
 
     def _find_groupings(self) -> Iterator[tuple[Group, ...]]:
-        """Yield the ways in which the witnesses are members: one member may serve several, or each has its own class.
+        """Yield the ways in which members satisfy the witnesses: a member may satisfy several witnesses, or each
+        witness has its own class.
 
         Two different members of one class cannot be distinguished. Such a grouping is skipped where it adds nothing,
         because there is no room for both or because one member satisfies what the other must; else it is refused.

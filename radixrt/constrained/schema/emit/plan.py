@@ -39,7 +39,7 @@ T = TypeVar("T")
 MAX_LISTED_NAMES = 32
 """A class of at most this many names becomes as many optional members."""
 MAX_KNOWN = 1024
-"""Languages of scalars that are remembered from one schema to the next."""
+"""Maximum number of languages of scalars that are cached across schemas."""
 MAX_COMPARED_ITEMS = 8
 """Largest number of items that are compared pairwise to prove that `uniqueItems` always holds."""
 

@@ -36,7 +36,7 @@ from radixrt.constrained.schema.normal_form.strings import (
 from radixrt.constrained.schema.values import ALL, ARRAY, BOOLEAN, NUMBER, OBJECT, STRING, key, type_of
 
 Frames = tuple[int, ...]
-"""Indices of the branch's frames that record what an assertion evaluates."""
+"""Indices of the branch's frames that record the evaluation by an assertion."""
 Rank = tuple[int, ...]
 """A position in the order of the document: the choices on the way, and a count within the last of them."""
 
@@ -150,7 +150,7 @@ class Branch:
         assumed: subschemas that the branch already satisfies, with the frames that they were evaluated for.
         frames: what has been evaluated, for each schema with deferred assertions.
         changes: number of additions that were not known before.
-        slot: position of the choice that is being made; `steps` counts within it.
+        slot: position of the current choice; `steps` counts the steps within the choice.
     """
 
     graph: Graph
@@ -169,7 +169,7 @@ class Branch:
     steps: int = 0
 
     def with_choice(self, place: int) -> Branch:
-        """Return a copy in which the choice at this place is closed, for one of its alternatives to be applied."""
+        """Return a copy without the choice at this place, to which the caller applies an alternative of the choice."""
         other = self.fork()
         other.slot = other.choices.pop(place).slot
         return other

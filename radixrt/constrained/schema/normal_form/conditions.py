@@ -1,4 +1,4 @@
-"""Conditions on one value: the steps by which the solver narrows a branch, and the alternatives made of them."""
+"""Conditions on a value, which the solver applies to a branch one by one, and alternatives made of conditions."""
 
 from __future__ import annotations
 

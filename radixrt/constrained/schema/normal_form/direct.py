@@ -45,7 +45,7 @@ _expansions: dict[Content, Expansion] = {}
 
 
 def single_schema(graph: Graph, node: Node) -> Located | None:
-    """Return the schema of a node that is nothing but one schema with keywords; None for any other node."""
+    """Return the schema of a node that consists of a single schema with keywords; None for any other node."""
     if len(node.formulas) != 1 or graph.reader.skips_keywords:
         return None
     formula = node.formulas[0]
@@ -138,7 +138,7 @@ def _objects(graph: Graph, located: Located) -> ObjectShape | None:
         return None
     members = tuple([(name, graph.formulas(member)) for name, member in declared.items()])
     if required and any((formulas is NONE or len(formulas) > 1) and name in required for name, formulas in members):
-        return None  # a member that must be there may have no value, which the solver explains
+        return None  # a required member may have no possible value; the solver reports the reason
     rules: tuple[tuple[KeySet, Formulas], ...] = ()
     if is_closed:
         formulas = graph.formulas(reader.child(located, "additionalProperties"))

@@ -1,4 +1,4 @@
-"""Proofs that no value satisfies two schemas, or one node: sound but incomplete, as `static_checks`."""
+"""Proofs that no value satisfies two schemas, or a node. The proofs are sound but incomplete, like `static_checks`."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _listed_members(graph: Graph, located: Located) -> dict[str, frozenset[Hasha
 
 
 def lists_other_values(graph: Graph, located: Located, values: Mapping[str, frozenset[Hashable]]) -> bool:
-    """Return True if the schema lists, for one of the members, none of the values that it has."""
+    """Return True if, for some member, the schema lists values and the member's value is not listed."""
     listed = _listed_members(graph, located)
     return any(name in listed and listed[name].isdisjoint(found) for name, found in values.items())
 

@@ -1,4 +1,4 @@
-"""`Graph`: the interned nodes and formulas of one schema, with everything that has been worked out about them."""
+"""`Graph`: the interned nodes and formulas of a schema, with all results computed for them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from radixrt.constrained.schema.normal_form.nodes import NEVER, NONE, Either, Ex
 from radixrt.constrained.schema.normal_form.strings import KeySet, RemainingKeys, StringTest
 
 IN_PLACE_DEPTH = 64
-"""Maximum number of schemas nested in one another for one value."""
+"""Maximum nesting of schemas that apply to the same value."""
 _IN_PLACE_KEYWORDS = frozenset(
     ("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "dependencies")
 )
@@ -61,13 +61,13 @@ class Graph:
         budget: bounds on the work.
         solve: computes the expansion of a node (`solver.expand`).
         formats: "assert" enforces the known formats.
-        closed: an object that declares members has no others that its schemas do not evaluate: as if
-            `unevaluatedProperties: false` stood beside all schemas that apply to the object together.
+        closed: objects that declare members have no unevaluated members, as if `unevaluatedProperties: false` stood
+            beside all schemas that apply to the object.
         ignored: keywords (pointer of their schema, name) that are skipped.
 
     Attributes:
         assertions: see `KeywordReader.assertions`.
-        refusals: keywords that cannot be enforced, found while productions were emitted without them.
+        refusals: keywords that cannot be enforced, collected while emitting productions without these keywords.
         facts: memoized answers of `static_checks` and `disjointness`.
         closing: the assertion that closes objects; None where they are open.
 
@@ -108,7 +108,7 @@ class Graph:
 
     @property
     def open(self) -> Graph:
-        """The graph of the same schema whose objects are open: the one that `not` and `oneOf` are about."""
+        """The graph of the same schema with open objects, which decides whether options of `not` and `oneOf` hold."""
         if self.closing is None:
             return self
         if self._open is None:
@@ -142,7 +142,8 @@ class Graph:
     def formulas(self, located: Located, *, positive: bool = True) -> Formulas:
         """Return the conjunction that is equivalent to the schema, or to its negation: () if trivial, NONE if empty.
 
-        A schema that only refers to others, or only negates one, is replaced by those: equal positions share a node.
+        A schema that only refers to other schemas, or only negates a schema, is replaced by these schemas, so that
+        equal positions share a node.
         """
         known = self._formulas if positive else self._negations
         found = known.get(located)
@@ -249,7 +250,7 @@ class Graph:
 
     @property
     def expanding(self) -> int:
-        """The number of nodes that are being solved right now, nested in one another."""
+        """The number of nodes that are currently being solved, each within the solution of the previous one."""
         return len(self._expanding)
 
     def note_conflict(self, name: str, demanded: Formulas) -> None:

@@ -95,7 +95,8 @@ class KeywordReader:
 
     Attributes:
         annotations: keywords (pointer of their schema, name) that are not enforced because they only annotate.
-        unwritable: values that no UTF-8 text can hold, by `values.key`, with the pointer and keyword that list them.
+        unwritable: by `values.key`, the listed values that have no UTF-8 text, with the pointer and keyword of the
+            list.
     """
 
     def __init__(

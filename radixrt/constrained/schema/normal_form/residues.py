@@ -2,8 +2,8 @@
 
 Whether a large integer is in a set of multiples and non-multiples depends on its residue alone. Two sequences of digits
 that differ modulo the period of the set, without its factors 2 and 5, can be completed such that only one of the two is
-in the set; so an automaton has a state for each residue. That is found in microseconds, and the automaton that has too
-many states only after all of those are made.
+in the set; so an automaton has a state for each residue. Counting residues takes microseconds, whereas an automaton
+with too many states is found only by creating all its states.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _steps(numbers: NumberSet) -> tuple[Decimal, ...]:
 
 
 def _modulus(of: Decimal) -> int:
-    """Return the least positive integer that is a multiple: an integer is one where this number divides it."""
+    """Return the least positive integer multiple. An integer is a multiple if and only if this number divides it."""
     return Fraction(of).numerator
 
 

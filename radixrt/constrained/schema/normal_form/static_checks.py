@@ -90,7 +90,7 @@ def evaluates(graph: Graph, located: Located) -> bool:
 
 
 def declares_members(graph: Graph, formulas: Formulas) -> bool:
-    """Return True if a schema that the formulas apply to the value itself names members, one by one or by patterns."""
+    """Return True if a schema that applies to the value itself declares members, by name or by pattern."""
     return any(
         isinstance(formula, Is) and formula.positive and _declares(graph, formula.located) for formula in formulas
     )
@@ -207,7 +207,7 @@ def _find_implication(graph: Graph, known: Formulas, formulas: list[Formula]) ->
 
 
 def listed_values(graph: Graph, formula: Formula) -> list[Any] | None:
-    """Return the values of an `enum` or `const` that the formula contains, one of which the value must equal."""
+    """Return the values of an `enum` or `const` in the formula, to which the formula restricts the value."""
     if not isinstance(formula, Is) or not formula.positive:
         return None
     for assertion in graph.assertions(formula.located):

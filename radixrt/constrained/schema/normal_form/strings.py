@@ -58,7 +58,7 @@ class StringSet:
         return self if (low, high) == (self.low, self.high) else replace(self, low=low, high=high)
 
     def passing(self, test: StringTest) -> StringSet | None:
-        """Return the subset that passes one more test, or None if the test negates one of the set's own."""
+        """Return the subset that passes another test; None if the set has the negated test."""
         if test in self.tests:
             return self
         if any(test.regex is other.regex for other in self.tests):

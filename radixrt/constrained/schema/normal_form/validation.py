@@ -74,7 +74,7 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The context of the validation of one value against one schema.
+    """Context of a validation of a value against a schema.
 
     Attributes:
         graph: the graph of the schema.
