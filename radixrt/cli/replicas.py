@@ -8,6 +8,7 @@ from typing import Any, Literal, TextIO
 import httpx
 
 from radixrt.errors import ConfigError, shown
+from radixrt.openai_api import error_message
 
 TIMEOUT_S = 30.0
 COLUMNS = ("replica", "state", "open", "queued", "running", "wait s", "hit rate", "slots used", "reason")
@@ -84,8 +85,4 @@ def _row(replica: dict[str, Any]) -> tuple[str, ...]:
 def _checked(url: str, response: httpx.Response) -> httpx.Response:
     if response.status_code == 200:
         return response
-    try:
-        message = response.json()["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        message = f"{response.status_code} {response.reason_phrase}"
-    raise ConfigError(f"{url} refuses: {message}")
+    raise ConfigError(f"{url} refuses: {error_message(response)}")

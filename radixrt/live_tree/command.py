@@ -1,4 +1,4 @@
-"""The command `radixrt tree`: reads the feed of a server, and draws it anew a few times a second."""
+"""The command `radixrt tree`: reads the feed of a server, and draws the tree a few times a second."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import httpx
 from radixrt.errors import ConfigError, shown
 from radixrt.live_tree.feed import LiveTree
 from radixrt.live_tree.picture import picture
+from radixrt.openai_api import error_message
 
 DRAW_S = 0.5
 SILENCE_S = 30.0
@@ -28,7 +29,7 @@ def show_tree(
     """Draw the tree of the server at `url` until Ctrl-C, or once as plain lines; returns the exit code.
 
     Args:
-        replica: number of the replica whose tree it is; default: the first one of a server with replicas.
+        replica: number of the replica to show; default: the first replica of a server with replicas.
         out: default: the standard output. Where it is no terminal, the tree is drawn once.
 
     Raises:
@@ -45,7 +46,7 @@ def show_tree(
         ) as response:
             if response.status_code != 200:
                 response.read()
-                raise ConfigError(f"{url} refuses: {_message(response)}")
+                raise ConfigError(f"{url} refuses: {error_message(response)}")
             if live:
                 out.write("\x1b[?1049h\x1b[?25l")  # the other screen, without a cursor
             _follow(response, tree, out, live=live)
@@ -84,16 +85,9 @@ def _follow(response: httpx.Response, tree: LiveTree, out: TextIO, *, live: bool
 
 
 def _check_serves(tree: LiveTree) -> None:
-    """Raise ConfigError if the replica whose tree should come cannot send it."""
+    """Raise ConfigError if the chosen replica is in a state in which it sends no tree."""
     if tree.replica_state not in ("", "serving", "draining", "drained"):
         raise ConfigError(
             f"replica {tree.hello['replica']} is {tree.replica_state} and shows no tree; `radixrt replicas list` shows"
             " all of them"
         )
-
-
-def _message(response: httpx.Response) -> str:
-    try:
-        return str(response.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"{response.status_code} {response.reason_phrase}"

@@ -74,8 +74,8 @@ class TokenToKVPoolAllocator:
         Args:
             prefix_len: positions that already have a slot.
             num_new: positions to add, 0 or more.
-            last_slot: slot of position prefix_len - 1. Its page must be the caller's own: what is left of it is filled
-                first. Ignored where prefix_len is a multiple of page_size.
+            last_slot: slot of position prefix_len - 1. The caller must own its page, whose remaining
+                slots are filled first. Ignored where prefix_len is a multiple of page_size.
 
         Returns:
             int32[num_new], or None, with nothing changed, if too few slots are free.
@@ -114,7 +114,7 @@ class TokenToKVPoolAllocator:
         return slots
 
     def free(self, slots: Int32Array) -> None:
-        """Free every page that has one of the slots in it. The caller must own these pages whole.
+        """Free all pages with any of the slots. The caller must own these pages whole.
 
         Args:
             slots: int32[n], in any order; n may be 0.
@@ -133,7 +133,7 @@ class TokenToKVPoolAllocator:
         top = self._top + len(pages)
         if top > self._num_pages:
             raise InvariantError(f"double free: {top} pages would be free, only {self._num_pages} exist")
-        self._stack[self._top : top] = pages[::-1]  # reversed, so that alloc hands them out in this order
+        self._stack[self._top : top] = pages[::-1]  # reversed, so that alloc pops the pages in this order
         self._top = top
 
     def _pop_pages(self, count: int) -> Int32Array | None:

@@ -1,11 +1,11 @@
-"""`CacheJournal`: record of what happens to a radix tree, as `CacheEvents`, and of the tree itself as a snapshot.
+"""`CacheJournal`: record of the changes of a radix tree, as `CacheEvents`, and of the tree itself as a snapshot.
 
-A cache that nobody watches has no journal, and then costs nothing more than asking for it.
+A cache that nobody watches has no journal, and only tests whether there is one.
 
 A snapshot is made in slices, between which the tree changes. A node is *announced* once its NodeInserted is recorded.
-What happens to an announced node is an event; what happens to another one is not, for its own NodeInserted will show
-the result. A path is announced from the root down, so where an event concerns a path, it is recorded for the part that
-is announced. Every node that is not announced lies at or below a node that the snapshot has yet to visit.
+Changes of an announced node are recorded as events. Changes of other nodes are not recorded, because their NodeInserted
+will show the result. A path is announced from the root down, so an event of a path is recorded for the announced part.
+Every node that is not announced lies at or below a node that the snapshot has yet to visit.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class CacheJournal:
         self._unvisited = []
 
     def visit(self, cache: Watchable, max_tokens: int, max_nodes: int) -> None:
-        """Announce the next nodes, until they are `max_nodes` or have `max_tokens` tokens; each node counts as some
-        tokens more."""
+        """Announce the next nodes, up to `max_nodes` or `max_tokens` tokens. Each node counts as GRANULE_TOKENS tokens
+        more, so that small nodes do not make a slice long."""
         last = self._next_number + max_nodes
         while self._unvisited and max_tokens > 0 and self._next_number < last:
             node = self._unvisited.pop()
@@ -166,7 +166,7 @@ class CacheJournal:
         """Record an event of a request, if these are recorded.
 
         Args:
-            make: returns it, with the numbers that nodes have in the given journal.
+            make: returns the event, with the numbers that nodes have in the given journal.
         """
         if self.records_requests:
             self.events.append(make(self))
@@ -211,6 +211,8 @@ class CacheJournal:
         missing = self._entries[above].end % GRANULE_TOKENS
         if missing + node.num_tokens < GRANULE_TOKENS:
             return b""
+
+        # Tokens of the first granule that lie above the node.
         runs = [node.key_bytes]
         at = above
         while missing:
@@ -220,6 +222,8 @@ class CacheJournal:
             if missing:
                 assert at.parent is not None  # the path has as many tokens as its entry says
                 at = at.parent
+
+        # The chain continues from the last hash above the node, or from the seed of the namespace.
         while not self._entries[above].hashes:
             assert above.parent is not None  # a root has its seed
             above = above.parent

@@ -1,8 +1,8 @@
 """Chain hashes of granules: a prefix of a prompt as a few bytes, for readers of cache events and routers of replicas.
 
-A granule is GRANULE_TOKENS tokens. The hash of granule k covers the namespace and all tokens up to the granule's end,
-because it is the hash of the hash before it and the granule's tokens. Two prompts have the same hash k if and only if
-they share these tokens (but for collisions of 64 bits), so the longest prefix known to an index is found by bisection.
+A granule is GRANULE_TOKENS tokens. The hash of granule k is taken over the hash of granule k - 1 and the tokens of the
+granule, so it covers the namespace and all tokens up to the granule's end. Two prompts have the same hash k if and only
+if they share these tokens (but for collisions of 64 bits), so a bisection finds the longest prefix known to an index.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def seed_of(namespace: str) -> bytes:
 
 
 def chain_hashes(before: bytes, tokens: bytes) -> bytes:
-    """Return the hashes of the whole granules of `tokens`, HASH_BYTES each; a rest of less than a granule is ignored.
+    """Return the hashes of the whole granules of `tokens`, HASH_BYTES each; tokens after the last one are ignored.
 
     Args:
         before: hash of the granule before these tokens, or the namespace's seed.

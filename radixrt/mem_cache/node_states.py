@@ -3,13 +3,13 @@
 A node may hold the state after its last token. A later request with the same tokens up to there continues from it;
 without a state the recurrent layers must read these tokens again, even though the cache has their keys and values.
 
-A state is worth what recomputing it would cost: the tokens since the next state above it, for each use. States are
-evicted by GDSF (Greedy-Dual-Size-Frequency, Cherkasova 1998), where all are equally large: the one with the smallest
-`clock at its last use + uses * tokens` goes first, and the clock advances to the value of each state that is evicted,
-so that a state which is not used grows old. The retention level of the node, which programs set, counts before that.
+The value of a state is the cost of computing the state again: the tokens since the next state above, for each use.
+States are evicted by GDSF (Greedy-Dual-Size-Frequency, Cherkasova 1998) for objects of equal size: the state with the
+smallest `clock at its last use + uses * tokens` goes first, and the clock advances to the value of each evicted state,
+so that an unused state grows old. The retention level of the node, which programs set, counts before the value.
 
-Of the uses of a node with one child, two do not count: the expected one, and that of the request which went on from
-there. A conversation that has gone on seldom comes back to an earlier turn, while a fork has several children.
+For a node with one child, two uses do not count: the expected use, and the use by the request that made the child. A
+conversation that has gone on seldom comes back to an earlier turn, while a fork has several children.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from radixrt.mem_cache.cache_journal import CacheJournal
 
 PASSED_USES = 0.25
-"""Expected uses of a state from which one request has gone on: chosen by `benchmarks.cache.hybrid`."""
+"""Expected uses of a state from which one request has continued: chosen by `benchmarks.cache.hybrid`."""
 
 Rank = tuple[int, float]
 """Retention level of a state's node and the state's value: of two states the one with the lower rank is evicted first.
@@ -53,7 +53,9 @@ class NodeStates:
         self.slots = slots
         self._leaves = leaves
         self.clock = 0.0
-        self._heap: list[tuple[Rank, int, TreeNode]] = []  # ranks at the time of the push; the entry tells which counts
+        self._heap: list[
+            tuple[Rank, int, TreeNode]
+        ] = []  # with the rank at the time of the push; the latest entry of a state counts
         self._entries = 0
         self._count = 0
         self._pinned = 0
@@ -88,7 +90,7 @@ class NodeStates:
         self._push(node)
         above, _ = state_above(node)
         if above is not None:
-            self._push(above)  # it may be worth less now
+            self._push(above)  # its value may have fallen
         return True
 
     def use(self, node: TreeNode) -> None:
@@ -111,8 +113,8 @@ class NodeStates:
         self._pinned -= state.pins == 0
 
     def take(self, node: TreeNode) -> int:
-        """Take the state away from a node, which the caller has pinned and nobody else; returns its slot, which belongs
-        to the caller from now on."""
+        """Take the state away from a node that only the caller has pinned. The caller owns the returned slot from now
+        on."""
         state = _state(node)
         if state.pins != 1:
             raise InvariantError(f"the state of {node!r} has {state.pins} pins")
@@ -126,7 +128,7 @@ class NodeStates:
         """Free the slot of the state with the lowest rank among those that are not pinned.
 
         Args:
-            below: evict nothing unless that state's rank is lower than this one.
+            below: evict nothing unless the state's rank is lower than this rank.
 
         Returns:
             True if a slot was freed.
@@ -144,7 +146,7 @@ class NodeStates:
                 continue
             now = self.rank(node)
             if now > rank:
-                self._push(node)  # it was used, or the state above it went
+                self._push(node)  # the state was used, or the state above was evicted
             elif below is not None and now >= below:
                 aside.append(pushed)
                 break
@@ -175,7 +177,7 @@ class NodeStates:
         self.evicted += 1
 
     def retention_changed(self, node: TreeNode) -> None:
-        """Sort the node's state anew after its retention level was set."""
+        """Sort the node's state again after its retention level was set."""
         self._push(node)
 
     def rank(self, node: TreeNode) -> Rank:
@@ -212,8 +214,8 @@ class NodeStates:
 
 
 def state_above(node: TreeNode) -> tuple[TreeNode | None, int]:
-    """The next node above with a state, if there is one, and the number of tokens from there, or the root, to the end
-    of the node."""
+    """Return the next node above with a state, or None, and the number of tokens from there, or from the root, to the
+    end of the node."""
     tokens = node.num_tokens
     above = node.parent
     while above is not None and above.state is None:
@@ -223,16 +225,16 @@ def state_above(node: TreeNode) -> tuple[TreeNode | None, int]:
 
 
 def tokens_since_state(node: TreeNode) -> int:
-    """Number of tokens from the next state above the node, or the root, to the node's end."""
+    """Return the number of tokens from the next state above the node, or from the root, to the node's end."""
     return state_above(node)[1]
 
 
 def deepest_state(node: TreeNode, length: int, within: int) -> tuple[TreeNode | None, int]:
-    """The deepest node with a state on a path, and the number of tokens up to its end.
+    """Return the deepest node with a state on a path, and the number of tokens up to its end.
 
     Args:
         node, length: end of the path, and its number of tokens.
-        within: a state after more than this many tokens does not count.
+        within: states after more tokens do not count.
 
     Returns:
         (None, 0) if there is none.

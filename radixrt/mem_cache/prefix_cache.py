@@ -20,7 +20,7 @@ class MatchResult(NamedTuple):
     """The longest cached prefix of a key.
 
     Attributes:
-        slots: int32[matched], read-only, the cache's own slots. They hold until the next evict unless `node` is locked.
+        slots: int32[matched], read-only, the cache's own slots. Valid until the next evict unless `node` is locked.
         node: node in which the prefix ends, to be locked by the user of the slots; a root if nothing matched.
         state_node: deepest node on the path with a state of recurrent layers, to be pinned by the user of the state;
             None if there is none.
@@ -37,9 +37,9 @@ class InsertResult(NamedTuple):
     """Ownership of the parts of an inserted key; see PrefixCache.insert.
 
     Attributes:
-        existing_len: number of leading tokens that were cached before, in whole pages. There the cache keeps its slots.
-        node: node in which the cached part of the key ends, to be locked by a request that continues; a root if that
-            part is empty.
+        existing_len: number of leading tokens that were cached before, in whole pages, where the cache keeps its slots.
+        node: node in which the cached part of the key ends, to be locked by a request that continues; a root if nothing
+            of the key is cached.
         retained_len: number of leading tokens that the cache owns now, at least existing_len: whole pages, or 0 if the
             cache is off.
     """
@@ -55,8 +55,8 @@ class CacheStats:
 
     Attributes:
         queries: calls of match_prefix.
-        hit_tokens: tokens that match_prefix found; of a model with recurrent layers, those up to the state.
-        miss_tokens: the other tokens of its keys.
+        hit_tokens: tokens that match_prefix found; up to the state, for a model with recurrent layers.
+        miss_tokens: tokens of the keys that match_prefix did not find.
         inserted_tokens: tokens that insert added.
         evicted_tokens: tokens that evict or reset dropped.
     """
@@ -74,11 +74,11 @@ class PrefixCache(ABC):
     Keys are int32 token ids (other integer types are converted). Sizes are in tokens, which is the same as in slots.
     Every method may be called with the cache off; callers do not check whether it is on.
 
-    A namespace (cache salt) is a tree of its own: equal keys of two namespaces share nothing, and neither sees the
-    other's entries. They compete for the same slots.
+    A namespace (cache salt) is a tree of its own: equal keys of two namespaces share nothing, and requests of one
+    namespace see no entries of another. All namespaces compete for the same slots.
 
-    A model with recurrent layers also needs the state after a prefix, which nodes hold (`node_states`). What it need
-    not compute then is the prefix up to the deepest state, so that is what match_len and the counters count.
+    A model with recurrent layers also needs the state after a prefix, which nodes hold (`node_states`). Such a model
+    saves the computation of a prefix only up to the deepest state, so match_len and the counters end there.
 
     Args:
         allocator: allocator of KV slots.
@@ -89,8 +89,8 @@ class PrefixCache(ABC):
         page_size: slots per page, the allocator's. Only whole pages are cached.
         stats: counters.
         node_states: the states at nodes; None if the model has no recurrent layers.
-        shares: whether one request can reuse what another computes; if not, no request need be deferred for it.
-        journal: record of what happens to the tree, set by `watch`; None while nobody watches.
+        shares: one request can reuse tokens that another request computes; if False, no request is deferred for that.
+        journal: record of changes of the tree, set by `watch`; None while nobody watches.
         policy: eviction policy; "none" if the cache is off.
         clock: number of matches and inserts so far.
     """
@@ -111,7 +111,7 @@ class PrefixCache(ABC):
         self.clock = 0
 
     def watch(self, journal: CacheJournal | None) -> None:
-        """Record in a journal what happens from now on, or nowhere."""
+        """Record changes of the tree in a journal from now on; None to record nothing."""
         self.journal = journal
         if self.node_states is not None:
             self.node_states.journal = journal

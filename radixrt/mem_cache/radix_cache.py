@@ -37,7 +37,7 @@ EVICTION_POLICIES = tuple(_EVICTION_KEYS)
 
 
 def _leaf_order(policy: str, has_states: bool) -> SortedSet:
-    """An empty set of leaves in eviction order, whose pop(0) returns the first to evict; operations are logarithmic.
+    """Return an empty set of leaves in eviction order, whose pop(0) is the first to evict; operations are logarithmic.
 
     A node must be out of the set while any field of its sort key changes.
 
@@ -130,6 +130,7 @@ class RadixCache(PrefixCache):
         if not path:
             return MatchResult(_NO_SLOTS, root)
 
+        # Mark the path as used. The end leaves the eviction order while its sort key changes.
         self.clock = now = self.clock + 1
         end = path[-1]
         was_evictable = end.lock_ref == 0 and not end.children  # only the end of a path can be a leaf
@@ -201,6 +202,7 @@ class RadixCache(PrefixCache):
             path.append(self._split(partial, common))
             length += common
 
+        # Mark the path as used. The end leaves the eviction order while its sort key changes.
         self.clock = now = self.clock + 1
         end = path[-1] if path else root
         if end.lock_ref == 0 and not end.children:
@@ -210,6 +212,8 @@ class RadixCache(PrefixCache):
             node.priority = max(node.priority, priority)
             if node.retention == RETAIN_DONE:
                 node.retention = RETAIN_NORMAL
+
+        # The rest of the key becomes a leaf, whose slots belong to the cache from now on.
         existing = length >> 2
         if self.journal is not None and path:
             self.journal.used(end, now, 0, priority)
@@ -244,7 +248,7 @@ class RadixCache(PrefixCache):
             node = child
 
     def _common_pages(self, run: bytes, key: bytes, start: int) -> int:
-        """Length in bytes of the whole pages that are a common prefix of run and key[start:]."""
+        """Return the length in bytes of the whole pages that are a common prefix of run and key[start:]."""
         count = min(len(run), len(key) - start) >> 2
         differs = np.frombuffer(run, I32, count) != np.frombuffer(key, I32, count, start)
         first = int(differs.argmax())
@@ -326,6 +330,7 @@ class RadixCache(PrefixCache):
             leaf.parent = None
             if self.journal is not None:
                 self.journal.evicted(leaf)
+            # A parent without children is the next leaf of its path.
             if not parent.children:
                 if isinstance(parent, RootNode):
                     self._forget_root(parent)

@@ -7,8 +7,8 @@ from radixrt.messages.state_slots import RESERVED_STATES
 
 MIN_CHECKPOINT_TOKENS, MAX_CHECKPOINT_TOKENS = 64, 2000
 CHECKPOINT_SHARE = 20
-"""Tokens of the KV pool for each state in the radix tree: so many that the keys and values take 20 times the memory of
-the state, within these bounds. A state is what lets keys and values above it be reused, so there must be enough."""
+"""Memory of the keys and values in the KV pool for each state in the radix tree, in units of the state's memory. The
+number of their tokens is within the two bounds above. Cached keys and values are reusable only up to a state."""
 
 
 def size_states(
@@ -17,7 +17,7 @@ def size_states(
 ) -> int:  # fmt: skip
     """Return the number of slots, both reserved ones included.
 
-    Each running request gets one. The rest of the memory is divided between states in the radix tree and keys and
+    Each running request gets a slot. The rest of the memory is divided between states in the radix tree and keys and
     values; see `CHECKPOINT_SHARE`.
 
     Args:

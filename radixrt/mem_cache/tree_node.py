@@ -13,21 +13,31 @@ NO_CHILDREN: dict[bytes, TreeNode] = {}
 
 
 RETAIN_DONE, RETAIN_NORMAL, RETAIN_EXTENDED, RETAIN_LEASED = range(4)
-"""Retention levels: of two evictable leaves the one with the lower level is evicted first. `radixrt.scheduler.programs`
-sets them. RETAIN_EXTENDED and RETAIN_LEASED are the levels of the youngest program; see `held_level`."""
+"""Retention levels, set by `radixrt.scheduler.programs`: evictable leaves with a lower level are evicted first.
+
+- RETAIN_DONE: a program is done with the node.
+- RETAIN_EXTENDED: a call of the youngest program will continue from the node; see `held_level`.
+- RETAIN_LEASED: the node is in the shared prefix of a fork of the youngest program, which holds the prefix for all
+  branches (a *lease*).
+"""
 
 RANKS = 256
 """Number of programs whose nodes have levels of their own."""
 
 
 def held_level(kind: int, number: int) -> int:
-    """The level at which the number-th program holds a node, for RETAIN_EXTENDED or RETAIN_LEASED: that of a program
-    which began earlier is higher, as long as they are fewer than `RANKS` numbers apart."""
+    """Return the level at which the number-th program holds a node.
+
+    The level of a program that began earlier is higher, for programs that are fewer than `RANKS` numbers apart.
+
+    Args:
+        kind: RETAIN_EXTENDED or RETAIN_LEASED.
+    """
     return kind + 2 * (RANKS - 1 - number % RANKS)
 
 
 def retention_kind(level: int) -> int:
-    """The level without its program: RETAIN_DONE, RETAIN_NORMAL, RETAIN_EXTENDED or RETAIN_LEASED."""
+    """Return the level without its program: RETAIN_DONE, RETAIN_NORMAL, RETAIN_EXTENDED or RETAIN_LEASED."""
     return level if level < RETAIN_EXTENDED else RETAIN_EXTENDED + level % 2
 
 
@@ -36,10 +46,10 @@ class NodeState:
 
     Attributes:
         slot: the state slot, which the cache owns.
-        uses: number of requests that have continued from it, or are expected to; at least 1.
-        pins: number of requests that are about to read it; while it is not 0 the state is not evicted.
-        clock: eviction clock at its last use, or when the state was made.
-        entry: number of its entry in the eviction order that counts.
+        uses: number of requests that have continued from the state, or are expected to; at least 1.
+        pins: number of requests that are about to read the state; while it is not 0 the state is not evicted.
+        clock: eviction clock at the last use, or when the state was made.
+        entry: number of the state's latest entry in the eviction order.
     """
 
     __slots__ = ("clock", "entry", "pins", "slot", "uses")
@@ -126,7 +136,7 @@ class TreeNode:
             self.children = NO_CHILDREN
 
     def path(self) -> list[TreeNode]:
-        """From the root, inclusive, to this node."""
+        """Return the nodes from the root to this node, both inclusive."""
         nodes = []
         node: TreeNode | None = self
         while node is not None:
@@ -136,7 +146,7 @@ class TreeNode:
         return nodes
 
     def descendants(self) -> Iterator[TreeNode]:
-        """Every node below this one, each before those below it. The tree must not change meanwhile."""
+        """Yield all descendants, parents before children. The tree must not change meanwhile."""
         stack = list(self.children.values())
         while stack:
             node = stack.pop()

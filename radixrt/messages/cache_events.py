@@ -3,17 +3,18 @@
 reader -> scheduler   WatchCacheReq, CacheAck, NodeTokensReq
 scheduler -> reader   CacheEvents, RequestViews, NodeTokens
 
-The reader is the main process, to which the tokenizer process passes these messages on, or a router of replicas. A
-stream is a sequence of `CacheEvents` batches, at most one for each turn of the scheduler's loop. It begins with a
-snapshot: the tree as events, in slices between which other events may stand, so that no turn of the loop takes long.
-The batch that ends the snapshot has `complete` set, and so has every later one: behind it the replica equals the tree.
+The reader is the main process, which gets these messages through the tokenizer process, or a router of replicas. A
+stream is a sequence of `CacheEvents` batches, at most one for each turn of the scheduler's loop. The stream begins with
+a snapshot: the tree as events, in slices between which other events may stand, so that no turn of the loop takes long.
+The batch that ends the snapshot has `complete` set, and so has every later batch: after each of them the replica equals
+the tree.
 
-The reader acknowledges batches. The scheduler sends no more than a window of unacknowledged events; when the window is
-full it stops recording, and starts over with a new snapshot once the reader has caught up. So neither side ever holds
+The reader acknowledges batches. The scheduler sends no more than a window of unacknowledged events. When the window is
+full, the scheduler stops recording, and begins a new snapshot once the reader has caught up. So neither side ever holds
 more than the window, and a slow reader costs the scheduler nothing.
 
-Tokens do not leave the scheduler: a node has the chain hashes of the granules (`radixrt.mem_cache.granules`) that end
-in it. `NodeTokensReq` asks for the tokens of one node.
+Tokens do not leave the scheduler. A node has the chain hashes (`radixrt.mem_cache.granules`) of the granules that end
+in the node, and `NodeTokensReq` asks for the tokens of one node.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class RootOpened(Event, frozen=True, tag="root"):
 
 
 class NodeInserted(Event, frozen=True, tag="insert"):
-    """A node was added below `parent`: a leaf, or in a snapshot any node, each behind its parent.
+    """A node was added below `parent`: a leaf, or in a snapshot any node, after its parent.
 
     Attributes:
         node: number of the node, which is not used again in this stream.
@@ -67,8 +68,10 @@ class NodeInserted(Event, frozen=True, tag="insert"):
 
 
 class NodeSplit(Event, frozen=True, tag="split"):
-    """The first `tokens` tokens of a node's run moved to a new parent, `prefix`, which has all that the node had but
-    the retention level, which is normal, and the state. The hashes are divided likewise: a granule stays where it ends.
+    """The first `tokens` tokens of a node's run moved to a new parent, `prefix`.
+
+    The prefix gets copies of all fields but the state, which stays with the node, and the retention level, which is
+    normal. Each hash moves with the token at which its granule ends.
     """
 
     node: int
@@ -83,8 +86,9 @@ class NodeEvicted(Event, frozen=True, tag="evict"):
 
 
 class PathUsed(Event, frozen=True, tag="use"):
-    """A match or an insert went through all nodes from the root to `node`, at tick `clock`; what was to be evicted
-    first among them (`radixrt.mem_cache.tree_node.RETAIN_DONE`) is normal again.
+    """A match or an insert went through all nodes from the root to `node`, at tick `clock`.
+
+    Nodes with the retention level RETAIN_DONE (`radixrt.mem_cache.tree_node`) become RETAIN_NORMAL.
 
     Attributes:
         hits: 1 for a match, 0 for an insert.
@@ -126,11 +130,11 @@ class RequestAdmitted(Event, frozen=True, tag="admit"):
     """A request was admitted for the first time.
 
     Attributes:
-        node: node in which the cached prefix of its prompt ends; 0 without one.
-        prompt_tokens: length of its prompt.
+        node: node in which the cached prefix of the prompt ends; 0 if nothing is cached.
+        prompt_tokens: length of the prompt.
         cached_tokens, matched_tokens: see `radixrt.messages.parts.Usage`.
-        reusable_tokens: length of the longest prefix that it could have taken from a cache: all but the last token, or
-            0 for a request whose whole prompt must be computed, because its log-probabilities are due.
+        reusable_tokens: length of the longest prefix that a cache could have had: all but the last token, or 0 for a
+            request whose whole prompt must be computed, because log-probabilities of the prompt were requested.
         program, branch: see `radixrt.messages.parts.ProgramHint`; empty without a hint.
     """
 
@@ -145,8 +149,8 @@ class RequestAdmitted(Event, frozen=True, tag="admit"):
 
 
 class RequestPublished(Event, frozen=True, tag="publish"):
-    """A request put its computed tokens from `start` up to `end` into the tree, where they end in `node`. Those before
-    `existing` were there already: another request had computed the same at the same time."""
+    """A request inserted its computed tokens [start, end) into the tree, where they end in `node`. Tokens before
+    `existing` were in the tree already: another request had computed the same tokens at the same time."""
 
     rid: str
     node: int
@@ -159,8 +163,8 @@ class RequestEnded(Event, frozen=True, tag="end"):
     """A request ended.
 
     Attributes:
-        reason: that of its `Finish`.
-        first_token_s: seconds from its arrival at the scheduler to its first token; None without one.
+        reason: reason of the request's `Finish`.
+        first_token_s: seconds from the arrival at the scheduler to the first token; None without output.
     """
 
     rid: str
@@ -183,7 +187,7 @@ CacheEvent = (
     | RequestPublished
     | RequestEnded
 )
-"""Events in the order in which they happened. A reader that knows only prefixes needs those of roots and nodes."""
+"""Events in the order in which they happened. A reader that knows only prefixes needs events of roots and nodes."""
 
 
 class SnapshotHeader(msgspec.Struct, frozen=True, array_like=True):
@@ -208,11 +212,11 @@ class CacheEvents(Message, frozen=True, array_like=True, tag=True):
     """Batch of events (scheduler to reader).
 
     Attributes:
-        seq: number of the batch; each has that of the one before plus 1. A reader that misses one asks for a snapshot
-            by another `WatchCacheReq`.
+        seq: number of the batch, which grows by 1. A reader that misses a batch asks for a snapshot by another
+            `WatchCacheReq`.
         clock: tick of the cache's clock, the number of matches and inserts so far, after these events.
-        complete: behind this batch the replica equals the tree.
-        header: set if the batch begins a snapshot; the reader forgets what it knew before.
+        complete: after this batch the replica equals the tree.
+        header: set if the batch begins a snapshot; the reader forgets the tree that it had before.
     """
 
     seq: int
@@ -223,12 +227,12 @@ class CacheEvents(Message, frozen=True, array_like=True, tag=True):
 
 
 class WatchCacheReq(Message, frozen=True, array_like=True, tag=True):
-    """Request of the reader for a snapshot and the events from then on, or for an end of them.
+    """Request of the reader for a snapshot and the events from then on, or for the end of the stream.
 
     Attributes:
         watch: False to end the stream.
         requests: send events of requests, and `RequestViews`, too.
-        usage: send `PathUsed`, `PathLocked` and `RetentionSet` too, which a reader that knows only prefixes needs not.
+        usage: send `PathUsed`, `PathLocked` and `RetentionSet` too, which do not matter to an index of prefixes.
     """
 
     watch: bool = True
@@ -266,18 +270,18 @@ class NodeTokens(Message, frozen=True, array_like=True, tag=True):
 
 
 class QueueView(msgspec.Struct, frozen=True, array_like=True):
-    """Prefix that a waiting request would find in the cache if it were admitted now, and why it is not.
+    """Prefix that a waiting request would find in the cache if it were admitted now, and why it is not admitted.
 
     Attributes:
-        matched_tokens: tokens whose keys and values it would find; more than `RequestView.cached_tokens` only if the
-            nearest state of recurrent layers is further up.
+        matched_tokens: tokens with cached keys and values; more than `RequestView.cached_tokens` only if the nearest
+            state of recurrent layers is further up.
         reusable_tokens: see `RequestAdmitted`.
-        continuations: number of cached continuations from which it parts behind them; 0 if nothing cached begins
-            like it.
+        continuations: number of cached continuations from which the prompt parts after the matched tokens; 0 if no
+            cached prompt begins in the same way.
         obstacle: one of OBSTACLES.
-        needed_slots, free_slots: KV slots that it is expected to take, and those that are free or evictable beside
-            what running requests are expected to take.
-        hashes: chain hashes of the granules of its input, once for each request and reader, and only as far as
+        needed_slots: KV slots that the request is expected to take.
+        free_slots: free and evictable KV slots, less the slots that running requests are expected to take yet.
+        hashes: chain hashes of the granules of the input, once for each request and reader, and only as far as
             `radixrt.scheduler.cache_stream.HASHED_TOKENS` goes; None in all other views.
     """
 
@@ -291,9 +295,15 @@ class QueueView(msgspec.Struct, frozen=True, array_like=True):
 
 
 OBSTACLES = ("", "requests", "prefix", "slots", "programs", "restart")
-"""Reasons why a request is not admitted: "" none but the order of the queue; "requests": as many run as may; "prefix":
-an active request is computing a prefix that this one waits for; "slots": its slots are not free; "programs": the free
-slots are reserved for programs that began earlier; "restart": the ModelRunner starts anew."""
+"""Reasons why a request is not admitted.
+
+- "": none but the order of the queue.
+- "requests": the maximum number of requests runs.
+- "prefix": an active request is computing a prefix that the request can reuse soon.
+- "slots": not enough slots are free.
+- "programs": the free slots are reserved for programs that began earlier.
+- "restart": the ModelRunner is being restarted.
+"""
 
 
 class RequestView(msgspec.Struct, frozen=True, array_like=True):
@@ -301,19 +311,19 @@ class RequestView(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         state: "waiting", "prefill" or "running".
-        node: node up to which it holds the tree; 0 for none.
+        node: end of the path that the request has locked; 0 for none.
         program, branch: see `radixrt.messages.parts.ProgramHint`; empty without a hint.
         seed: first bytes of its namespace's chain hashes, as in `RootOpened`.
         kind: "generate", or "score" for a row of a scoring or embedding request.
-        cached_tokens: prompt tokens that the cache saved; for a waiting request those that it would save now; -1 for
-            one far back in the queue.
-        computed_tokens: tokens of the prompt and the output whose keys and values are there, or will be after the steps
-            in flight.
+        cached_tokens: prompt tokens that the cache saved, or would save a waiting request now; -1 far back in the
+            queue.
+        computed_tokens: tokens of the prompt and the output whose keys and values are computed, or will be after the
+            steps in flight.
         max_tokens: maximum number of output tokens.
-        constrained: a grammar constrains its output.
-        waited_s: seconds in the queue; of a waiting request so far.
-        age_s: seconds since its arrival.
-        queue: of a waiting request; None for one far back in the queue.
+        constrained: a grammar constrains the output.
+        waited_s: seconds in the queue so far.
+        age_s: seconds since the arrival.
+        queue: of a waiting request; None far back in the queue.
     """
 
     rid: str
@@ -348,10 +358,10 @@ class RequestViews(Message, frozen=True, array_like=True, tag=True):
     """Snapshot of the requests in the scheduler, a few times a second.
 
     Attributes:
-        views: running requests in order of admission, then waiting ones in order of arrival, together at most
+        views: running requests in order of admission, then waiting requests in order of arrival, together at most
             `radixrt.scheduler.cache_stream.MAX_VIEWS`.
-        running, waiting: their numbers.
-        holds: nodes retained for programs, at most as many.
+        running, waiting: numbers of running and of waiting requests.
+        holds: nodes retained for programs, at most MAX_VIEWS.
     """
 
     running: int
@@ -368,14 +378,14 @@ ToWatched = WatchCacheReq | CacheAck | NodeTokensReq
 
 
 class PageWatch(Message, frozen=True, array_like=True, tag=True):
-    """Message of a page to the scheduler of a replica, whose reader is the router: it has a stream of its own."""
+    """Message from a page to one replica's scheduler. The page has its own event stream, besides the router's."""
 
     replica: int
     message: ToWatched
 
 
 class PageWatched(Message, frozen=True, array_like=True, tag=True):
-    """Message of a replica's scheduler to a page."""
+    """Message from a replica's scheduler to a page."""
 
     replica: int
     message: FromWatched

@@ -1,8 +1,8 @@
 """Messages of a fleet: replicas of an engine behind a router.
 
 main      -> router      ReplicaNotice
-router    -> scheduler   Reset (`radixrt.messages.scheduler`), and what a tokenizer sends to a scheduler
-scheduler -> router      what a scheduler sends to a tokenizer
+router    -> scheduler   Reset (`radixrt.messages.scheduler`), and all messages from a tokenizer to a scheduler
+scheduler -> router      all messages from a scheduler to a tokenizer
 router    -> main        ReplicaStats and, while a page watches, RouterQueue, which the tokenizer process passes on
 
 The tokenizer process and the router exchange the messages that a tokenizer and a scheduler do. Between the router and a
@@ -23,15 +23,15 @@ from radixrt.messages.wire import Message
 
 
 class ReplicaNotice(Message, frozen=True, array_like=True, tag=True):
-    """State of a replica as the main process, which owns its processes, knows it. Notices are sent again to a router
-    that was started anew.
+    """State of a replica, from the main process, which owns the replicas' processes. A restarted router gets all
+    notices again.
 
     Attributes:
-        life: number of this life of the scheduler process; larger than every earlier one of any replica.
-        is_up: the scheduler takes messages; False once it is dead, or is to be forgotten.
-        takes_new: new requests may go there: it has a ModelRunner and is not draining.
+        life: number of this life of the scheduler process; larger than all earlier numbers of any replica.
+        is_up: the scheduler takes messages; False if the scheduler is dead, or the router has to forget it.
+        takes_new: the replica may get new requests: there is a ModelRunner, and the replica is not draining.
         endpoint: inbox of the scheduler.
-        ready: sizes of its pools; None if it is not up.
+        ready: sizes of the scheduler's pools; None if the scheduler is not up.
     """
 
     replica: int
@@ -43,17 +43,17 @@ class ReplicaNotice(Message, frozen=True, array_like=True, tag=True):
 
 
 ReplicaState = Literal["serving", "draining", "fenced"]
-"""Condition of a replica in the router; draining: it gets no new requests; fenced: it was silent for too long."""
+"""Condition of a replica in the router; draining: gets no new requests; fenced: was silent for too long."""
 
 
 class RouterView(msgspec.Struct, frozen=True, array_like=True):
     """Load of a replica as its router sees it.
 
     Attributes:
-        open: requests that it was sent and that have not ended.
-        queued: requests that are bound to it and wait in the router.
+        open: number of requests that were sent to the replica and have not ended.
+        queued: number of requests that are bound to the replica and wait in the router.
         predicted_wait_s: predicted seconds until a small request that arrives now has its first token.
-        fences: number of times that it was fenced since the router was started.
+        fences: number of times that the replica was fenced since the router was started.
     """
 
     state: ReplicaState
@@ -67,8 +67,8 @@ class ReplicaStats(Message, frozen=True, array_like=True, tag=True):
     """Latest numbers of one replica.
 
     Attributes:
-        stats: latest snapshot of its scheduler; None before the first.
-        unbound: requests that wait in the router because no replica takes new ones.
+        stats: latest snapshot of the replica's scheduler; None before the first.
+        unbound: number of requests that wait in the router because no replica takes new requests.
     """
 
     replica: int
@@ -84,18 +84,18 @@ class HeldRequest(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         program, branch: see `radixrt.messages.parts.ProgramHint`; empty without a hint.
         kind: "generate", or "score" for a scoring or embedding request.
-        prompt_tokens: input tokens; of a group those of all its rows.
+        prompt_tokens: input tokens, of all rows of a group.
         output_tokens: tokens that replicas sampled before they died.
         max_tokens: maximum number of output tokens.
         age_s: seconds since its arrival.
-        replica: replica that it is bound to, and would go to now; None if none takes new requests.
+        replica: replica to which the request is bound; None if no replica takes new requests.
         cached_tokens: input tokens that `replica` need not compute.
-        best_replica, best_tokens: replica that has the longest cached prefix of it, and its length; None and 0 if no
-            replica has any.
+        best_replica, best_tokens: replica with the longest cached prefix of the request, and this prefix's length; None
+            and 0 if no replica has any.
         obstacle: one of ROUTER_OBSTACLES.
-        needed_slots, free_slots: KV slots that it is expected to take on `replica`, and those that are free or
-            evictable there, less what open requests are expected to take yet.
-        tokens_ahead: prompt tokens that `replica` has been sent and has not begun to answer.
+        needed_slots: KV slots that the request is expected to take on `replica`.
+        free_slots: free and evictable slots there, less the slots that open requests are expected to take yet.
+        tokens_ahead: prompt tokens of requests on `replica` without output.
     """
 
     rid: str
@@ -119,18 +119,24 @@ class HeldRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 ROUTER_OBSTACLES = ("", "replicas", "prompts", "requests", "slots", "program_slots", "programs")
-"""Reasons why the router holds a request: "" none but the order of the queue; "replicas": no replica takes new
-requests; "prompts": its replica has as many prompts ahead as two steps compute; "requests": as many run there as may;
-"slots": open requests will take all slots there; "program_slots", "programs": it begins a program, and those that began
-earlier get the slots, or are so many that another one would make all of them late."""
+"""Reasons why the router holds a request.
+
+- "": none but the order of the queue.
+- "replicas": no replica takes new requests.
+- "prompts": the replica has prompts for two steps ahead.
+- "requests": the maximum number of requests runs on the replica.
+- "slots": open requests will take all slots of the replica.
+- "program_slots": the request begins a program, and programs that began earlier get the slots.
+- "programs": the request begins a program, which would make all the programs that began earlier late.
+"""
 
 
 class RouterQueue(Message, frozen=True, array_like=True, tag=True):
     """Requests that the router holds, a few times a second while a page watches.
 
     Attributes:
-        waiting: their number.
-        requests: the first ones of each replica's queue, about in its order, then those that no replica takes; at most
+        waiting: number of all requests that the router holds.
+        requests: the first requests of each replica's queue, in order, then requests that no replica takes; at most
             `radixrt.router.queue_view.MAX_HELD`.
     """
 
@@ -139,7 +145,7 @@ class RouterQueue(Message, frozen=True, array_like=True, tag=True):
 
 
 FromRouter = ReplicaStats | RouterQueue
-"""Messages to main, beside those that a scheduler sends."""
+"""Messages to main, besides the messages that a scheduler sends."""
 
 ToRouter = ToScheduler | ReplicaNotice
 """Messages from the tokenizer and from main."""

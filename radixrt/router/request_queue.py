@@ -43,7 +43,7 @@ class RequestQueue:
         self._ordered = SortedKeyList(key=_order)
         self._arrivals: OrderedDict[str, RoutedRequest] = OrderedDict()
         self._has_states = has_states
-        self._missed: dict[int, int] = {}  # number of requests that miss a granule, by its hash
+        self._missed: dict[int, int] = {}  # number of requests that miss a granule, by hash
         self._waiting: dict[
             int, dict[str, RoutedRequest]
         ] = {}  # by the hash of the first granule that the requests miss

@@ -124,7 +124,7 @@ async def _lines(service: Service, feed: Feed, replica: int | None) -> AsyncIter
 
 
 def _slots(service: Service) -> int:
-    """Slots of the KV pool, or of those of all replicas."""
+    """Return the number of slots of the KV pool, or of the pools of all replicas."""
     info, stats = service.client.info, service.client.stats
     if service.replicas is not None and stats is not None:
         return stats.slots_total

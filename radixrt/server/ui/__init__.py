@@ -1,1 +1,1 @@
-"""The page `/ui`: what the scheduler's radix tree, its requests and its cache do, live."""
+"""The page `/ui`: the scheduler's radix tree, requests and cache, live."""

@@ -39,7 +39,7 @@ def line(kind: str, **members: Any) -> bytes:
 
 
 def shown_seed(seed: bytes) -> bytes:
-    """Return what a page learns of a namespace: nothing of the default one, the first bytes of the seed of others."""
+    """Return the bytes that name a namespace on the page: none for the default one, else the first of the seed."""
     return b"" if seed == DEFAULT_SEED else seed[:NAME_BYTES]
 
 

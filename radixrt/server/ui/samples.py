@@ -22,7 +22,7 @@ the second before (None without tokens), and the tick of the cache's clock."""
 
 
 class Samples:
-    """Rows of COLUMNS. `tick` is to be called a few times a second; it costs nothing worth naming.
+    """Rows of COLUMNS. Call `tick` a few times a second.
 
     Attributes:
         rows: the oldest first.
@@ -54,12 +54,12 @@ class Samples:
         self.count += 1
 
     def since(self, count: int) -> list[list[Any]]:
-        """The rows behind the first `count`, as far as they are kept."""
+        """Return the rows after the first `count`, as far as they are kept."""
         new = min(self.count - count, len(self.rows))
         return list(self.rows)[len(self.rows) - new :] if new > 0 else []
 
     def ticks(self) -> list[tuple[int, float]]:
-        """(Tick of the cache's clock, time) of the rows since the clock last began anew, ascending."""
+        """Return (tick of the cache's clock, time) of the rows since the clock was last at 0, ascending."""
         found: list[tuple[int, float]] = []
         for row in self.rows:
             if found and row[-1] < found[-1][0]:
@@ -69,13 +69,13 @@ class Samples:
         return found
 
     def _percentiles(self, stats: SchedulerStats) -> tuple[float | None, float | None]:
-        """Median and 95th percentile of the gaps since the last row, to the upper bound of their bucket."""
+        """Return median and 95th percentile of the gaps since the last row, as upper bounds of their buckets."""
         gaps = stats.token_gaps
         if gaps is None:
             return None, None
         before, self._gaps = self._gaps, list(gaps.counts)
         if len(before) != len(self._gaps) or any(now < then for now, then in zip(self._gaps, before)):
-            before = [0] * len(self._gaps)  # the scheduler has started anew
+            before = [0] * len(self._gaps)  # a new scheduler counts from 0
         counts = [now - then for now, then in zip(self._gaps, before)]
         total = sum(counts)
         if not total:
