@@ -24,7 +24,8 @@ import numpy as np
 
 from benchmarks.cache.radix_cache import Workload, build
 from benchmarks.common.simulated_engine import SimulatedDevice, SimulatedEngine, SimulatedRequest
-from benchmarks.common.tables import percentile, table
+from benchmarks.common.tables import table
+from radixrt.bench.result import percentile
 from radixrt.mem_cache import RadixCache, TokenToKVPoolAllocator
 from radixrt.mem_cache.cache_journal import CacheJournal
 from radixrt.messages.cache_events import CacheAck, CacheEvents, WatchCacheReq

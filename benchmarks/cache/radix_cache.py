@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+from radixrt.bench.result import percentile
 from radixrt.mem_cache import EVICTION_POLICIES, RadixCache, TokenToKVPoolAllocator
 from radixrt.mem_cache.allocator import Int32Array
 
@@ -130,7 +131,7 @@ def row(page_size: int, leaves: int, args: argparse.Namespace) -> str:
     times = measure(cache, workload, leaves, args.samples)
     cells = [str(page_size), f"{leaves:,}"]
     medians = {name: float(np.median(values)) for name, values in times.items()}
-    cells += [f"{medians[name]:.1f} ({np.percentile(times[name], 99):.1f})" for name in medians]
+    cells += [f"{medians[name]:.1f} ({percentile(times[name], 99):.1f})" for name in medians]
     cells += [f"{1e6 / medians[name]:,.0f}" for name in medians]
     return " | ".join([*cells, f"{used:,.0f}", f"{seconds:.1f}"])
 

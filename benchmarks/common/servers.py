@@ -54,6 +54,11 @@ def served_model(url: str) -> str:
     return str(answer.raise_for_status().json()["data"][0]["id"])
 
 
+def flush_cache(url: str) -> None:
+    """Empty the cache of a server."""
+    httpx.post(f"{url}/flush_cache", trust_env=False, timeout=60.0).raise_for_status()
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

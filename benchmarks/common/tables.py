@@ -1,20 +1,6 @@
-"""Markdown tables and percentiles."""
+"""Markdown tables."""
 
 from collections.abc import Iterable, Sequence
-
-
-def percentile(values: Sequence[float], q: float) -> float:
-    """The q-th percentile, 0 to 100, with linear interpolation between the two nearest values (numpy's default).
-
-    Raises ValueError when there are no values.
-    """
-    if not values:
-        raise ValueError("no values")
-    ordered = sorted(values)
-    position = (len(ordered) - 1) * q / 100
-    low = int(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

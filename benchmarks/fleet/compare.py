@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import json
 import os
 import shlex
@@ -31,9 +30,10 @@ from pathlib import Path
 import httpx
 
 from benchmarks.common.machine import facts
-from benchmarks.common.servers import RunningServer, ServerError, free_port, started
-from benchmarks.common.tables import percentile, table
+from benchmarks.common.servers import RunningServer, ServerError, flush_cache, free_port, started
+from benchmarks.common.tables import table
 from benchmarks.fleet.compare_load import NAMES, Measured, play
+from radixrt.bench.result import percentile
 
 ARMS = ("radixrt", "cache_aware", "round_robin", "client")
 LAUNCH = (
@@ -88,13 +88,11 @@ def run(arm: str, options: argparse.Namespace, seed: int, logs: Path) -> dict[st
     """Start an arm, play all workloads with empty caches, and stop it."""
     found = {}
     with fleet(arm, options.sglang_router, logs) as (urls, engines):
-        turn = itertools.cycle(urls)
-        next_url: Callable[[], str] = lambda: next(turn)  # noqa: E731
-        asyncio.run(play("tree", seed + 1000, 0.1, next_url))  # connections, and pages touched for the first time
+        asyncio.run(play("tree", seed + 1000, 0.1, urls))  # connections, and pages touched for the first time
         for name in options.workload:
             for url in engines:
-                httpx.post(f"{url}/flush_cache", trust_env=False, timeout=30.0).raise_for_status()
-            found[name] = asyncio.run(play(name, seed, options.share, next_url))
+                flush_cache(url)
+            found[name] = asyncio.run(play(name, seed, options.share, urls))
             load = os.getloadavg()[0]
             _say(f"round {seed + 1} {arm} {name}: {_row(found[name])}, load average {load:.1f}")
             for error in dict.fromkeys(found[name].errors):

@@ -7,20 +7,24 @@ a context of 8,192 tokens, and a fork of B has 16 branches instead of 64. They w
 from __future__ import annotations
 
 import asyncio
-import json
+import itertools
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-
-import httpx
+from typing import Any
 
 from benchmarks.fleet.programs import ForkShape
 from benchmarks.serving.workloads import build
+from radixrt.bench.load import LoadClient
+from radixrt.bench.result import Outcome
 from radixrt.bench.words import prose
 
-CONNECTIONS = 512
-CALL_LIMIT_S = 300.0
+LIMIT_S = 1800.0
+"""Time limit of one workload."""
+Ask = Callable[[str, Mapping[str, Any]], Awaitable[Outcome]]
+"""Sends a request with this path and body."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +67,10 @@ class CallFailed(Exception):
 
 
 class Player:
-    """Plays one workload against an endpoint; `next_url` returns the server of each call."""
+    """Plays one workload; `ask` sends each call to the server whose turn it is."""
 
-    def __init__(self, http: httpx.AsyncClient, next_url: Callable[[], str]) -> None:
-        self._http = http
-        self._next_url = next_url
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
         self.measured = Measured()
 
     async def call(self, text: str, max_tokens: int, program: dict[str, object] | None = None) -> str:
@@ -83,27 +86,14 @@ class Player:
         }
         if program is not None:
             body["program"] = program
-        begin, parts, meta = time.perf_counter(), [], {}
-        try:
-            async with self._http.stream("POST", f"{self._next_url()}/generate", json=body) as response:
-                if response.status_code != 200:
-                    answer = (await response.aread()).decode(errors="replace")
-                    raise CallFailed(f"HTTP {response.status_code}: {answer[:200]}")
-                async for line in response.aiter_lines():
-                    if not line.startswith("data:") or line.endswith("[DONE]"):
-                        continue
-                    event = json.loads(line[5:])
-                    if "error" in event:
-                        raise CallFailed(str(event["error"])[:200])
-                    if event.get("output_ids") and not parts:
-                        self.measured.ttft.append(time.perf_counter() - begin)
-                    parts.append(event.get("text", ""))
-                    meta = event.get("meta_info", meta)
-        except (httpx.HTTPError, ValueError) as error:
-            raise CallFailed(f"{type(error).__name__}: {error}") from error
-        self.measured.prompt_tokens += meta.get("prompt_tokens", 0)
-        self.measured.cached_tokens += meta.get("cached_tokens", 0)
-        return "".join(parts)
+        outcome = await self._ask("/generate", body)
+        if outcome.error is not None:
+            raise CallFailed(outcome.error)
+        if outcome.ttft is not None:
+            self.measured.ttft.append(outcome.ttft)
+        self.measured.prompt_tokens += outcome.prompt_tokens
+        self.measured.cached_tokens += outcome.cached_tokens or 0
+        return outcome.text
 
     async def program(self, steps: Callable[[Player], asyncio.Future[None]]) -> None:
         """Run a program and count its time, or its error."""
@@ -116,16 +106,18 @@ class Player:
             self.measured.program_s.append(time.perf_counter() - begin)
 
 
-async def play(name: str, seed: int, share: float, next_url: Callable[[], str]) -> Measured:
+async def play(name: str, seed: int, share: float, urls: Sequence[str]) -> Measured:
     """Play a workload to its end.
 
     Args:
         seed: of texts, forks and times.
         share: part of its programs to play, for trying things out.
+        urls: servers that the calls go to in turn.
     """
-    limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
-    async with httpx.AsyncClient(limits=limits, timeout=CALL_LIMIT_S, trust_env=False) as http:
-        player = Player(http, next_url)
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(LoadClient(url, limit_s=LIMIT_S)) for url in urls]
+        turn = itertools.cycle(clients)
+        player = Player(lambda path, body: next(turn).ask(path, body))
         if name in SINGLE:
             await _single(player, name, seed, share)
         else:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.common.step_traces import answering_trace, read_events
-from benchmarks.common.tables import percentile
+from radixrt.bench.result import percentile
 from radixrt.messages.scheduler_stats import StepTimes
 from radixrt.messages.step_shape import StepShape
 

@@ -19,13 +19,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.common.tables import percentile, table
+from benchmarks.common.tables import table
 from benchmarks.fleet.baselines import FleetRouter
 from benchmarks.fleet.device import H200_8B, Device
 from benchmarks.fleet.fleet import Fleet
 from benchmarks.fleet.plots import line_plot
 from benchmarks.fleet.policies import make_router
 from benchmarks.fleet.programs import WORKLOAD_A, fork_programs
+from radixrt.bench.result import percentile
 from radixrt.messages.request import Request
 from radixrt.messages.scheduler_stats import StepTimes
 from radixrt.router.router import Send

@@ -6,9 +6,10 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.common.tables import percentile, table
+from benchmarks.common.tables import table
 from benchmarks.fleet.fleet import Outcome
 from benchmarks.fleet.plots import distribution, line_plot
+from radixrt.bench.result import percentile
 
 
 @dataclass(frozen=True)

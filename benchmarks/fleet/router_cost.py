@@ -21,12 +21,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import psutil
 import zmq
 
 from benchmarks.common.machine import facts
 from benchmarks.common.tables import table
+from radixrt.bench.result import percentile
 from radixrt.channel import Tag, TaggedInbox, TaggedOutbox, ZmqInbox, ZmqOutbox
 from radixrt.messages.cache_events import CacheEvents, NodeInserted, RootOpened, SnapshotHeader
 from radixrt.messages.client import ToTokenizer
@@ -285,7 +285,7 @@ def report(direct: Seen, routed: Seen) -> str:
     ]
     for name, latencies in (("call", (direct.call, routed.call)), ("step's tokens", (direct.step, routed.step))):
         for q in (50, 99):
-            without, through = (float(np.percentile(each, q)) / 1000 for each in latencies)
+            without, through = (percentile(each, q) / 1000 for each in latencies)
             rows.append([f"{name}, p{q}", f"{without:.2f} ms", f"{through:.2f} ms", f"{through - without:+.2f} ms"])
     own, both = direct.own_s / direct.seconds, routed.own_s / routed.seconds
     rows.append(["benchmark's processor time", f"{own:.0%}", f"{both:.0%}", ""])

@@ -37,7 +37,7 @@ from typing import Any
 import zmq
 
 from benchmarks.common.model_shapes import CONFIGS, shape_folder
-from benchmarks.common.tables import percentile, table
+from benchmarks.common.tables import table
 from benchmarks.host.chain import PARTS, SCHEMA, SPANS, measure_chain
 from benchmarks.host.chunks import BODIES, measure_chunks
 from benchmarks.host.first_steps import SCHEMAS, measure_first_steps
@@ -45,6 +45,7 @@ from benchmarks.host.gaps import measure_gaps
 from benchmarks.host.pipeline import Pipe, Wire, make_loop
 from benchmarks.offline.workloads import MAKERS, Workload, make_workload
 from benchmarks.structure.rounds import mixed_schemas
+from radixrt.bench.result import percentile
 from radixrt.client.collector import OutputCollector
 from radixrt.client.requests import Job, jobs
 from radixrt.config import ModelConfig, SchedulerConfig

@@ -27,7 +27,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.common.step_traces import answering_trace
-from benchmarks.common.tables import percentile, table
+from benchmarks.common.tables import table
+from radixrt.bench.result import percentile
 
 DEFAULT_PAUSE_MS = 30.0
 MIN_STEPS = 50

@@ -38,7 +38,6 @@ from typing import Any
 
 from benchmarks.common.engine_options import parse_options
 from benchmarks.common.model_shapes import CONFIGS, shape_folder
-from benchmarks.common.tables import percentile
 from benchmarks.offline.__main__ import CUDA_OPTIONS, TINY_OPTIONS, machine_facts, measure
 from benchmarks.offline.layout_floors import layout_floor
 from benchmarks.offline.layout_plan import GIB, Fit, Layout, fit_of, layouts_for, parse_layout
@@ -52,6 +51,7 @@ from benchmarks.offline.layout_tables import (
     started_table,
 )
 from benchmarks.offline.workloads import make_workload
+from radixrt.bench.result import percentile
 from radixrt.errors import ConfigError, EngineError, ModelLoadError, RequestError
 
 WORKLOADS = ("single", "decode64", "prefill", "mixed256", "shared4k", "tree")

@@ -10,7 +10,6 @@ with that of the best offline cache of the pool's size, on the trace of the lang
 
 import argparse
 import asyncio
-import re
 import shlex
 import sys
 import time
@@ -23,6 +22,7 @@ import httpx
 
 import radixrt as rt
 from benchmarks.common import machine
+from benchmarks.common.metrics import read_metrics
 from benchmarks.common.servers import served_model, started
 from benchmarks.common.tables import table
 from benchmarks.programs.measure import Side, measured
@@ -152,9 +152,9 @@ def compare(url: str, workload: Workload, rounds: int, cache: int) -> tuple[floa
 
 def step_model(url: str) -> str:
     """The server's fitted model of step times, as `benchmarks.programs.simulated` takes it."""
-    text = httpx.get(f"{url}/metrics", timeout=60.0).text
-    found = re.findall(r'^radixrt_step_model_seconds\{.*part="(\w+)".*\} (\S+)$', text, re.MULTILINE)
-    return ",".join(f"{part}={float(value):.3g}" for part, value in found)
+    found = read_metrics(url)
+    parts = ("step", "row", "context", "extend", "token", "pair")
+    return ",".join(f"{part}={found[f'radixrt_step_model_seconds:{part}']:.3g}" for part in parts)
 
 
 COLUMNS = (

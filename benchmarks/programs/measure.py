@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import httpx
-from prometheus_client.parser import text_string_to_metric_families
+from benchmarks.common.metrics import read_metrics
+from benchmarks.common.servers import flush_cache
 
 SETTLE_S = 0.6
 """The scheduler's last snapshot of a burst has come by then."""
@@ -32,12 +32,12 @@ class Side:
 
 def measured(url: str, run: Callable[[], None]) -> Side:
     """The run, on an empty cache."""
-    httpx.post(url + "/flush_cache", trust_env=False, timeout=60.0).raise_for_status()
-    before = _counters(url)
+    flush_cache(url)
+    before = settled_metrics(url)
     start = time.perf_counter()
     run()
     wall = time.perf_counter() - start
-    after = _counters(url)
+    after = settled_metrics(url)
 
     def spent(name: str) -> float:
         return after[f"radixrt_{name}_total"] - before[f"radixrt_{name}_total"]
@@ -45,7 +45,7 @@ def measured(url: str, run: Callable[[], None]) -> Side:
     return Side(wall, spent("prompt_tokens"), spent("cached_tokens"), spent("generation_tokens"))
 
 
-def _counters(url: str) -> dict[str, float]:
+def settled_metrics(url: str) -> dict[str, float]:
+    """Return the server's figures once the last burst is in them."""
     time.sleep(SETTLE_S)
-    text = httpx.get(url + "/metrics", trust_env=False, timeout=30.0).raise_for_status().text
-    return {s.name: s.value for family in text_string_to_metric_families(text) for s in family.samples}
+    return read_metrics(url)

@@ -21,14 +21,11 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-import httpx
-from prometheus_client.parser import text_string_to_metric_families
-
 from benchmarks.common import machine
-from benchmarks.common.servers import RunningServer, started
+from benchmarks.common.servers import RunningServer, flush_cache, started
 from benchmarks.common.tables import table
 from benchmarks.programs.__main__ import in_language, plainly
-from benchmarks.programs.measure import SETTLE_S
+from benchmarks.programs.measure import settled_metrics
 from benchmarks.programs.workloads import CONCURRENCY, NAMES, POOL, RUNS, Workload, workloads
 from radixrt.messages.scheduler_stats import StepTimes
 
@@ -51,16 +48,7 @@ class Snapshot:
 
 def snapshot(server: RunningServer) -> Snapshot:
     """The counters once the last burst is in them."""
-    time.sleep(SETTLE_S)
-    text = httpx.get(server.url + "/metrics", trust_env=False, timeout=30.0).raise_for_status().text
-    counters: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if not sample.name.endswith("_bucket"):
-                for label in (sample.labels.get(each) for each in ("mode", "part")):
-                    if label is not None:
-                        counters[f"{sample.name}:{label}"] = sample.value
-                counters[sample.name] = counters.get(sample.name, 0.0) + sample.value
+    counters = settled_metrics(server.url)
     used = resource.getrusage(resource.RUSAGE_SELF)
     cpu = {"client": used.ru_utime + used.ru_stime}
     for pid in machine.tree(server.pid):
@@ -83,7 +71,7 @@ def _cpu_seconds(pid: int) -> float:
 
 def profiled(server: RunningServer, run: Callable[[list[float]], None]) -> list[float]:
     """Figures of one run on an empty cache, in the order of COLUMNS from the wall time on."""
-    httpx.post(server.url + "/flush_cache", trust_env=False, timeout=60.0).raise_for_status()
+    flush_cache(server.url)
     before = snapshot(server)
     seconds: list[float] = []
     begin = time.perf_counter()

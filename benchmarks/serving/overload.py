@@ -15,11 +15,10 @@ The same scheduler with a simulated device and clock, at more loads; takes secon
 
 import argparse
 import asyncio
-import json
+import bisect
 import math
 import os
 import random
-import re
 import sys
 import tempfile
 import time
@@ -27,17 +26,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import numpy as np
 
 from benchmarks.common import machine
+from benchmarks.common.metrics import read_metrics, wait_idle
 from benchmarks.common.servers import started
 from benchmarks.common.simulated_engine import SimulatedDevice, SimulatedEngine, SimulatedRequest
-from benchmarks.common.tables import percentile, table
+from benchmarks.common.tables import table
+from radixrt.bench.load import LoadClient, TimedRequest
+from radixrt.bench.result import Outcome, percentile
 from radixrt.messages.scheduler_stats import StepTimes
 
 GAUGE = "radixrt_predicted_wait_seconds"
 POLL_S = 0.25
+DRAIN_S = 600.0
 HEADER = (
     "queue", "load", "offered/s", "goodput/s", "of the best", "refused", "late", "TTFT s p50/p99",
     "between tokens ms p50/p99", "wait s p50/p99", "error of the prediction s", "Retry-After s p50/p99",
@@ -112,65 +114,52 @@ def _both(values: Sequence[float], digits: int = 2) -> str:
 # --- a real server ---
 
 
-class Client:
-    """Sends random requests to one server and follows its prediction."""
+class Load:
+    """Random requests to one server, whose prediction it follows.
 
-    def __init__(self, url: str, seed: int) -> None:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=512)
-        self._http = httpx.AsyncClient(base_url=url, limits=limits, timeout=None, trust_env=False)
+    Attributes:
+        predictions: (time, predicted wait) of each reading.
+    """
+
+    def __init__(self, url: str, client: LoadClient, seed: int) -> None:
+        self._url = url
+        self._client = client
         self._rng = random.Random(seed)
-        self.predicted_s = 0.0
+        self.predictions: list[tuple[float, float]] = []
 
-    async def __aenter__(self) -> "Client":
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._http.aclose()
-
-    async def call(self) -> Call:
+    def request(self, at: float = 0.0) -> TimedRequest:
         prompt = [self._rng.randrange(1000, 30_000) for _ in range(self._rng.randint(32, 96))]
         sampling = {"max_new_tokens": self._rng.randint(8, 24), "temperature": 0.0, "ignore_eos": True}
-        predicted, begin, times, last = self.predicted_s, time.perf_counter(), [], b""
-        body = {"input_ids": prompt, "sampling_params": sampling, "stream": True}
-        async with self._http.stream("POST", "/generate", json=body) as response:
-            if response.status_code != 200:
-                return Call(
-                    response.status_code, predicted, retry_after_s=float(response.headers.get("retry-after", 0))
-                )
-            async for line in response.aiter_lines():
-                if line.startswith("data: {"):
-                    times.append(time.perf_counter() - begin)
-                    last = line.encode()
-        answer = json.loads(last[len(b"data: ") :])
-        if "error" in answer:
-            return Call(500, predicted)
-        return Call(200, predicted, tuple(times), answer["meta_info"]["queue_s"])
+        return TimedRequest("/generate", {"input_ids": prompt, "sampling_params": sampling, "stream": True}, at)
+
+    async def ask(self) -> Outcome:
+        request = self.request()
+        return await self._client.ask(request.path, request.body)
+
+    def call(self, outcome: Outcome) -> Call:
+        """Return an outcome beside the wait that the server predicted when the request was sent."""
+        known = bisect.bisect(self.predictions, (outcome.start, math.inf))
+        predicted = self.predictions[known - 1][1] if known else 0.0
+        status = 500 if outcome.status == 200 and outcome.error is not None else outcome.status
+        times = tuple(at - outcome.start for at in outcome.arrivals)
+        return Call(status, predicted, times, outcome.queue_s, outcome.retry_after_s)
 
     async def follow(self) -> None:
         """Read the server's prediction again and again."""
         while True:
-            text = (await self._http.get("/metrics")).text
-            found = [line for line in text.splitlines() if line.startswith(GAUGE)]
-            self.predicted_s = float(found[0].rpartition(" ")[2]) if found else 0.0
+            predicted = (await asyncio.to_thread(read_metrics, self._url)).get(GAUGE, 0.0)
+            self.predictions.append((time.perf_counter(), predicted))
             await asyncio.sleep(POLL_S)
 
-    async def drained(self) -> None:
-        """Wait until the server is idle."""
-        while True:
-            text = (await self._http.get("/metrics")).text
-            if re.search(r"^radixrt_open_requests\{.*\} 0\.0$", text, re.MULTILINE):
-                return
-            await asyncio.sleep(0.1)
 
-
-async def closed_loop(client: Client, clients: int, seconds: float) -> float:
+async def closed_loop(load: Load, clients: int, seconds: float) -> float:
     """Requests per second that are served to `clients` clients, each with one at a time, in at least `seconds`."""
     begin, ended = time.perf_counter(), 0
 
     async def one() -> None:
         nonlocal ended
         while time.perf_counter() < begin + seconds or ended < 2 * clients:
-            if (await client.call()).status == 200:
+            if (await load.ask()).error is None:
                 ended += 1
             else:
                 await asyncio.sleep(POLL_S)
@@ -179,45 +168,34 @@ async def closed_loop(client: Client, clients: int, seconds: float) -> float:
     return ended / (time.perf_counter() - begin)
 
 
-async def open_loop(client: Client, rate: float, seconds: float, seed: int) -> tuple[list[Call], int]:
+async def open_loop(url: str, rate: float, seconds: float, seed: int) -> tuple[list[Call], int]:
     """Offer `rate` requests per second for a third longer than `seconds`; the calls that ended within the last
     `seconds`, and the number that were still open at the end, which are given up."""
-    rng, calls, tasks = random.Random(seed), [], set()
-    begin = time.perf_counter()
-    counted_from, end = begin + seconds / 3, begin + seconds * 4 / 3
-
-    async def one() -> None:
-        call = await client.call()
-        if counted_from <= time.perf_counter() < end:
-            calls.append(call)
-
-    at = begin
-    while (at := at + rng.expovariate(rate)) < end:
-        await asyncio.sleep(max(at - time.perf_counter(), 0))
-        task = asyncio.create_task(one())
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-    await asyncio.sleep(max(end - time.perf_counter(), 0))
-    still_open = list(tasks)
-    for task in still_open:
-        task.cancel()
-    await asyncio.gather(*still_open, return_exceptions=True)
-    return calls, len(still_open)
+    rng, requests, at = random.Random(seed), [], 0.0
+    async with LoadClient(url, limit_s=seconds * 4 / 3) as client:
+        load = Load(url, client, seed)
+        while (at := at + rng.expovariate(rate)) < seconds * 4 / 3:
+            requests.append(load.request(at))
+        follower = asyncio.create_task(load.follow())
+        begin = time.perf_counter()
+        outcomes = await client.run(requests)
+        follower.cancel()
+    await asyncio.gather(follower, return_exceptions=True)
+    ended = [each for each in outcomes if each.error != client.late]
+    return [load.call(each) for each in ended if each.end >= begin + seconds / 3], len(outcomes) - len(ended)
 
 
 async def measure(url: str, args: argparse.Namespace, capacity: float | None, bounded: bool) -> list[Run]:
     runs = []
-    async with Client(url, args.seed + bounded) as client:
-        await asyncio.gather(*(client.call() for _ in range(args.rows)))  # the first requests fill caches
+    async with LoadClient(url) as client:
+        load = Load(url, client, args.seed + bounded)
+        await asyncio.gather(*(load.ask() for _ in range(args.rows)))  # the first requests fill caches
         if capacity is None:
-            capacity = await closed_loop(client, 3 * args.rows // 2, args.seconds)
-        follower = asyncio.create_task(client.follow())
-        for i, factor in enumerate(args.loads):
-            calls, still_open = await open_loop(client, factor * capacity, args.seconds, args.seed + i)
-            runs.append(Run(bounded, factor, factor * capacity, args.seconds, calls, still_open))
-            await client.drained()
-        follower.cancel()
-        await asyncio.gather(follower, return_exceptions=True)
+            capacity = await closed_loop(load, 3 * args.rows // 2, args.seconds)
+    for i, factor in enumerate(args.loads):
+        calls, still_open = await open_loop(url, factor * capacity, args.seconds, args.seed + i)
+        runs.append(Run(bounded, factor, factor * capacity, args.seconds, calls, still_open))
+        await wait_idle(url, DRAIN_S)
     return runs
 
 

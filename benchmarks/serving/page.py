@@ -19,7 +19,8 @@ import uvicorn
 
 from benchmarks.common.browser import Browser
 from benchmarks.common.synthetic_scheduler import SyntheticScheduler
-from benchmarks.common.tables import percentile, table
+from benchmarks.common.tables import table
+from radixrt.bench.result import percentile
 from radixrt.client.engine_client import EngineClient
 from radixrt.config import ServerConfig
 from radixrt.messages.cache_events import ToWatched

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from benchmarks.common.machine import Memory
-from benchmarks.common.tables import percentile, table
-from benchmarks.serving.client import Outcome
+from benchmarks.common.tables import table
 from benchmarks.serving.workloads import Workload, text_conforms
+from radixrt.bench.result import Outcome, percentile
 
 PERCENTILES = (50, 90, 99)
 

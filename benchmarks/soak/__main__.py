@@ -19,9 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.common import machine
+from benchmarks.common.metrics import wait_idle
 from benchmarks.common.servers import RunningServer, started
 from benchmarks.soak import report
-from benchmarks.soak.load import Tally, run_load, wait_idle
+from benchmarks.soak.load import Tally, run_load
 from benchmarks.soak.samples import Sample, watch
 
 MAX_MINUTES = 600.0

@@ -2,10 +2,8 @@
 
 import asyncio
 import random
-import re
 import time
 from collections import Counter
-from contextlib import suppress
 
 import httpx
 
@@ -107,17 +105,3 @@ async def _run_programs(endpoint: rt.Endpoint, tally: Tally, deadline: float, rn
             tally.add_broken("program", f"{type(error).__name__}: {error}")
             continue
         tally.add("program", status)
-
-
-async def wait_idle(url: str, limit_s: float) -> bool:
-    """Wait until the server has no open request; return False if it still has one after the limit."""
-    deadline = time.monotonic() + limit_s
-    async with httpx.AsyncClient(trust_env=False, timeout=10.0) as client:
-        while time.monotonic() < deadline:
-            with suppress(httpx.HTTPError):
-                text = (await client.get(f"{url}/metrics")).text
-                found = re.findall(r"^radixrt_(?:open_requests|num_requests_running)\{.*\} (\S+)$", text, re.MULTILINE)
-                if list(map(float, found)) == [0, 0]:
-                    return True
-            await asyncio.sleep(0.5)
-    return False

@@ -2,10 +2,10 @@
 
 import asyncio
 import os
-import re
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 
 from benchmarks.common.machine import tree
+from benchmarks.common.metrics import read_metrics
 
 PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
 WORKER = "radixrt.engine.process"
@@ -36,12 +37,12 @@ class Sample:
     slots: dict[str, int] = field(default_factory=dict)
 
 
-def take(root: int, seconds: float, metrics: str) -> Sample:
+def take(root: int, seconds: float, metrics: Mapping[str, float]) -> Sample:
     """Read the processes of a server now.
 
     Args:
         root: pid of its main process.
-        metrics: the text of /metrics.
+        metrics: its figures; see `benchmarks.common.metrics`.
     """
     rss: dict[str, float] = {}
     fds: dict[str, int] = {}
@@ -70,23 +71,21 @@ def process_name(words: Sequence[str], *, is_main: bool) -> str:
     return "other"
 
 
-def kv_slots(metrics: str) -> dict[str, int]:
-    """Return the KV slots by state from the text of /metrics."""
-    found = re.findall(r'^radixrt_kv_slots\{.*state="(\w+)"\} (\S+)$', metrics, re.MULTILINE)
-    return {state: int(float(value)) for state, value in found}
+def kv_slots(metrics: Mapping[str, float]) -> dict[str, int]:
+    """Return the KV slots by state."""
+    slots = "radixrt_kv_slots:"
+    return {name.removeprefix(slots): int(value) for name, value in metrics.items() if name.startswith(slots)}
 
 
 async def watch(url: str, root: int, samples: list[Sample], interval_s: float) -> None:
     """Append a sample every interval, until cancelled."""
     started = time.monotonic()
-    async with httpx.AsyncClient(trust_env=False, timeout=30.0) as client:
-        while True:
-            try:
-                metrics = (await client.get(f"{url}/metrics")).text
-            except httpx.HTTPError:
-                metrics = ""
-            samples.append(take(root, time.monotonic() - started, metrics))
-            await asyncio.sleep(interval_s)
+    while True:
+        metrics: dict[str, float] = {}
+        with suppress(httpx.HTTPError):
+            metrics = await asyncio.to_thread(read_metrics, url)
+        samples.append(take(root, time.monotonic() - started, metrics))
+        await asyncio.sleep(interval_s)
 
 
 def slope(times: Sequence[float], values: Sequence[float]) -> float:

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import machine
-from benchmarks.common.tables import percentile, table
+from benchmarks.common.tables import table
 from benchmarks.structure.grammar_jobs import read_entries, run, run_beside
 from benchmarks.structure.grammar_worker import ENGINES, Answer
+from radixrt.bench.result import percentile
 from radixrt.config import ModelConfig
 from radixrt.models.loading.source import prepare_model
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common.tables import percentile, table
+from benchmarks.common.tables import table
+from radixrt.bench.result import percentile
 from radixrt.config import ModelConfig
 from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.constrained.compile.protocol import WorkerSettings
@@ -98,15 +99,12 @@ def first_mask(model: str, samples: int) -> None:
         for name, make in KINDS.items():
             fresh = [milliseconds(manager, f"{name}-{i}", make(i), row) for i in range(samples)]
             again = [milliseconds(manager, f"{name}-{i}-again", make(i), row) for i in range(samples)]
-            rows.append([name, *(f"{f(v):.2f}" for v in (fresh, again) for f in (median, p99, max))])
+            figures = [figure for each in (fresh, again) for figure in (median(each), percentile(each, 99), max(each))]
+            rows.append([name, *(f"{figure:.2f}" for figure in figures)])
     finally:
         manager.close()
     print(f"\nFirst mask, ms of wall time; {samples} different schemas of each kind\n")
     print(table(["schemas", "uncached p50", "p99", "max", "cached p50", "p99", "max"], rows))
-
-
-def p99(values: list[float]) -> float:
-    return percentile(values, 99)
 
 
 def milliseconds(manager: GrammarManager, rid: str, schema: Json, row: np.ndarray) -> float:

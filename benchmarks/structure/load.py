@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from benchmarks.common.tables import percentile, table
+from benchmarks.common.tables import table
 from benchmarks.structure.first_mask import closed
 from benchmarks.structure.grammar_jobs import read_entries
+from radixrt.bench.result import percentile
 from radixrt.config import ModelConfig
 from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.compile.compiler import compile_constraint, load

@@ -1,15 +1,16 @@
-"""Sends the requests of a benchmark to a server, and records when its events arrive."""
+"""The load client of all benchmarks: it streams answers of a server and records when their events arrive."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from httpx_sse import EventSource
 
@@ -41,102 +42,120 @@ class LoadOptions:
     seed: int = 0
 
 
-class Load:
-    """Requests to one server."""
+@dataclass(frozen=True)
+class TimedRequest:
+    """A streamed request: its route, its JSON body, and the seconds after the start at which it is sent."""
 
-    def __init__(self, server: OpenAIServer, options: LoadOptions) -> None:
-        self._server = server
-        self._options = options
-        headers = {name: value for name, value in server.headers.items() if name != "Accept-Encoding"}
-        self._http = HttpClient(server.url, headers=headers)
+    path: str
+    body: Mapping[str, Any]
+    at: float = 0.0
+
+
+class LoadClient:
+    """Streamed requests to one server, with OpenAI's API or radixrt's /generate; an async context manager.
+
+    While a stream is open, only the times of its events are recorded. Their JSON is decoded after the answer has ended,
+    so that decoding delays no other answer's times. Failures are written into the outcomes.
+
+    Args:
+        url: base of all paths.
+        limit_s: seconds after entering the context at which requests that are not answered have failed.
+
+    Attributes:
+        late: error of these requests.
+    """
+
+    def __init__(self, url: str, *, headers: Mapping[str, str] | None = None, limit_s: float = math.inf) -> None:
+        self._http = HttpClient(url, headers=headers)
+        self.late = f"no answer within the limit of {limit_s:g} s"
+        self._limit_s = limit_s
+        self._deadline = math.inf
+
+    async def __aenter__(self) -> Self:
+        self._deadline = asyncio.get_running_loop().time() + self._limit_s
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._http.aclose()
 
     async def run(
-        self, requests: Sequence[BenchRequest], answered: Callable[[Outcome], None] = lambda outcome: None
-    ) -> tuple[float, list[Outcome]]:
-        """Send all requests; return the seconds that it took and an outcome for each, whatever the server does.
+        self,
+        requests: Sequence[TimedRequest],
+        *,
+        max_concurrency: int | None = None,
+        answered: Callable[[Outcome], None] = lambda outcome: None,
+    ) -> list[Outcome]:
+        """Send all requests, each at its time, and return an outcome for each, whatever the server does.
 
         Args:
+            max_concurrency: largest number of open requests; None for no limit.
             answered: called with each outcome when it is there.
         """
-        options = self._options
-        slots = asyncio.Semaphore(options.max_concurrency or len(requests) or 1)
+        slots = asyncio.Semaphore(max_concurrency or len(requests) or 1)
         start = time.perf_counter()
-        deadline = asyncio.get_running_loop().time() + options.limit_s
 
-        async def send(request: BenchRequest, due: float) -> Outcome:
-            outcome = unsent = Outcome(start=time.perf_counter())
+        async def send(request: TimedRequest) -> Outcome:
             try:
-                async with asyncio.timeout_at(deadline):
-                    await asyncio.sleep(start + due - time.perf_counter())
-                    async with slots:
-                        outcome = Outcome(start=time.perf_counter())
-                        await self.ask(request, outcome)
+                async with asyncio.timeout_at(self._deadline):
+                    await asyncio.sleep(start + request.at - time.perf_counter())
+                    await slots.acquire()
             except TimeoutError:
-                outcome.error = f"no answer within the limit of {options.limit_s:g} s"
-            outcome.end = time.perf_counter()
-            if outcome is unsent:
-                outcome.start = outcome.end
+                now = time.perf_counter()
+                outcome = Outcome(start=now, end=now, error=self.late)
+            else:
+                try:
+                    outcome = await self.ask(request.path, request.body)
+                finally:
+                    slots.release()
             answered(outcome)
             return outcome
 
-        try:
-            outcomes = await asyncio.gather(*(send(*pair) for pair in zip(requests, self._times(requests))))
-        finally:
-            await self._http.aclose()
-        return time.perf_counter() - start, outcomes
+        return await asyncio.gather(*map(send, requests))
 
-    def _times(self, requests: Sequence[BenchRequest]) -> list[float]:
-        """Return when each request is due, in seconds after the start."""
-        rate = self._options.rate
-        if rate is None:
-            return [request.at or 0.0 for request in requests]
-        rng, at, times = random.Random(self._options.seed), 0.0, []
-        for _ in requests:
-            times.append(at)
-            at += rng.expovariate(rate)
-        return times
-
-    async def ask(self, request: BenchRequest, outcome: Outcome) -> None:
-        """Send a request, and record the answer or the failure in `outcome`."""
-        path = "/chat/completions" if self._options.chat else "/completions"
-        events: list[tuple[float, str]] = []
+    async def ask(self, path: str, body: Mapping[str, Any]) -> Outcome:
+        """Send one request now and return its outcome."""
+        outcome = Outcome(start=time.perf_counter())
         try:
-            async with self._http.stream("POST", path, self._body(request)) as response:
-                if response.status_code != 200:
-                    text = (await response.aread())[:300].decode(errors="replace")
-                    outcome.error = f"HTTP {response.status_code}: {text}"
-                    return
-                async with aclosing(EventSource(response).aiter_sse()) as stream:
-                    async for event in stream:
-                        events.append((time.perf_counter(), event.data))
+            async with asyncio.timeout_at(self._deadline):
+                events = await self._events(path, json.dumps(body).encode(), outcome)
+            outcome.end = time.perf_counter()
+            read_events(events, outcome)
+        except TimeoutError:
+            outcome.error = self.late
         except EngineError as error:
             outcome.error = str(error)
-            return
-        try:
-            _read(events, outcome)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             outcome.error = f"the answer cannot be read: {error!r}"
+        outcome.end = outcome.end or time.perf_counter()
+        return outcome
 
-    def _body(self, request: BenchRequest) -> bytes:
-        body: dict[str, Any] = {
-            "model": self._server.model,
-            "temperature": self._options.temperature,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        if self._options.chat:
-            body |= {"messages": [{"role": "user", "content": request.prompt}]}
-            body["max_completion_tokens"] = request.output_len
-        else:
-            body |= {"prompt": request.prompt, "max_tokens": request.output_len}
-        if self._options.ignore_eos:
-            body["ignore_eos"] = True
-        return json.dumps(body).encode()
+    async def _events(self, path: str, body: bytes, outcome: Outcome) -> list[tuple[float, str]]:
+        """Return the arrival and the data of each event."""
+        events: list[tuple[float, str]] = []
+        async with self._http.stream("POST", path, body) as response:
+            outcome.status = response.status_code
+            delay = response.headers.get("retry-after", "")
+            outcome.retry_after_s = float(delay) if delay.isdecimal() else 0.0
+            if response.status_code != 200:
+                text = (await response.aread())[:300].decode(errors="replace")
+                outcome.error = f"HTTP {response.status_code}: {text}"
+                return []
+            async with aclosing(EventSource(response).aiter_sse()) as stream:
+                async for event in stream:
+                    events.append((time.perf_counter(), event.data))
+        return events
 
 
-def _read(events: Sequence[tuple[float, str]], outcome: Outcome) -> None:
-    """Decode an answer's events, after it has ended so that decoding delays no other answer's times."""
-    usage: dict[str, Any] | None = None
+def read_events(events: Sequence[tuple[float, str]], outcome: Outcome) -> None:
+    """Write an answer into its outcome.
+
+    Args:
+        events: arrival and data of each server-sent event; none if the request failed.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: the data is not the JSON of an answer.
+    """
+    counts: dict[str, Any] | None = None
     for at, data in events:
         if data in ("[DONE]", ""):
             continue
@@ -144,13 +163,68 @@ def _read(events: Sequence[tuple[float, str]], outcome: Outcome) -> None:
         if "error" in event:
             outcome.error = str(event["error"])
             return
-        usage = event.get("usage") or usage
-        for choice in event.get("choices") or ():
+        counts = event.get("usage") or event.get("meta_info") or counts
+        for choice in event.get("choices") or (event,):  # an event of /generate is its only choice
             delta = choice.get("delta") or {}
-            if choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning"):
+            text = choice.get("text") or delta.get("content") or ""
+            outcome.text += text
+            if text or choice.get("output_ids") or delta.get("reasoning_content") or delta.get("reasoning"):
                 outcome.arrivals.append(at)
-    if usage is None:
+    if outcome.error is not None:
+        return
+    if counts is None:
         outcome.error = "the server told no usage"
         return
-    outcome.prompt_tokens, outcome.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
-    outcome.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    outcome.prompt_tokens, outcome.output_tokens = counts["prompt_tokens"], counts["completion_tokens"]
+    details = counts.get("prompt_tokens_details") or counts
+    outcome.cached_tokens = details.get("cached_tokens")
+    outcome.queue_s = counts.get("queue_s", 0.0)
+
+
+async def run_load(
+    server: OpenAIServer,
+    options: LoadOptions,
+    requests: Sequence[BenchRequest],
+    answered: Callable[[Outcome], None] = lambda outcome: None,
+) -> tuple[float, list[Outcome]]:
+    """Send the requests of a dataset; return the seconds that it took and an outcome for each request.
+
+    Args:
+        answered: called with each outcome when it is there.
+    """
+    path = "/chat/completions" if options.chat else "/completions"
+    bodies = [_body(server, options, request) for request in requests]
+    timed = [TimedRequest(path, body, at) for body, at in zip(bodies, _times(options, requests), strict=True)]
+    headers = {name: value for name, value in server.headers.items() if name != "Accept-Encoding"}
+    start = time.perf_counter()
+    async with LoadClient(server.url, headers=headers, limit_s=options.limit_s) as client:
+        outcomes = await client.run(timed, max_concurrency=options.max_concurrency, answered=answered)
+    return time.perf_counter() - start, outcomes
+
+
+def _times(options: LoadOptions, requests: Sequence[BenchRequest]) -> list[float]:
+    """Return when each request is due, in seconds after the start."""
+    if options.rate is None:
+        return [request.at or 0.0 for request in requests]
+    rng, at, times = random.Random(options.seed), 0.0, []
+    for _ in requests:
+        times.append(at)
+        at += rng.expovariate(options.rate)
+    return times
+
+
+def _body(server: OpenAIServer, options: LoadOptions, request: BenchRequest) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "model": server.model,
+        "temperature": options.temperature,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if options.chat:
+        body |= {"messages": [{"role": "user", "content": request.prompt}]}
+        body["max_completion_tokens"] = request.output_len
+    else:
+        body |= {"prompt": request.prompt, "max_tokens": request.output_len}
+    if options.ignore_eos:
+        body["ignore_eos"] = True
+    return body

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 WIDTH = 50
 HEADINGS = {
     "ttft": "Time to First Token",
@@ -24,16 +26,38 @@ class Outcome:
         start: when it was sent.
         arrivals: when each event with text arrived.
         end: when the answer was complete.
+        cached_tokens: None if the server did not report them.
         error: why it failed; None if it succeeded.
+        text: the answer.
+        status: HTTP status of the answer; 0 without one.
+        retry_after_s: seconds after which the server asks a refused request to come back.
+        queue_s: time that the request waited in the queue, as /generate reports it.
     """
 
     start: float
     arrivals: list[float] = field(default_factory=list)
     end: float = 0.0
     prompt_tokens: int = 0
-    cached_tokens: int = 0
+    cached_tokens: int | None = None
     output_tokens: int = 0
     error: str | None = None
+    text: str = ""
+    status: int = 0
+    retry_after_s: float = 0.0
+    queue_s: float = 0.0
+
+    @property
+    def ttft(self) -> float | None:
+        """Time from sending to the first event with text; None without one."""
+        return self.arrivals[0] - self.start if self.arrivals else None
+
+    @property
+    def tpot(self) -> float | None:
+        """Time from the first event with text to the last one, for each output token after the first; None if there
+        are none."""
+        if not self.arrivals or self.output_tokens < 2:
+            return None
+        return (self.arrivals[-1] - self.arrivals[0]) / (self.output_tokens - 1)
 
 
 def summarize(outcomes: Sequence[Outcome], duration: float) -> dict[str, Any]:
@@ -46,12 +70,8 @@ def summarize(outcomes: Sequence[Outcome], duration: float) -> dict[str, Any]:
     the time between two events. Each of them counts successful requests only.
     """
     good = [outcome for outcome in outcomes if outcome.error is None]
-    ttfts = [outcome.arrivals[0] - outcome.start for outcome in good if outcome.arrivals]
-    tpots = [
-        (outcome.arrivals[-1] - outcome.arrivals[0]) / (outcome.output_tokens - 1)
-        for outcome in good
-        if outcome.arrivals and outcome.output_tokens > 1
-    ]
+    ttfts = [outcome.ttft for outcome in good if outcome.ttft is not None]
+    tpots = [outcome.tpot for outcome in good if outcome.tpot is not None]
     itls = [b - a for outcome in good for a, b in zip(outcome.arrivals, outcome.arrivals[1:])]
     read, written = sum(o.prompt_tokens for o in good), sum(o.output_tokens for o in good)
     figures: dict[str, Any] = {
@@ -59,7 +79,7 @@ def summarize(outcomes: Sequence[Outcome], duration: float) -> dict[str, Any]:
         "completed": len(good),
         "failed": len(outcomes) - len(good),
         "total_input_tokens": read,
-        "total_cached_tokens": sum(o.cached_tokens for o in good),
+        "total_cached_tokens": sum(o.cached_tokens or 0 for o in good),
         "total_output_tokens": written,
         "request_throughput": len(good) / duration,
         "output_throughput": written / duration,
@@ -85,11 +105,8 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return a percentile of one value or more, interpolated linearly between the two nearest."""
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low = int(place)
-    return ordered[low] + (ordered[min(low + 1, len(ordered) - 1)] - ordered[low]) * (place - low)
+    """Return a percentile, 0 to 100, of one value or more, interpolated linearly between the two nearest."""
+    return float(np.percentile(values, percent))
 
 
 def block(figures: dict[str, Any], *, rate: float | None, max_concurrency: int | None) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from radixrt.bench.datasets import BenchRequest, DatasetOptions, Ruler, calibrated, calibration_texts, make_requests
-from radixrt.bench.load import Load, LoadOptions
+from radixrt.bench.load import LoadOptions, run_load
 from radixrt.bench.result import Outcome, block, errors, summarize
 from radixrt.errors import ConfigError
 from radixrt.openai_api import OpenAIServer, find_server
@@ -34,7 +34,7 @@ def serve(
     requests = make_requests(dataset, _ruler(server, options))
     print(f"{len(requests)} requests of {dataset.name} to {server.model} on {server.url}", file=sys.stderr)
     with tqdm(total=len(requests), desc="requests", unit="request") as bar:
-        duration, outcomes = asyncio.run(Load(server, options).run(requests, _advancing(bar)))
+        duration, outcomes = asyncio.run(run_load(server, options, requests, _advancing(bar)))
     figures = summarize(outcomes, duration)
     print(block(figures, rate=options.rate, max_concurrency=options.max_concurrency))
     if cached := figures["total_cached_tokens"]:
@@ -85,8 +85,8 @@ def _ruler(server: OpenAIServer, options: LoadOptions) -> Ruler:
     """Have the server count the tokens of two texts in requests for a single token. A server that does not answer
     such requests is reported here."""
     texts = calibration_texts(options.seed)
-    load = Load(server, replace(options, rate=None, max_concurrency=1, limit_s=min(options.limit_s, 120.0)))
-    _, outcomes = asyncio.run(load.run([BenchRequest(text, 1) for text in texts]))
+    single = replace(options, rate=None, max_concurrency=1, limit_s=min(options.limit_s, 120.0))
+    _, outcomes = asyncio.run(run_load(server, single, [BenchRequest(text, 1) for text in texts]))
     for outcome in outcomes:
         if outcome.error is not None:
             raise ConfigError(f"the first request to {server.url} failed: {outcome.error}")

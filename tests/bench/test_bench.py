@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from radixrt.bench.datasets import DatasetOptions, Ruler, calibrated, calibration_texts, make_requests
+from radixrt.bench.load import read_events
 from radixrt.bench.result import Outcome, block, errors, percentile, summarize
 from radixrt.cli import main
 
@@ -57,6 +58,35 @@ def test_the_block_has_the_words_and_the_order_of_vllms() -> None:
         "==================================================",
     ]
     assert errors(outcomes) == ["1 failed: HTTP 400: too long"]
+
+
+def read(*events: object) -> Outcome:
+    outcome = Outcome(9.5, end=20.0)
+    read_events([(10.0 + i, json.dumps(event)) for i, event in enumerate(events)] + [(15.0, "[DONE]")], outcome)
+    return outcome
+
+
+def test_answers_of_openais_routes_and_of_generate() -> None:
+    def delta(**fields: str) -> dict[str, object]:
+        return {"choices": [{"index": 0, "delta": fields}], "usage": None}
+
+    usage = {"prompt_tokens": 20, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 12}}
+    last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}
+    chat = read(delta(role="assistant", content=""), delta(content="a"), delta(content="b"), last, {"usage": usage})
+    assert chat == Outcome(9.5, [11.0, 12.0], 20.0, prompt_tokens=20, cached_tokens=12, output_tokens=5, text="ab")
+    assert (chat.ttft, chat.tpot) == (1.5, 0.25)
+
+    counts = {"prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 1, "queue_s": 0.5}
+    first = {"text": "", "output_ids": [7], "meta_info": {"id": "r", "finish_reason": None}}
+    native = read(first, {"text": "c", "output_ids": [8], "meta_info": counts})
+    assert native == Outcome(
+        9.5, [10.0, 11.0], 20.0, prompt_tokens=3, cached_tokens=1, output_tokens=2, text="c", queue_s=0.5
+    )
+
+
+def test_answers_without_usage_or_with_an_error() -> None:
+    assert read({"choices": [{"text": "a"}]}).error == "the server told no usage"
+    assert read({"error": {"message": "full"}}).error == "{'message': 'full'}"
 
 
 def test_percentiles_lie_between_the_nearest_values() -> None:

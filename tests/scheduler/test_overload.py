@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from benchmarks.common.simulated_engine import Life, SimulatedDevice, SimulatedEngine
-from benchmarks.common.tables import percentile
+from radixrt.bench.result import percentile
 from tests.scheduler.simulated_load import CPU, GPU, WARM_UP_S, Lengths, Load, Objective, goodput
 
 MEASURED_FROM = WARM_UP_S + 10.0

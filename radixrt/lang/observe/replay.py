@@ -12,6 +12,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from radixrt.errors import ConfigError
 from radixrt.lang.observe.replay_target import Answered, Question, Target
 from radixrt.lang.observe.run_log import TEXT_KINDS, CallRecord, RunLog
@@ -274,20 +276,13 @@ class _Column:
         }
         for name, times in (("call", self.calls), ("first token", self.first), ("program", self.program_s)):
             for percent in (50, 90, 99):
-                rows[f"{name} p{percent}, s"] = _percentile(times, percent)
+                nearest = np.percentile(times, percent, method="inverted_cdf") if times else None
+                rows[f"{name} p{percent}, s"] = "-" if nearest is None else f"{nearest:.3f}"
         return rows
 
 
 def _per(number: int, seconds: float) -> str:
     return f"{number / seconds:.2f}" if seconds else "-"
-
-
-def _percentile(values: Sequence[float], percent: int) -> str:
-    """The percentile by the nearest-rank method."""
-    if not values:
-        return "-"
-    ordered = sorted(values)
-    return f"{ordered[max(-(-len(ordered) * percent // 100) - 1, 0)]:.3f}"
 
 
 def _span(runs: Sequence[RunLog]) -> float:

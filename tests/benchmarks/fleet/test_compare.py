@@ -3,43 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import json
+from collections.abc import Mapping
 from dataclasses import replace
-
-import httpx
+from typing import Any
 
 from benchmarks.fleet.compare import results_table
 from benchmarks.fleet.compare_load import PROGRAMS, Measured, Player, _open_loop, arrivals
+from radixrt.bench.result import Outcome
 
 A = PROGRAMS["A"]
 LOAD = replace(A, shape=replace(A.shape, branches=(4,), weights=(1.0,)), rate=1000.0)
 
 
 class Server:
-    """Answers each call with its number; the last of `failing` calls with an error."""
+    """Answers each call with its number; the call of number `failing` with an error."""
 
     def __init__(self, failing: int = -1) -> None:
-        self.bodies: list[dict] = []
+        self.bodies: list[Any] = []
         self.failing = failing
 
-    def __call__(self, request: httpx.Request) -> httpx.Response:
-        self.bodies.append(json.loads(request.content))
-        if len(self.bodies) == self.failing:
-            return httpx.Response(503, text="no replica")
-        text = f"<{len(self.bodies)}>"
-        meta = {"prompt_tokens": 100, "cached_tokens": 60}
-        event = json.dumps({"text": text, "output_ids": [7], "meta_info": meta})
-        return httpx.Response(200, text=f"data: {event}\n\ndata: [DONE]\n\n")
+    async def ask(self, path: str, body: Mapping[str, Any]) -> Outcome:
+        assert path == "/generate"
+        self.bodies.append(body)
+        number = len(self.bodies)
+        if number == self.failing:
+            return Outcome(1.0, error="HTTP 503: no replica")
+        return Outcome(1.0, [2.0], prompt_tokens=100, cached_tokens=60, output_tokens=1, text=f"<{number}>")
 
 
 def played(server: Server, count: int = 1) -> Measured:
-    async def run() -> Measured:
-        async with httpx.AsyncClient(transport=httpx.MockTransport(server)) as http:
-            player = Player(http, lambda: "http://fleet")
-            await _open_loop(player, LOAD, 3, count / LOAD.count)
-            return player.measured
-
-    return asyncio.run(run())
+    player = Player(server.ask)
+    asyncio.run(_open_loop(player, LOAD, 3, count / LOAD.count))
+    return player.measured
 
 
 def test_a_program_is_a_call_a_fork_and_a_join() -> None:

@@ -14,8 +14,9 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *args: object) -> None:
         pass
 
-    def _send(self, status: int, body: bytes) -> None:
+    def _send(self, status: int, body: bytes, kind: str = "application/json") -> None:
         self.send_response(status)
+        self.send_header("content-type", kind)
         self.end_headers()
         self.wfile.write(body)
 
@@ -35,7 +36,7 @@ class Handler(BaseHTTPRequestHandler):
         usage = {"prompt_tokens": prompt, "completion_tokens": words, "prompt_tokens_details": {"cached_tokens": 1}}
         events = [*deltas, {"choices": [{"delta": {}, "finish_reason": "length"}]}, {"choices": [], "usage": usage}]
         lines = [*map(json.dumps, events), "[DONE]"]
-        self._send(200, "".join(f"data: {line}\n\n" for line in lines).encode())
+        self._send(200, "".join(f"data: {line}\n\n" for line in lines).encode(), "text/event-stream")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def test_counts_and_errors(tmp_path: Path) -> None:
         _, late = asyncio.run(run_workload(server.url, "fake", job, limit_s=0))
     errors = [outcome.error for outcome in turns]
     assert errors == [None, None, "HTTP 400: no", *["not sent: an earlier turn failed"] * 2]
-    assert {outcome.error for outcome in late} == {"no answer before the workload's time limit"}
+    assert {outcome.error for outcome in late} == {"no answer within the limit of 0 s"}
 
 
 @pytest.mark.parametrize("hearing", ["", " deaf"])

@@ -1,18 +1,18 @@
-"""The load generator's pure parts: texts and shapes from a seed, percentiles, and reading a stream."""
+"""The load generator's pure parts: texts and shapes from a seed, and summaries."""
 
 import json
 import os
 import random
 
-import numpy as np
 import pytest
 
 from benchmarks.common.machine import facts, tree_memory
-from benchmarks.common.tables import percentile, table
+from benchmarks.common.tables import table
 from benchmarks.serving import workloads
-from benchmarks.serving.client import Event, Outcome, chat_body, read_events
+from benchmarks.serving.client import chat_body
 from benchmarks.serving.report import Run, Summary, comparison, summarise
 from benchmarks.serving.workloads import ITEM_SCHEMA, NAMES, UniqueShape, Workload, build, text_conforms
+from radixrt.bench.result import Outcome
 from radixrt.bench.words import TOKENS_PER_WORD, WORDS, prose
 
 SHAPES = {
@@ -115,41 +115,6 @@ def test_schema_check(change: dict[str, object]) -> None:
     assert not text_conforms(json.dumps(GOOD_ITEM)[:-1], ITEM_SCHEMA)
 
 
-@pytest.mark.parametrize("size", [1, 2, 7, 100])
-def test_percentile_is_numpys(size: int) -> None:
-    values = np.random.default_rng(size).exponential(size=size)
-    for q in (0, 10, 50, 90, 99, 100):
-        assert percentile(values.tolist(), q) == pytest.approx(np.percentile(values, q))
-
-
-def test_percentile_of_nothing() -> None:
-    with pytest.raises(ValueError, match="no values"):
-        percentile([], 50)
-
-
-def events(*messages: object) -> list[Event]:
-    return [(10.0 + i, b"data: " + json.dumps(message).encode()) for i, message in enumerate(messages)]
-
-
-def delta(**fields: str) -> dict[str, object]:
-    return {"choices": [{"index": 0, "delta": fields}], "usage": None}
-
-
-USAGE = {"prompt_tokens": 20, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 12}}
-
-
-def test_stream_times_and_usage() -> None:
-    last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}
-    stream = events(delta(role="assistant", content=""), delta(content="a"), delta(content="b"), last, {"usage": USAGE})
-    outcome = read_events(9.5, 20.0, [*stream, (15.0, b"data: [DONE]\r")])
-    assert outcome == Outcome(10.5, "ab", "length", 1.5, 0.25, prompt_tokens=20, cached_tokens=12, output_tokens=5)
-
-
-def test_stream_without_usage_or_with_an_error() -> None:
-    assert read_events(0.0, 1.0, events(delta(content="a"))).error == "the stream carried no usage"
-    assert read_events(0.0, 1.0, events({"error": {"message": "full"}})).error == "{'message': 'full'}"
-
-
 def test_end_of_sequence_is_ignored_without_a_schema_only() -> None:
     assert chat_body("m", [], 5, None)["ignore_eos"] is True
     body = chat_body("m", [], 5, ITEM_SCHEMA)
@@ -160,8 +125,8 @@ def test_end_of_sequence_is_ignored_without_a_schema_only() -> None:
 
 def test_summary_counts_good_requests_only() -> None:
     job: Workload = build("json", 1).scaled(0.1)
-    good = Outcome(1.0, json.dumps(GOOD_ITEM), "stop", 0.5, 0.1, prompt_tokens=10, cached_tokens=4, output_tokens=8)
-    cut = Outcome(1.0, "{", "length", 1.5, 0.3, prompt_tokens=10, cached_tokens=None, output_tokens=8)
+    good = Outcome(1.0, [1.5, 2.2], 2.2, prompt_tokens=10, cached_tokens=4, output_tokens=8, text=json.dumps(GOOD_ITEM))
+    cut = Outcome(1.0, [2.5, 4.6], 5.0, prompt_tokens=10, output_tokens=8, text="{")
     summary = summarise(job, 2.0, [good, cut, Outcome(0.1, error="refused")], client_cpu=0.1)
     assert (summary.prompt_tokens, summary.cached_tokens, summary.output_tokens) == (20, 4, 16)
     assert (summary.output_rate, summary.prompt_rate, summary.schema_ok) == (8.0, 10.0, 1)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.common.metrics import parse_metrics
 from benchmarks.soak import __main__ as soak
 from benchmarks.soak import report
 from benchmarks.soak.load import Tally
@@ -61,7 +62,7 @@ def test_what_is_sampled_has_names() -> None:
     assert process_name(["python", "-m", "radixrt.constrained.compile.worker"], is_main=False) == "grammar compilers"
     series = 'radixrt_kv_slots{{model_name="m",state="{}"}} {}'
     text = "\n".join(["# HELP x", series.format("free", 12.0), series.format("private", 3.0), "other 1.0"])
-    assert kv_slots(text) == {"free": 12, "private": 3}
+    assert kv_slots(parse_metrics(text)) == {"free": 12, "private": 3}
 
 
 def test_the_plots_show_every_process() -> None:

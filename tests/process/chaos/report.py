@@ -5,13 +5,9 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 
+from radixrt.bench.result import percentile
 from tests.process.chaos.campaign import Result
 from tests.process.chaos.faults import Fault
-
-
-def percentile(values: list[float], q: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
 
 def report(result: Result) -> str:
@@ -29,7 +25,7 @@ def report(result: Result) -> str:
         waiting = statistics.median(len(fault.open_requests) for fault in faults)
         lines.append(
             f"| {process} | {signal} | {len(faults)} | {waiting:g} "
-            f"| {statistics.median(times):.1f} s | {percentile(times, 0.99):.1f} s |"
+            f"| {statistics.median(times):.1f} s | {percentile(times, 99):.1f} s |"
         )
     lines.append(
         f"\n{len(result.faults)} faults, {result.requests} requests: {result.answered} answered, {len(result.ended)} "

@@ -69,8 +69,3 @@ class Neighbour:
                     raise RuntimeError(event)
                 parts.append(content["choices"][0]["text"])
         raise RuntimeError(f"the stream ended early: {answer.status_code}")
-
-    def percentile(self, q: float) -> float:
-        """Return a quantile of the gaps, in seconds."""
-        ordered = sorted(self.gaps_s)
-        return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
