@@ -11,8 +11,8 @@ from radixrt.errors import ConfigError, ModelLoadError
 from radixrt.mem_cache.state_sizes import size_states
 from radixrt.messages.state_slots import RESERVED_STATES
 from radixrt.models.decoder_spec import DecoderSpec
-from radixrt.models.loading.partition import check_partition
 from radixrt.models.model_config import ModelSpec, load_model_spec
+from radixrt.models.partition import check_partition
 from radixrt.models.precision import choose_precision
 from radixrt.models.stages import divide_layers, max_stages
 

@@ -15,10 +15,10 @@ from radixrt.distributed.rank_info import rank_from_environment
 from radixrt.engine.cluster_options import resolve_cluster
 from radixrt.engine.device_defaults import with_device_defaults
 from radixrt.errors import ConfigError, ModelLoadError, shown
-from radixrt.models.loading.partition import check_partition
 from radixrt.models.loading.source import cache_folder, prepare_model
 from radixrt.models.model_config import load_model_spec
 from radixrt.models.model_tasks import ModelTasks, load_tasks
+from radixrt.models.partition import check_partition
 from radixrt.models.precision import choose_precision
 from radixrt.models.stages import divide_layers
 

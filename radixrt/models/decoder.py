@@ -1,4 +1,4 @@
-"""`Decoder`: the causal language model of `DECODER_ARCHITECTURES`, assembled by a `DecoderSpec`."""
+"""`Decoder`: the causal language model of all families, assembled by a `DecoderSpec`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from radixrt.models.decoder_layer import DecoderLayer, FeedForward, LayerContext
 from radixrt.models.decoder_spec import DecoderSpec, LayerSpec
 from radixrt.models.dense import DenseFeedForward
 from radixrt.models.gated_delta_net import GatedDeltaNet
-from radixrt.models.loading.partition import partition
 from radixrt.models.model_config import ModelSpec
 from radixrt.models.moe import MoEFeedForward
+from radixrt.models.partition import partition
 from radixrt.models.precision import Precision, torch_dtype
 from radixrt.models.registry import no_progress
 from radixrt.models.short_conv import ShortConv
@@ -80,6 +80,7 @@ class Decoder(nn.Module):
         stage: the pipeline stage to build; None for all of the model.
 
     Attributes:
+        tensor_names: names that differ among families.
         tensors_elsewhere: beginnings of names of checkpoint tensors that other stages hold.
 
     Raises:
@@ -116,7 +117,7 @@ class Decoder(nn.Module):
         mixers = [layer.mixer for layer in layers]
         self.attention_layers = [mixer.attention_layer for mixer in mixers if mixer.attention_layer is not None]
         self.states = [mixer.state for mixer in mixers if mixer.state is not None]
-        self.skipped_tensors = decoder.names.skipped
+        self.tensor_names = decoder.names
         self.tensors_elsewhere = _elsewhere(decoder, stage)
         self.norm = meta_parameter(decoder.hidden_size, dtype=self._context.norm_dtype) if stage.is_last else None
         self.lm_head: LMHead | None = None

@@ -23,7 +23,7 @@ from radixrt.layers.formats.model_formats import ModelFormats
 from radixrt.layers.linear import Linear, meta_parameter
 from radixrt.layers.ops import LayerOps
 from radixrt.models.decoder_spec import DecoderSpec
-from radixrt.models.loading.partition import Partition
+from radixrt.models.partition import Partition
 
 if TYPE_CHECKING:
     from radixrt.distributed.parallel import TPGroup

@@ -65,6 +65,8 @@ class TensorNames:
         input_norm, post_mixer_norm, feed_forward, projections: in a decoder layer; the last are those of a dense
             feed-forward: gate, up and down.
         q_norm, k_norm, o_proj: in an attention.
+        text_part: beginning of the names of the decoder's tensors in a checkpoint of several parts, if another one than
+            "model.".
         skipped: beginnings of names whose tensors are no part of the decoder, and are not read.
     """
 
@@ -76,12 +78,13 @@ class TensorNames:
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
     o_proj: str = "o_proj"
+    text_part: str = "model."
     skipped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """Shape of the decoder that DECODER_ARCHITECTURES share.
+    """Shape of a decoder, whatever its family.
 
     Attributes:
         intermediate_size: columns of a dense feed-forward.

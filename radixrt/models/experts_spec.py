@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,20 +14,8 @@ from radixrt.models.config_fields import flag, positive_int
 COUNT_KEYS = ("num_local_experts", "num_experts")
 """transformers writes the first since version 5.23; Qwen's own files have the second."""
 SHARED_KEY = "shared_expert_intermediate_size"
-MIXTRAL_KEYS = {*COUNT_KEYS, "num_experts_per_tok"}
-QWEN3_MOE_KEYS = {*MIXTRAL_KEYS, "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step"}
-QWEN3_5_MOE_KEYS = {*MIXTRAL_KEYS, "moe_intermediate_size", "norm_topk_prob", SHARED_KEY}
-GPT_OSS_KEYS = {*MIXTRAL_KEYS, "experts_per_token"}
-READ_KEYS = {
-    "GptOssForCausalLM": GPT_OSS_KEYS,
-    "MixtralForCausalLM": MIXTRAL_KEYS,
-    "Qwen3MoeForCausalLM": QWEN3_MOE_KEYS,
-    "Qwen3NextForCausalLM": {*QWEN3_MOE_KEYS, SHARED_KEY},
-    "Qwen3_5MoeForCausalLM": QWEN3_5_MOE_KEYS,
-    "Qwen3_5MoeForConditionalGeneration": QWEN3_5_MOE_KEYS,
-}
-"""Fields about experts that are read, by architecture. Those without `decoder_sparse_step` have experts in every layer,
-and those without `norm_topk_prob` always divide by the sum of weights."""
+ROUTING_KEYS = frozenset({*COUNT_KEYS, "num_experts_per_tok"})
+"""Fields that every architecture with experts has."""
 TRAINING_KEYS = {"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"}
 """Fields about experts that change nothing but training."""
 about_experts = re.compile("expert|rout|moe|topk|sparse|scoring|n_group").search
@@ -75,38 +63,49 @@ class ExpertsSpec:
 
 
 def parse_experts(
-    architecture: str, config: Mapping[str, Any], layers: int
+    config: Mapping[str, Any],
+    architecture: str,
+    keys: Set[str],
+    *,
+    columns: str = "moe_intermediate_size",
+    module: str = "mlp",
+    projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    router: str = "gate",
+    swiglu: ClampedSwiGLU | None = None,
 ) -> tuple[ExpertsSpec | None, frozenset[int]]:
-    """Return the mixture of experts, if there is one, and the indices of the layers that have it.
+    """Return the mixture of experts, if a layer has it, and the indices of the layers that have it.
+
+    Args:
+        keys: fields about experts that the architecture reads; another one that is set is refused. Without
+            `decoder_sparse_step` every layer has experts, and without `norm_topk_prob` weights are always divided by
+            their sum.
+        columns: the field with the columns of an expert.
+        module, projections, router, swiglu: of `ExpertsSpec`.
 
     Raises:
         ModelLoadError: a field is missing, malformed or not supported; the message names it.
     """
-    if architecture not in READ_KEYS:
-        return None, frozenset()
-    known = READ_KEYS[architecture] | TRAINING_KEYS
+    known = keys | TRAINING_KEYS
     if unknown := sorted(key for key, value in config.items() if value and about_experts(key) and key not in known):
         raise ModelLoadError(f"config.json: {', '.join(unknown)} is not supported for {architecture}")
-    indices = _layers_with_experts(architecture, config, layers)
+    indices = _layers_with_experts(config, keys)
     if not indices:
         return None, indices
     count, top_k = _num_experts(config), positive_int(config, "num_experts_per_tok")
     if top_k > count:
         raise ModelLoadError(f"config.json: num_experts_per_tok {top_k} exceeds the number of experts, {count}")
-    if architecture == "GptOssForCausalLM":
-        columns, module, projections = "intermediate_size", "mlp", ("gate_proj", "up_proj", "down_proj")
-    elif architecture == "MixtralForCausalLM":
-        columns, module, projections = "intermediate_size", "block_sparse_moe", ("w1", "w3", "w2")
-    else:
-        columns, module, projections = "moe_intermediate_size", "mlp", ("gate_proj", "up_proj", "down_proj")
     # Absent fields have the default of the architecture's configuration class in transformers.
-    renormalize = "norm_topk_prob" not in known or flag(config, "norm_topk_prob", SHARED_KEY in known)
-    shared = positive_int(config, SHARED_KEY) if SHARED_KEY in known else 0
-    return ExpertsSpec(count, top_k, positive_int(config, columns), renormalize, module, projections, shared), indices
+    renormalize = "norm_topk_prob" not in keys or flag(config, "norm_topk_prob", SHARED_KEY in keys)
+    shared = positive_int(config, SHARED_KEY) if SHARED_KEY in keys else 0
+    spec = ExpertsSpec(
+        count, top_k, positive_int(config, columns), renormalize, module, projections, shared, router, swiglu
+    )
+    return spec, indices
 
 
-def _layers_with_experts(architecture: str, config: Mapping[str, Any], layers: int) -> frozenset[int]:
-    if "decoder_sparse_step" not in READ_KEYS[architecture]:
+def _layers_with_experts(config: Mapping[str, Any], keys: Set[str]) -> frozenset[int]:
+    layers = positive_int(config, "num_hidden_layers")
+    if "decoder_sparse_step" not in keys:
         return frozenset(range(layers))
     step, dense = positive_int(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or []
     if not isinstance(dense, list) or any(type(i) is not int for i in dense):

@@ -14,38 +14,10 @@ from typing import Any
 
 from radixrt.errors import ModelLoadError
 from radixrt.layers.formats.registry import read_quantization
-from radixrt.layers.rotary import DEFAULT_THETA, parse_rope
 from radixrt.models.classifier_spec import ClassifierSpec, parse_classifier
-from radixrt.models.config_fields import flag, optional_int, positive_float, positive_int
-from radixrt.models.decoder_spec import DecoderSpec, LayerSpec
-from radixrt.models.experts_spec import parse_experts
-from radixrt.models.gpt_oss_config import GPT_OSS, parse_gpt_oss
-from radixrt.models.hybrid_config import HYBRID_ARCHITECTURES, parse_hybrid, text_fields
-
-DECODER_ARCHITECTURES = (
-    GPT_OSS,
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "MixtralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "Qwen3MoeForCausalLM",
-    *HYBRID_ARCHITECTURES,
-)
-"""Architectures that `radixrt.models.decoder` runs. Any other runs through transformers' modeling code."""
-
-_CAUSAL = [name for name in DECODER_ARCHITECTURES if name.endswith("ForCausalLM")]
-BASE_ARCHITECTURES = {name.replace("ForCausalLM", "Model"): name for name in _CAUSAL}
-"""Decoders that may lack an output head, by name: embedding models are saved as one of these, e.g. "Qwen3Model"."""
-
-CLASSIFIER_ARCHITECTURES = {
-    f"{family}ForSequenceClassification": f"{family}ForCausalLM"
-    for family in ("Llama", "Mistral", "Mixtral", "Qwen2", "Qwen3", "Qwen3Moe", "Qwen3Next")
-} | {
-    "Qwen3_5TextForSequenceClassification": "Qwen3_5ForCausalLM",
-    "Qwen3_5ForSequenceClassification": "Qwen3_5ForConditionalGeneration",
-}
-"""Decoders with a classification head instead of an output head, by name."""
+from radixrt.models.config_fields import flag, optional_int, positive_int
+from radixrt.models.decoder_spec import DecoderSpec
+from radixrt.models.families import base_architectures, classifier_architectures, find_family
 
 ENCODER = re.compile(
     r"([Bb]ert|Roberta|BERT|MPNet|Electra|Deberta|Albert|Bidirectional).*(Model|MaskedLM|Classification|CausalLM)$"
@@ -123,15 +95,19 @@ def parse_model_spec(config: Mapping[str, Any], generation: Mapping[str, Any]) -
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or len(architectures) != 1 or not isinstance(architectures[0], str):
         raise ModelLoadError(f"config.json: architectures must name one model class, not {architectures!r}")
-    known = {**BASE_ARCHITECTURES, **CLASSIFIER_ARCHITECTURES}
-    architecture = known.get(architectures[0], architectures[0])
+    name, classifiers = architectures[0], classifier_architectures()
+    architecture = {**base_architectures(), **classifiers}.get(name, name)
+    family = find_family(architecture)
     quantization = read_quantization(
-        config, decodes=architecture in DECODER_ARCHITECTURES, stacked_experts=architecture == GPT_OSS
+        config, decodes=family is not None, stacked_experts=family is not None and family.stacked_experts
     )
-    classifier = parse_classifier(config) if architectures[0] in CLASSIFIER_ARCHITECTURES else None
-    if architecture in HYBRID_ARCHITECTURES:
-        config = text_fields(architecture, config)
-    _check_causal(architectures[0], config)
+    classifier = parse_classifier(config) if name in classifiers else None
+    if family is not None and family.text_fields is not None:
+        config = family.text_fields(config, architecture)
+    _check_causal(name, config)
+    decoder = None
+    if family is not None:
+        decoder = replace(family.parse(config, architecture), quantization=quantization)
     return ModelSpec(
         architecture=architecture,
         vocab_size=positive_int(config, "vocab_size"),
@@ -139,11 +115,9 @@ def parse_model_spec(config: Mapping[str, Any], generation: Mapping[str, Any]) -
         eos_token_ids=tuple(sorted({*_token_ids(config), *_token_ids(generation)})),
         bos_token_id=optional_int(config, "bos_token_id"),
         dtype=_dtype(config),
-        decoder=replace(_parse_decoder(architecture, config), quantization=quantization)
-        if architecture in DECODER_ARCHITECTURES
-        else None,
+        decoder=decoder,
         hidden_size=next((size for name in HIDDEN_KEYS if (size := optional_int(config, name))), None),
-        has_head=architecture == architectures[0] or (classifier is None and flag(config, "tie_word_embeddings")),
+        has_head=architecture == name or (classifier is None and flag(config, "tie_word_embeddings")),
         classifier=classifier,
     )
 
@@ -152,10 +126,10 @@ def _check_causal(architecture: str, config: Mapping[str, Any]) -> None:
     instead = "; decoders embed too, e.g. Qwen3ForCausalLM (Qwen3-Embedding)"
     if ENCODER.search(architecture):
         raise ModelLoadError(f"config.json: {architecture} is a bidirectional encoder, which is not supported{instead}")
-    if HEADED.search(architecture) and architecture not in CLASSIFIER_ARCHITECTURES:
+    classifiers = classifier_architectures()
+    if HEADED.search(architecture) and architecture not in classifiers:
         raise ModelLoadError(
-            f"config.json: {architecture} is not supported; of models with such a head,"
-            f" {', '.join(CLASSIFIER_ARCHITECTURES)} are"
+            f"config.json: {architecture} is not supported; of models with such a head, {', '.join(classifiers)} are"
         )
     for name, causal in (("is_causal", True), ("use_bidirectional_attention", False)):
         if config.get(name, causal) not in (causal, None):
@@ -163,79 +137,6 @@ def _check_causal(architecture: str, config: Mapping[str, Any]) -> None:
                 f"config.json: {name} {config[name]!r} asks for attention that is not causal, which is not supported"
                 f"{instead}"
             )
-
-
-def _parse_decoder(architecture: str, config: Mapping[str, Any]) -> DecoderSpec:
-    if architecture in HYBRID_ARCHITECTURES:
-        return parse_hybrid(architecture, config)
-    if architecture == GPT_OSS:
-        return parse_gpt_oss(config)
-    hidden, heads = positive_int(config, "hidden_size"), positive_int(config, "num_attention_heads")
-    kv_heads = positive_int(config, "num_key_value_heads", heads if architecture == "LlamaForCausalLM" else None)
-    head_dim = positive_int(config, "head_dim", 128 if architecture == "Qwen3ForCausalLM" else hidden // heads)
-    layers = positive_int(config, "num_hidden_layers")
-    activation = config.get("hidden_act", "silu")
-    if activation != "silu":
-        raise ModelLoadError(f"config.json: hidden_act {activation!r} is not supported for {architecture}; silu is")
-    if heads % kv_heads:
-        raise ModelLoadError(
-            f"config.json: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}"
-        )
-    if head_dim % 2:
-        raise ModelLoadError(f"config.json: head_dim {head_dim} is odd; rotary embeddings need an even one")
-    bias_allowed = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
-    attention_bias = bias_allowed and flag(config, "attention_bias")
-    experts, sparse = parse_experts(architecture, config, layers)
-    windows = _sliding_windows(architecture, config, layers)
-    return DecoderSpec(
-        hidden_size=hidden,
-        intermediate_size=positive_int(config, "intermediate_size"),
-        layers=tuple(
-            LayerSpec(feed_forward="moe" if i in sparse else "dense", sliding_window=window)
-            for i, window in enumerate(windows)
-        ),
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        rms_norm_eps=positive_float(config, "rms_norm_eps"),
-        rope=parse_rope(config, default_theta=1e6 if architecture == "MixtralForCausalLM" else DEFAULT_THETA),
-        qkv_bias=architecture == "Qwen2ForCausalLM" or attention_bias,
-        o_bias=attention_bias,
-        mlp_bias=architecture == "LlamaForCausalLM" and flag(config, "mlp_bias"),
-        qk_norm=architecture in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
-        tie_word_embeddings=flag(config, "tie_word_embeddings"),
-        experts=experts,
-    )
-
-
-def _sliding_windows(architecture: str, config: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
-    """Return each layer's window, by the rules of the architecture's configuration class in transformers."""
-    if architecture == "LlamaForCausalLM":
-        return (None,) * layers
-    # The default of these classes where the key is absent; null means none.
-    window: int | None = None if architecture == "MixtralForCausalLM" else 4096
-    if "sliding_window" in config:
-        window = optional_int(config, "sliding_window")
-    if architecture.startswith("Qwen") and not flag(config, "use_sliding_window"):
-        window = None
-    if architecture in ("MistralForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM"):  # all layers alike
-        if "layer_types" in config:
-            raise ModelLoadError(f"config.json: layer_types is not supported for {architecture}")
-        return (window,) * layers
-    types = config.get("layer_types")
-    if types is None:
-        full = positive_int(config, "max_window_layers", 28, low=0)
-        types = ["full_attention" if i < full else "sliding_attention" for i in range(layers)]
-        types = types if window is not None else ["full_attention"] * layers
-    if not isinstance(types, list) or len(types) != layers:
-        raise ModelLoadError(f"config.json: layer_types must list {layers} layers")
-    if unknown := set(types) - {"full_attention", "sliding_attention"}:
-        raise ModelLoadError(
-            f"config.json: layer_types {sorted(map(str, unknown))} are not supported for {architecture}"
-        )
-    if "sliding_attention" in types and window is None:
-        raise ModelLoadError("config.json: layer_types has sliding_attention, but there is no sliding window")
-    return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
 def _context_length(config: Mapping[str, Any]) -> int:

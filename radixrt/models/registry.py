@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, Protocol
 
 from radixrt.errors import ModelLoadError
-from radixrt.models.model_config import DECODER_ARCHITECTURES
+from radixrt.models.families import FAMILIES, decoder_architectures, find_family
 from radixrt.suggestions import similar
 
 if TYPE_CHECKING:
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 DECODER = "radixrt.models.decoder:Decoder"
 TRANSFORMERS = "radixrt.models.transformers_model:TransformersModel"
-"""Runs transformers' modeling code, for every architecture that is not in MODEL_CLASSES."""
-
-MODEL_CLASSES: dict[str, str] = dict.fromkeys(DECODER_ARCHITECTURES, DECODER)
+"""Runs transformers' modeling code, for every architecture that no family has."""
 
 TESTED_ARCHITECTURES = (
     "CohereForCausalLM",
@@ -40,31 +38,18 @@ TESTED_ARCHITECTURES = (
 )
 """Architectures that are tested to run through transformers' modeling code; others may run too."""
 
-FAMILIES = {
+NEAREST = {
     "cohere": "CohereForCausalLM",
     "gemma": "Gemma3ForCausalLM",
     "gpt": "GPT2LMHeadModel",
     "gptneo": "GPTNeoXForCausalLM",
-    "gptoss": "GptOssForCausalLM",
     "granite": "GraniteForCausalLM",
-    "lfm": "Lfm2ForCausalLM",
-    "llama": "LlamaForCausalLM",
-    "llava": "LlamaForCausalLM",
-    "ministral": "MistralForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "mixtral": "MixtralForCausalLM",
-    "mllama": "LlamaForCausalLM",
     "olmo": "Olmo2ForCausalLM",
     "phi": "Phi3ForCausalLM",
-    "pixtral": "MistralForCausalLM",
-    "qwen": "Qwen3ForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3_5": "Qwen3_5ForCausalLM",
-    "qwen3moe": "Qwen3MoeForCausalLM",
     "smol": "SmolLM3ForCausalLM",
     "starcoder": "Starcoder2ForCausalLM",
 }
-"""Nearest architecture by the beginning of a name, in lower case; the longest beginning counts."""
+"""Nearest of these by the beginning of a name, in lower case; families of the decoder have such beginnings too."""
 
 
 def no_progress() -> None:
@@ -124,12 +109,13 @@ class Model(Protocol):
 
 def alternatives(architecture: str) -> str:
     """Return what runs instead of an architecture that does not, as part of a sentence; empty for one that does."""
-    known = (*DECODER_ARCHITECTURES, *TESTED_ARCHITECTURES)
+    known = (*decoder_architectures(), *TESTED_ARCHITECTURES)
     if architecture in known:
         return ""
     name = architecture.lower()
-    family = max((prefix for prefix in FAMILIES if name.startswith(prefix)), key=len, default=None)
-    nearest = similar(architecture, known) if family is None else FAMILIES[family]
+    classes = NEAREST | {begin: family.architectures[0] for family in FAMILIES for begin in family.nearest}
+    begin = max((each for each in classes if name.startswith(each)), key=len, default=None)  # the longest one counts
+    nearest = similar(architecture, known) if begin is None else classes[begin]
     if nearest is not None:
         return f"; the nearest architecture that runs is {nearest}"
     return f"; architectures that run are {', '.join(known)}"
@@ -141,7 +127,7 @@ def model_class(architecture: str) -> Any:
     Raises:
         ModelLoadError: its module cannot be imported; the message has the cause.
     """
-    module_name, class_name = MODEL_CLASSES.get(architecture, TRANSFORMERS).split(":")
+    module_name, class_name = (TRANSFORMERS if find_family(architecture) is None else DECODER).split(":")
     try:
         return getattr(importlib.import_module(module_name), class_name)
     except ImportError as error:

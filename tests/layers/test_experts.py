@@ -11,8 +11,7 @@ from torch import nn
 from radixrt.kernels.build import load_kernels
 from radixrt.layers.experts import FusedExperts
 from radixrt.layers.formats.checkpoint import whole_weight
-from radixrt.layers.formats.panels import PanelWeight
-from radixrt.layers.formats.plain import plain_format
+from radixrt.layers.formats.panels import PanelWeight, plain_format
 from radixrt.layers.linear import Linear
 from radixrt.layers.ops import CpuOps, LayerOps, TorchOps
 from radixrt.layers.swiglu import BiasedSwiGLU, ClampedSwiGLU

@@ -10,8 +10,8 @@ from torch import nn
 
 from radixrt.kernels.build import load_kernels
 from radixrt.layers.formats.checkpoint import whole_weight
-from radixrt.layers.formats.panels import Panels, PanelWeight
-from radixrt.layers.formats.plain import Float32Copies, plain_format
+from radixrt.layers.formats.panels import Panels, PanelWeight, plain_format
+from radixrt.layers.formats.plain import Float32Copies
 from radixrt.layers.linear import Linear
 from radixrt.layers.ops import CpuOps, TorchOps
 

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from radixrt.errors import ConfigError, ModelLoadError
 from radixrt.models.decoder_spec import DecoderSpec, RecurrentSpec
-from radixrt.models.loading.partition import check_partition
 from radixrt.models.loading.weights import load_model
 from radixrt.models.model_config import load_model_spec, parse_model_spec
+from radixrt.models.partition import check_partition
 from tests.models.dense_attention import run_in_steps
 from tests.models.test_decoder import sequences
 

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from radixrt.errors import ConfigError, ModelLoadError
 from radixrt.models.decoder import Decoder
-from radixrt.models.loading.partition import check_partition
 from radixrt.models.loading.weights import load_model
 from radixrt.models.model_config import load_model_spec
 from radixrt.models.moe import MoEFeedForward
+from radixrt.models.partition import check_partition
 from tests.distributed.rank_threads import ThreadGroup, on_ranks
 from tests.tiny_models import MOE_KINDS, make_tiny_model
 

@@ -13,11 +13,12 @@ from torch import nn
 
 from radixrt.errors import ModelLoadError
 from radixrt.models.decoder import Decoder
-from radixrt.models.experts_spec import ExpertsSpec, parse_experts
+from radixrt.models.experts_spec import ExpertsSpec
 from radixrt.models.loading.weights import load_model
-from radixrt.models.model_config import ModelSpec, load_model_spec
+from radixrt.models.model_config import ModelSpec, load_model_spec, parse_model_spec
 from radixrt.models.moe import MoEFeedForward
 from tests.distributed.rank_threads import ThreadGroup, on_ranks
+from tests.models.test_hybrid_config import COMMON
 from tests.tiny_models import make_tiny_model
 
 PREFIX = "model.layers.0.mlp."
@@ -103,30 +104,45 @@ def test_parameters_are_counted(tmp_path: Path) -> None:
     assert spec.decoder.experts.num_linear_parameters * 64 == held
 
 
-NEXT, QWEN3_5 = "Qwen3NextForCausalLM", "Qwen3_5MoeForConditionalGeneration"
+NEXT, QWEN3_5 = "Qwen3NextForCausalLM", "Qwen3_5MoeForCausalLM"
 FIELDS: dict[str, Any] = {
-    "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 96,
-}  # fmt: skip
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 96,
+}
 
 
-@pytest.mark.parametrize("architecture", [NEXT, QWEN3_5, "Qwen3_5MoeForCausalLM"])
+def parsed(architecture: str, **changes: Any) -> tuple[ExpertsSpec, list[int]]:
+    """The mixture of an architecture, and the indices of the layers that have it."""
+    decoder = parse_model_spec({**COMMON, **FIELDS, "architectures": [architecture], **changes}, {}).decoder
+    assert decoder is not None
+    assert decoder.experts is not None
+    return decoder.experts, [i for i, layer in enumerate(decoder.layers) if layer.feed_forward == "moe"]
+
+
+@pytest.mark.parametrize("architecture", [NEXT, QWEN3_5])
 def test_fields_of_config_json(architecture: str) -> None:
-    experts, layers = parse_experts(architecture, FIELDS, 4)
+    experts, layers = parsed(architecture)
     assert experts == ExpertsSpec(8, 3, 48, True, "mlp", NAMES, 96)
     assert experts.num_shared == 2
-    assert layers == {0, 1, 2, 3}
+    assert layers == [0, 1, 2, 3]
+
+
+def test_fields_of_a_text_part() -> None:
+    experts, _ = parsed("Qwen3_5MoeForConditionalGeneration", text_config={**COMMON, **FIELDS})
+    assert experts == ExpertsSpec(8, 3, 48, True, "mlp", NAMES, 96)
 
 
 def test_fields_of_qwen3_next_alone() -> None:
-    changed = {**FIELDS, "norm_topk_prob": False, "decoder_sparse_step": 2}
-    experts, layers = parse_experts(NEXT, changed, 4)
-    assert experts is not None
+    changed = {"norm_topk_prob": False, "decoder_sparse_step": 2}
+    experts, layers = parsed(NEXT, **changed)
     assert not experts.renormalize
-    assert layers == {1, 3}
+    assert layers == [1, 3]
     with pytest.raises(ModelLoadError, match=r"decoder_sparse_step is not supported for Qwen3_5Moe"):
-        parse_experts(QWEN3_5, changed, 4)
+        parsed(QWEN3_5, **changed)
 
 
 def test_the_size_of_the_shared_expert_is_required() -> None:
     with pytest.raises(ModelLoadError, match="shared_expert_intermediate_size is missing"):
-        parse_experts(NEXT, {**FIELDS, "shared_expert_intermediate_size": None}, 4)
+        parsed(NEXT, shared_expert_intermediate_size=None)

@@ -12,8 +12,8 @@ import torch
 
 from radixrt.errors import ModelLoadError
 from radixrt.models.loading.weights import load_model
-from radixrt.models.model_config import DECODER_ARCHITECTURES, load_model_spec
-from radixrt.models.registry import FAMILIES, TESTED_ARCHITECTURES, alternatives
+from radixrt.models.model_config import load_model_spec
+from radixrt.models.registry import NEAREST, TESTED_ARCHITECTURES, alternatives
 from tests.models.dense_attention import run_in_steps
 from tests.models.test_decoder import sequences, transformers_logits
 from tests.tiny_models import COMMON, save_random_model
@@ -98,7 +98,7 @@ def test_every_alternative_is_tested() -> None:
 
     kinds = [getattr(transformers, config_class).model_type for config_class, _ in CASES.values()]
     assert {MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind] for kind in kinds} == set(TESTED_ARCHITECTURES)
-    assert set(FAMILIES.values()) <= {*TESTED_ARCHITECTURES, *DECODER_ARCHITECTURES}
+    assert set(NEAREST.values()) <= set(TESTED_ARCHITECTURES)
     assert alternatives("LlamaForCausalLM") == ""
     assert all(name in alternatives("XYZ") for name in TESTED_ARCHITECTURES)
 

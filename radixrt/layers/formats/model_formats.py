@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from radixrt.layers.formats.base import Quantization, WeightFormat
 from radixrt.layers.formats.checkpoint import Projection
-from radixrt.layers.formats.plain import Float32Copies, plain_format
+from radixrt.layers.formats.panels import plain_format
+from radixrt.layers.formats.plain import Float32Copies
 from radixrt.layers.ops import LayerOps
 
 

@@ -73,7 +73,7 @@ class Mxfp4Quantization(Quantization):
         columns = down[0].columns
         if find_kernel(ops) is not None and not (columns.start % GROUP or columns.stop % GROUP):
             return Mxfp4(ops)
-        from radixrt.layers.formats.plain import plain_format
+        from radixrt.layers.formats.panels import plain_format
 
         return plain_format(ops, Mxfp4Encoding())
 

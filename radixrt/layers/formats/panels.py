@@ -11,7 +11,7 @@ from radixrt.distributed.partial_sum import PartialSum
 from radixrt.layers.formats.base import Tensors
 from radixrt.layers.formats.checkpoint import Encoding
 from radixrt.layers.formats.plain import Plain
-from radixrt.layers.ops import CpuOps, bind
+from radixrt.layers.ops import CpuOps, LayerOps, bind
 from radixrt.layers.swiglu import BiasedSwiGLU
 
 if TYPE_CHECKING:
@@ -141,3 +141,12 @@ class Panels(Plain):
             *rule,
         )
         return out
+
+
+def plain_format(ops: LayerOps, encoding: Encoding | None = None) -> Plain:
+    """Return the format of weights without quantization on the device of some kernels.
+
+    Args:
+        encoding: see `Plain`.
+    """
+    return Panels(ops, encoding) if isinstance(ops, CpuOps) else Plain(ops, encoding)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from radixrt.distributed.partial_sum import PartialSum
 from radixrt.layers.formats.base import StoredParameter, Tensors, WeightFormat
 from radixrt.layers.formats.checkpoint import Encoding, Projection, sources
-from radixrt.layers.ops import CpuOps, LayerOps
+from radixrt.layers.ops import LayerOps
 from radixrt.layers.swiglu import BiasedSwiGLU
 
 if TYPE_CHECKING:
@@ -33,17 +33,6 @@ def _find_packed_linear() -> Callable[..., torch.Tensor]:
 _packed_linear = _find_packed_linear()
 
 
-def plain_format(ops: LayerOps, encoding: Encoding | None = None) -> Plain:
-    """Return the format of weights without quantization on the device of some kernels.
-
-    Args:
-        encoding: how the checkpoint stores the weights, which are decoded while they load; None for plain tensors.
-    """
-    from radixrt.layers.formats.panels import Panels
-
-    return Panels(ops, encoding) if isinstance(ops, CpuOps) else Plain(ops, encoding)
-
-
 class PackedWeight(NamedTuple):
     """A weight [rows, columns] in oneDNN's layout, which only oneDNN's operators read."""
 
@@ -55,7 +44,7 @@ class Plain(WeightFormat):
     `PackedWeight`, whose products oneDNN rounds to bfloat16.
 
     Args:
-        encoding: see `plain_format`.
+        encoding: how the checkpoint stores the weights, which are decoded while they load; None for plain tensors.
     """
 
     def __init__(self, ops: LayerOps, encoding: Encoding | None = None) -> None:

@@ -19,16 +19,11 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from radixrt.errors import ModelLoadError
+from radixrt.models.families import FAMILIES
+from radixrt.models.families.family import Family, GGUFFiles
 from radixrt.models.loading.gguf_file import GGUFFile
 from radixrt.models.loading.gguf_tokenizer import write_tokenizer
 
-MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-CLASSES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
 SAFETENSORS_DTYPES = {"bfloat16": ("BF16", 2), "float32": ("F32", 4)}
 CHUNK_VALUES = 1 << 23
 """Weights dequantized at once; bounds memory, and keeps numpy's temporaries near the cache."""
@@ -78,19 +73,23 @@ def convert_gguf(path: Path, folder: Path, dtype: str, *, show_progress: bool) -
         ModelLoadError: the file is malformed or has an unsupported feature; the message names it.
     """
     file = GGUFFile(path)
-    config = model_config(file, dtype)
+    config, files = model_config(file, dtype)
     write_tokenizer(file.metadata, folder, config["max_position_embeddings"])
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", _generation_config(file.metadata))
-    _write_weights(file, config, folder / "model.safetensors", dtype, show_progress)
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    paired = heads if files.rotated_pairs else {}
+    _write_weights(file, paired, folder / "model.safetensors", dtype, show_progress)
 
 
-def model_config(file: GGUFFile, dtype: str) -> dict[str, Any]:
-    """Return config.json for the file. Raises ModelLoadError as `convert_gguf` does."""
+def model_config(file: GGUFFile, dtype: str) -> tuple[dict[str, Any], GGUFFiles]:
+    """Return config.json for the file, and what its family says of such files. Raises ModelLoadError as `convert_gguf`
+    does."""
     meta = file.metadata
     architecture = meta.get("general.architecture")
-    if architecture not in MODEL_TYPES:
-        raise ModelLoadError(f"GGUF architecture {architecture!r} is not supported; {', '.join(MODEL_TYPES)} are")
+    known = dict.fromkeys(family.gguf.architecture for family in FAMILIES if family.gguf is not None)
+    if architecture not in known:
+        raise ModelLoadError(f"GGUF architecture {architecture!r} is not supported; {', '.join(known)} are")
     _refuse_unknown(architecture, meta)
 
     def get(key: str, default: Any = None) -> Any:
@@ -107,12 +106,10 @@ def model_config(file: GGUFFile, dtype: str) -> dict[str, Any]:
         if get(key, head_dim) != head_dim:
             raise ModelLoadError(f"GGUF: {architecture}.{key} {get(key)} differs from the head size {head_dim}")
     window = get("attention.sliding_window", 0)
-    if window and architecture != "llama":
-        raise ModelLoadError(f"GGUF: {architecture}.attention.sliding_window is not supported")
-    model_type = "mistral" if window else MODEL_TYPES[architecture]
+    family, files = _find_family(architecture, has_window=bool(window))
     config = {
-        "architectures": [CLASSES[model_type]],
-        "model_type": model_type,
+        "architectures": [family.architectures[0]],
+        "model_type": files.model_type,
         "vocab_size": _shape(file, "token_embd.weight")[0],
         "hidden_size": hidden,
         "intermediate_size": get("feed_forward_length"),
@@ -131,11 +128,19 @@ def model_config(file: GGUFFile, dtype: str) -> dict[str, Any]:
         "eos_token_id": meta.get("tokenizer.ggml.eos_token_id"),
         "pad_token_id": meta.get("tokenizer.ggml.padding_token_id"),
     }
-    if model_type == "mistral":
+    if files.has_window:
         config["sliding_window"] = window
-    if model_type in ("llama", "qwen3"):
+    if files.has_bias_field:
         config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
-    return config
+    return config, files
+
+
+def _find_family(architecture: str, *, has_window: bool) -> tuple[Family, GGUFFiles]:
+    for family in FAMILIES:
+        files = family.gguf
+        if files is not None and (files.architecture, files.has_window) == (architecture, has_window):
+            return family, files
+    raise ModelLoadError(f"GGUF: {architecture}.attention.sliding_window is not supported")
 
 
 def _refuse_unknown(architecture: str, meta: dict[str, Any]) -> None:
@@ -214,8 +219,12 @@ def _hub_name(name: str) -> str:
     raise ModelLoadError(f"GGUF: the tensor {name} is not supported")
 
 
-def _write_weights(file: GGUFFile, config: dict[str, Any], path: Path, dtype: str, show_progress: bool) -> None:
-    """Write model.safetensors tensor by tensor: numpy has no bfloat16, and the model need not fit into memory."""
+def _write_weights(file: GGUFFile, paired: dict[str, int], path: Path, dtype: str, show_progress: bool) -> None:
+    """Write model.safetensors tensor by tensor: numpy has no bfloat16, and the model need not fit into memory.
+
+    Args:
+        paired: see `_chunks`.
+    """
     code, size = SAFETENSORS_DTYPES[dtype]
     names = {name: _hub_name(name) for name in file.tensors if name != ROPE_FACTORS}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -233,16 +242,20 @@ def _write_weights(file: GGUFFile, config: dict[str, Any], path: Path, dtype: st
     with path.open("wb") as out, bar:
         out.write(struct.pack("<Q", len(text)) + text)
         for name in names:
-            for values in _chunks(file, name, config):
+            for values in _chunks(file, name, paired):
                 bar.update(_write_values(out, values, dtype))
 
 
-def _chunks(file: GGUFFile, name: str, config: dict[str, Any]) -> Iterator[npt.NDArray[np.float32]]:
-    """Yield the tensor's values in transformers' row order."""
+def _chunks(file: GGUFFile, name: str, paired: dict[str, int]) -> Iterator[npt.NDArray[np.float32]]:
+    """Yield the tensor's values in transformers' row order.
+
+    Args:
+        paired: heads of the tensors whose rows are in another order, by their kind.
+    """
     shape = file.tensors[name].shape
-    heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(name.split(".")[-2])
-    if heads and config["model_type"] in ("llama", "mistral"):
-        yield _halves_from_pairs(file.read(name), config[heads])
+    heads = paired.get(name.split(".")[-2])
+    if heads:
+        yield _halves_from_pairs(file.read(name), heads)
         return
     step = max(1, CHUNK_VALUES // max(1, math.prod(shape[1:]))) if len(shape) > 1 else shape[0]
     for start in range(0, shape[0], step):

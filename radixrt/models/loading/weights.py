@@ -22,8 +22,9 @@ from radixrt.layers.formats.checkpoint import CheckpointTensor, ParameterSources
 from radixrt.layers.linear import Linear
 from radixrt.layers.ops import LayerOps, TorchOps
 from radixrt.models.decoder import Decoder
-from radixrt.models.loading.partition import check_partition
+from radixrt.models.decoder_spec import TensorNames
 from radixrt.models.model_config import DTYPES, ModelSpec
+from radixrt.models.partition import check_partition
 from radixrt.models.precision import choose_precision, torch_dtype
 from radixrt.models.registry import Model, model_class
 from radixrt.models.stages import Stage
@@ -31,8 +32,6 @@ from radixrt.models.stages import Stage
 DUMMY_STD = 0.02
 BARE_EMBEDDING = "embed_tokens.weight"
 HEADS = ("lm_head.", "score.")
-TEXT_PART = "model.language_model."
-"""Beginning of the names of a vision model's decoder; elsewhere they begin with "model."."""
 DERIVED_SUFFIX = ".rotary_emb.inv_freq"
 """Tensors of old checkpoints that are derived from the config, as we derive them too."""
 
@@ -95,10 +94,10 @@ class Checkpoint:
     decoder of a vision model is named like one of its own.
 
     Args:
-        skipped: beginnings of names of tensors that are left out.
+        names: of the model's family, see `TensorNames`.
     """
 
-    def __init__(self, folder: Path, skipped: tuple[str, ...] = ()) -> None:
+    def __init__(self, folder: Path, names: TensorNames) -> None:
         self._stack = ExitStack()
         self._files: dict[str, tuple[Any, str]] = {}  # file, and the tensor's name there
         for file in _safetensors_files(folder):
@@ -112,10 +111,11 @@ class Checkpoint:
             self._files = {
                 name if name.startswith(HEADS) else f"model.{name}": place for name, place in self._files.items()
             }
+        part = names.text_part
         self._files = {
-            name.replace(TEXT_PART, "model.", 1) if name.startswith(TEXT_PART) else name: place
+            f"model.{name.removeprefix(part)}" if name.startswith(part) else name: place
             for name, place in self._files.items()
-            if not name.startswith(skipped)
+            if not name.startswith(names.skipped)
         }
 
     def __enter__(self) -> Checkpoint:
@@ -185,7 +185,7 @@ def fill_from_folder(model: Decoder, folder: Path, device: torch.device, *, tied
     Raises:
         ModelLoadError: as `load_model`; lists every tensor that does not fit.
     """
-    with Checkpoint(folder, model.skipped_tensors) as checkpoint:
+    with Checkpoint(folder, model.tensor_names) as checkpoint:
         sources = {path: tuple(map(checkpoint.find, each)) for path, each in model.checkpoint_tensors().items()}
         # A head in the checkpoint of a tied model is read as it is: it decides what the model was saved with.
         shares_head = tied and "lm_head.weight" not in checkpoint.names

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -268,3 +270,12 @@ def test_other_quantizations_are_refused_by_name(changes: dict[str, Any], messag
     published = parse_model_spec({**GPT_OSS_20B, "quantization_config": PUBLISHED}, {}).decoder
     assert published is not None
     assert published.quantization == mxfp4.Mxfp4Quantization()
+
+
+def test_the_configuration_is_read_without_torch(folders: tuple[Path, Path]) -> None:
+    code = (
+        "import sys; from pathlib import Path; from radixrt.models.model_config import load_model_spec;"
+        " spec = load_model_spec(Path(sys.argv[1])); assert spec.decoder.quantization is not None;"
+        " sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(folders[0])], check=True)

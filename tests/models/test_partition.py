@@ -9,8 +9,8 @@ import pytest
 
 from radixrt.errors import ConfigError
 from radixrt.models.decoder_spec import DecoderSpec, LayerSpec
-from radixrt.models.loading.partition import VOCAB_ALIGN, Partition, check_partition, partition
 from radixrt.models.model_config import ModelSpec
+from radixrt.models.partition import VOCAB_ALIGN, Partition, check_partition, partition
 
 
 def spec(**decoder: Any) -> ModelSpec:
