@@ -108,7 +108,6 @@ class InProcessEngine:
         )
         tokenizer = assembly.make_tokenizer(self._config, self._settings, to_scheduler, to_main)
         loop = assembly.make_scheduler_loop(self._config, self._settings, executor, to_scheduler, to_tokenizer)
-        self.scheduler_loop = loop
         busy = True
         while not self._stopping:
             while (message := self._next(wait=not busy)) is not None:
