@@ -115,7 +115,7 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One constraint, ready to compile.
 
     Attributes:
-        kind: what `source` is.
+        kind: kind of `source`.
         source: JSON text of the schema, of the array of choices or of the structural tag; else the regex or the EBNF.
         options: how to enforce it.
         stop: for a regex or an EBNF: stop strings, one of which may follow the text and end the output.

@@ -24,7 +24,7 @@ class RequestError(RadixRTError):
     """One request cannot be served, because of the request itself or of the current load.
 
     Args:
-        message: what is wrong and what to do about it, for the person who sent the request.
+        message: the problem and the fix, for the person who sent the request.
         param: name of the offending field, as the sender spelled it, or None.
         code: machine-readable reason, e.g. "context_length_exceeded", or None.
         status: HTTP status that a server answers with (4xx, or 5xx for load and failures).
@@ -59,7 +59,7 @@ class ConfigError(RadixRTError):
 
 
 class ModelLoadError(RadixRTError):
-    """The model cannot be found or read; names what is missing."""
+    """The model cannot be found or read. The message names the missing part."""
 
 
 class EngineError(RadixRTError):

@@ -35,7 +35,7 @@ class Heartbeat:
     """A worker's end of its slot.
 
     Args:
-        words: the slot; None for a worker that nobody watches.
+        words: the slot; None for a worker without a watchdog.
     """
 
     def __init__(self, words: memoryview | None = None) -> None:

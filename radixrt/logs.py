@@ -1,6 +1,6 @@
 """Log lines: one format for all processes, and the id of the HTTP request that a line of the main process concerns.
 
-The main process serves each HTTP request in a context of its own, so each line logged in this context carries the
+The main process serves each HTTP request in a separate context, so each line logged in this context carries the
 request's id. A worker process handles many requests at a time. A worker's line about a request contains "request ID",
 and the ID begins with the id of the HTTP request (see `radixrt.server.tenants.RequestContext.rid`).
 """

@@ -36,7 +36,8 @@ class MemoryFile:
         return self._fd is not None
 
     def close(self) -> None:
-        """Let nobody else open it; what is mapped stays. A second call does nothing."""
+        """Close the file, so that no process can open it through the link any longer. Existing mappings stay valid.
+        Idempotent."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None

@@ -39,7 +39,8 @@ def find_server(url: str, model: str | None = None, api_key: str | None = None) 
         api_key: None takes OPENAI_API_KEY from the environment for api.openai.com, and RADIXRT_API_KEY for others.
 
     Raises:
-        ConfigError: the URL is none, nobody answers there, the key is refused, or there is no model; says the fix.
+        ConfigError: the URL is malformed, no server answers, the key is refused, or there is no model; the message
+            names the fix.
     """
     base = _base(url)
     name = _key_name(base)

@@ -72,7 +72,7 @@ def end_group(group: int, patience_s: float) -> None:
 
 
 def _is_alive(group: int) -> bool:
-    """Return True if a process of the group lives; dead ones that nobody has reaped do not count."""
+    """Return True if a process of the group is alive. Zombies do not count."""
     with os.scandir("/proc") as entries:
         stats = [read_stat(int(entry.name)) for entry in entries if entry.name.isdecimal()]
     return any(stat is not None and stat.group == group and stat.state != "Z" for stat in stats)

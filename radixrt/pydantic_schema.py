@@ -21,7 +21,7 @@ YEAR_NOT_ZERO = "^([1-9]|0[1-9]|00[1-9]|000[1-9])"
 NO_LEAP_SECOND = "^([^T]*T)?[0-9]{2}:[0-9]{2}:[0-5]"
 """Excludes leap seconds, which Python's `time` cannot represent."""
 SHORT_NUMBERS = "^[^0-9]*([0-9]{1,6}[^0-9]+)*$"
-"""At most six digits in a row, so that a duration stays within what a timedelta holds."""
+"""At most six digits in a row, so that a duration fits into a timedelta."""
 URL_REST = r"([a-z0-9]+(-[a-z0-9]+)*\.)*[a-z][a-z0-9]*(:[0-9]{1,4})?(/[A-Za-z0-9._~!$&'()*+,;=:@%/?#-]*)?"
 
 DATE_IN_ANY_YEAR = (

@@ -1,4 +1,4 @@
-"""`StartLog`: log lines of what a process does while it starts, and of how long each phase took."""
+"""`StartLog`: log lines about the phases of a process's start and their durations."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StartLog:
         """End the current phase and begin another one.
 
         Args:
-            phase: what is being done, as a noun phrase, without commas.
+            phase: name of the phase, a noun phrase without commas.
         """
         self.end()
         self._phase = phase

@@ -38,7 +38,7 @@ def make_backend(
         dtype: of the model; the pool's dtype may differ.
         max_rows, context_length: maximum number of rows of a step, and of positions of a row.
         dependent_launch: use programmatic dependent launch, see `CudaOps`.
-        modules: result of `start_loading`; None to compile and load what is needed now.
+        modules: result of `start_loading`; None to compile and load the needed modules now.
 
     Raises:
         ConfigError: the backend that was asked for is unavailable; the message names the fix.

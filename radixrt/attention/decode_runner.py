@@ -117,7 +117,7 @@ class DecodeRunner:
         kv_dtype: dtype of the pool.
         dependent_launch: use programmatic dependent launch, see `CudaOps`.
         processors: number of processors (SMs) of the device; None to query it.
-        sizes: launch parameters; None for those of `pick_sizes`.
+        sizes: launch parameters; None for the result of `pick_sizes`.
 
     Raises:
         ImportError: Triton is not installed.

@@ -3,7 +3,7 @@
 A step is planned once, on the host, for all layers with the same sliding window. An EXTEND step is divided into parts
 for different kernels, see `extend_parts`: FlashInfer's for prompts, and `DecodeRunner`'s for rows with a single query.
 Where rows of a step share prefixes, these kernels compute each row's suffix only. `CascadeRunner` computes and merges
-the shared prefixes of rows with a single query, and `PromptCascade` those of prompts. Attention sinks are applied to
+the shared prefixes of rows with a single query, and `PromptCascade` does so for prompts. Attention sinks are applied to
 the result of any kernel, by means of its log-sum-exp.
 
 While FlashInfer's kernels are being compiled, `VarlenPlanner` computes prompts, without sharing prefixes.

@@ -66,7 +66,8 @@ class FlashInferModules:
         """Wait until the modules are loaded, or cannot be.
 
         Args:
-            loading_s: wait for no compiler, and at most for so many seconds; None to wait as long as it takes.
+            loading_s: wait at most so many seconds for loading, and not for compilers; None to wait for both without
+                limit.
         """
         if loading_s is None:
             self._finished.wait()

@@ -60,7 +60,7 @@ def plan_prompts(shared: SharedGroups, extend_lens: Int32Array) -> PromptPlan:
 
     Args:
         shared: groups of the step.
-        extend_lens: int32 [B], queries of each row; the queries of row i follow those of row i - 1.
+        extend_lens: int32 [B], number of queries of each row; the rows' queries are consecutive.
     """
     # Concatenate the rows of all groups, then the queries of these rows. A row is a member of each group on its path
     # through the prefix tree, so a query may occur several times.

@@ -20,7 +20,7 @@ class StateShape:
         layer_id: index of the layer in the pool.
         channels, earlier: channels of the convolution, and number of tokens before the current token that the
             convolution sees.
-        dtype: of the inputs of the convolution; that of activations.
+        dtype: dtype of the convolution's inputs, the same as of activations.
         heads, v_dim, k_dim: of the matrices that a gated delta rule updates; 0 heads where there are none.
     """
 

@@ -131,7 +131,8 @@ class VarlenPlanner:
 
 
 def divide(lens: Int32Array, most: int) -> list[int]:
-    """Divide rows of so many keys each into runs of at most `most` keys, or of one row; return the ends of the runs."""
+    """Divide rows with `lens` keys into runs of at most `most` keys, or of a single row; return the ends of the
+    runs."""
     ends, total = [], 0
     for row, count in enumerate(lens.tolist()):
         if row and total + count > most:

@@ -1,7 +1,7 @@
 """`RequestedConstraint`: a constraint read from any of the forms that clients use, and the client's names for fields.
 
-The engine knows five kinds of constraint by names of its own. Clients use different field names, and an error must name
-the client's field: `RequestedConstraint.field` records the name, and `renamed` translates an error.
+The engine has five kinds of constraint. Clients use different field names, and an error must name the client's field:
+`RequestedConstraint.field` records the name, and `renamed` translates an error.
 """
 
 from __future__ import annotations

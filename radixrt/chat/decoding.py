@@ -141,7 +141,8 @@ def _malformed(body: bytes, message: str) -> RequestError:
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 _Place = tuple["_Place", str | int] | None
-"""The place of a value: that of the object or array around it, and the key in it; None for the whole body."""
+"""Place of a value: the place of the enclosing object or array, and the key of the value in it; None for the whole
+body."""
 
 
 def _find_refused(value: Any) -> tuple[str, str] | None:

@@ -86,7 +86,7 @@ class Dialect:
 
 
 def read_dialect(config: Config, folder: str) -> Dialect:
-    """Detect the dialect of the model in a folder; options of the configuration come before what is detected.
+    """Detect the dialect of the model in a folder. Configured options override the detected values.
 
     Raises:
         ModelLoadError: a chat template cannot be read.
@@ -123,7 +123,8 @@ def make_dialect(
     tool_format: str = "auto",
     reasoning_parser: str = "auto",
 ) -> Dialect:
-    """Build a dialect by probing the template. The arguments are those of `Dialect`; "auto" is detected."""
+    """Build a dialect by probing the template. Arguments are the same as of `Dialect`; "auto" is replaced by the
+    detected value."""
     if template is None:
         return Dialect()
     shown = _render(template, _CALLED, tools=_TOOLS) or ""

@@ -26,8 +26,8 @@ _STEPS[list(b"]}")] = -1
 def check_json_limits(text: bytes, max_string_bytes: int | None = None) -> None:
     """Hold a JSON text to the limits, in linear time and constant memory beyond two copies of the text.
 
-    A malformed text is judged by the part before its first mistake, or refused for what comes after; the decoder will
-    name the mistake.
+    For a malformed text, the function may consider only the part before the first mistake. The decoder reports the
+    mistake.
 
     Raises:
         RequestError: 400 with the limit.

@@ -53,7 +53,7 @@ def plan_chat(
     Args:
         constraint: the client's constraint on the answer, in any of its forms, or as it was read from them.
         sampling: fields of `SamplingParams` that the client gave.
-        names: the client's names for the engine's fields, except those of the constraint.
+        names: the client's names for the engine's fields, except for fields of the constraint.
 
     Raises:
         RequestError: naming the field that is malformed.

@@ -1,4 +1,5 @@
-"""`plan_constraint`: the constraint of a chat request, with that of its tool calls, as fields of `SamplingParams`."""
+"""`plan_constraint`: the constraint of a chat request, including the constraint on tool calls, as fields of
+`SamplingParams`."""
 
 from __future__ import annotations
 
@@ -57,8 +58,8 @@ def plan_constraint(
         given: fields of the client that may hold a constraint, or the constraint as it was read from them.
         tokens: texts of the vocabulary's added tokens.
         defaults: fields of `StructuredOptions` that hold if the request has a constraint.
-        names: the client's names for the engine's fields, except those of the constraint.
-        stops: stop strings of the request, which apply to free text beside the calls and to nothing else.
+        names: the client's names for the engine's fields, except for fields of the constraint.
+        stops: stop strings of the request, which apply only to free text outside of the calls.
         harmony: the answer consists of messages in channels.
 
     Raises:

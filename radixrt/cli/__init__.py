@@ -54,7 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line. What is not known exits with code 2 and a line with the name that was probably meant."""
+    """Parse a command line. An unknown command or flag exits with code 2 and a line that names the most similar one."""
     command = next((word for word in argv if not word.startswith("-")), None)
     if command is not None and command not in COMMANDS and (meant := command_meant(command, COMMANDS)):
         parser.error(f"there is no command {command!r}; did you mean radixrt {meant}?")

@@ -16,7 +16,7 @@ class Command:
         help: line of the command in `radixrt --help`.
         description: first paragraph of the command's own help.
         add_arguments: adds the command's arguments to its parser. Imports nothing heavy: every command line does it.
-        run: runs the command and returns its exit code; imports what the command needs.
+        run: runs the command and returns its exit code; imports the modules that the command needs.
         shows_defaults: the help of each option ends with its default.
     """
 

@@ -25,7 +25,7 @@ def change_replicas(
     timeout_s: float | None = None,
     out: TextIO | None = None,
 ) -> int:
-    """Do something with the replicas of the server at `url` and print what there is; returns the exit code.
+    """Run an action on the replicas of the server at `url`, and print the replicas; return the exit code.
 
     Args:
         replica: number of the replica to drain, resume or remove.

@@ -25,7 +25,8 @@ def make_config(**options: Any) -> Config:
     """Build a Config from flat options, e.g. `make_config(model="path", page_size=16)`.
 
     Raises:
-        ConfigError: unknown option, wrong type, or value out of bounds; names the option and what is allowed.
+        ConfigError: unknown option, wrong type, or value out of bounds; the message names the option and the allowed
+            values.
     """
     homes = {f.name: section for section, cls in SECTIONS.items() for f in dataclasses.fields(cls)}
     chosen: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}

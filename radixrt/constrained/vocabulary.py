@@ -46,7 +46,7 @@ class Vocabulary:
         eos_ids: ids that end an output.
 
     Attributes:
-        table: what each id below vocab_size adds to a text; b"" for control tokens and ids without a token.
+        table: bytes of text for each id below vocab_size; b"" for control tokens and for ids without a token.
         control_tokens: id of each control token by its text.
     """
 
@@ -124,7 +124,7 @@ class Vocabulary:
         return self.encode_greedily(data)
 
     def encode_bytes(self, data: bytes) -> list[int]:
-        """Tokens of bytes that need not be UTF-8: what is no text by itself becomes the longest matching tokens."""
+        """Tokenize bytes that need not be UTF-8. Bytes that are no text become the longest matching tokens."""
         try:
             return self.encode(data.decode())
         except UnicodeDecodeError as error:
@@ -252,7 +252,7 @@ class Vocabulary:
 
     @cached_property
     def by_bytes(self) -> tuple[dict[bytes, int], int]:
-        """The text tokens by what they add, and the length of the longest."""
+        """The text tokens by their bytes, and the length of the longest token."""
         ids: dict[bytes, int] = {}
         for token, data in enumerate(self.table):
             if data:

@@ -21,8 +21,8 @@ def run(
     tp: int = 1,
     pp: int = 1,
 ) -> int:
-    """Look at the machine and print what was found; 0 if serving works as asked, else 1. Never raises because of what
-    a probe meets.
+    """Examine the machine and print the findings; return 0 if serving works as requested, else 1. Errors of probes are
+    findings and never raise.
 
     Args:
         device, attention_backend, dtype, tp, pp: values of the options of these names.

@@ -123,7 +123,7 @@ def _attention(facts: Facts) -> Iterator[Finding]:
 
 
 def _jit(facts: Facts, severity: Literal["error", "warning"], otherwise: str) -> Iterator[Finding]:
-    """FlashInfer compiles its kernels when they are first needed; what lies compiled on disk may be enough."""
+    """FlashInfer compiles kernels when they are first needed; kernels compiled earlier may be sufficient."""
     if facts.flashinfer_kernels:
         severity, otherwise = "warning", "; those that lie compiled on disk go on working"
     if facts.nvcc is None and "nvcc" not in facts.unknown:

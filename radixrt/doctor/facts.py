@@ -56,7 +56,7 @@ class Facts:
         flashinfer_kernels: bytes of FlashInfer's compiled kernels on disk.
         default_model: the embedded default model is installed.
         installer: how this system installs its own packages: apt-get, dnf, apk, zypper, pacman.
-        model: what the requested model needs; None if none was named.
+        model: needs of the requested model; None if no model was named.
         unknown: facts that no probe could determine, each with the reason.
     """
 

@@ -24,18 +24,18 @@ MAX_RANKS = 64
 class ModelNeeds:
     """Attributes:
     folder, architecture: of the model; the architecture is empty where config.json cannot be read.
-    runs_on: what computes the model.
+    runs_on: the implementation that computes the model.
     dtype: of the weights in memory.
     weight_bytes: of all weights in memory, about.
     token_bytes: of a token in the KV cache, on all ranks together.
     context_length: of the model, in tokens.
-    kv_tokens: tokens of the KV cache that fit beside the weights here, about; 0 where the weights do not.
+    kv_tokens: approximate number of KV cache tokens that fit beside the weights; 0 if the weights do not fit.
     state_bytes: of a recurrent state, on all ranks together; 0 for a model without recurrent layers.
     num_states: approximate number of recurrent states that fit beside the tokens with the default options.
     requests: maximum number of requests that run at once; each has a state.
     ranks: numbers of ranks that can share every layer.
     stages: maximum number of pipeline stages.
-    notes: what else there is to know.
+    notes: further remarks.
     problem: why the model does not run; empty if it does.
     """
 

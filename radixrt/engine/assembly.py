@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 WATCH_S = 0.005
 WATCH_CORES = 8
-"""On machines with a GPU and so many cores or more, the scheduler watches for the answer of a constrained step
-for so long before it sleeps, longer than most decode steps take. Main, tokenizer and runner need cores as well."""
+"""On machines with a GPU and at least WATCH_CORES cores, the scheduler spins for up to WATCH_S seconds for the answer of
+a constrained step before it sleeps. Most decode steps take less time. The other processes need cores as well."""
 
 # Imports stand inside the functions: each process loads only its own part, and only the runner's needs torch.
 
@@ -43,7 +43,7 @@ def make_tokenizer(
     *,
     threaded: bool = False,
 ) -> TokenizerWorker:
-    """The tokenizer; `threaded`: prompts are encoded in a thread of its own."""
+    """Return the tokenizer worker. With `threaded`, prompts are encoded in a separate thread."""
     from radixrt.tokenizer.prompt_queue import PromptQueue
     from radixrt.tokenizer.tokenizer import Tokenizer
     from radixrt.tokenizer.worker import TokenizerWorker
@@ -77,7 +77,7 @@ def make_runner(
     progress: Callable[[], None] | None = None,
     start_log: StartLog | None = None,
 ) -> ModelRunner:
-    """An unloaded runner.
+    """Return a ModelRunner without a loaded model.
 
     Args:
         rank_info: rank and number of ranks; default: a single rank.

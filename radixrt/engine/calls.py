@@ -30,7 +30,7 @@ def chunk_of(job: Job, collector: OutputCollector, output: RequestOutput) -> Chu
 
 @contextlib.contextmanager
 def progress_bar(total: int, wanted: bool | None) -> Iterator[Any]:
-    """Show the progress of a call of so many completions; None: where there are several, on a terminal."""
+    """Show the progress of a call. With `wanted` None, show it for several completions if stderr is a terminal."""
     from tqdm import tqdm
 
     hidden = None if wanted is None and total > 1 else not wanted  # None: tqdm hides it where there is no terminal

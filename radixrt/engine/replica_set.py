@@ -213,7 +213,7 @@ class ReplicaSet:
         self._finish_remove(self._drain_to_remove(number), timeout_s)
 
     def begin_remove(self, number: int, timeout_s: float | None = None) -> None:
-        """Start `remove` in a thread of its own, and return without waiting."""
+        """Start `remove` in a separate thread, and return without waiting."""
         replica = self._drain_to_remove(number)
         threading.Thread(target=self._finish_remove, args=(replica, timeout_s), name="radixrt-remove").start()
 

@@ -34,7 +34,7 @@ class EngineSettings:
         context_length: longest sequence, prompt and output together, in tokens.
         eos_ids: end tokens of the model.
         kernel_cache, grammar_cache: folders for compiled kernels and for compiled constraints.
-        tasks: what the model does besides generating.
+        tasks: tasks of the model other than generation.
         tp: number of tensor-parallel ranks, in each stage.
         stage_layers: number of layers of each pipeline stage.
     """
@@ -129,7 +129,8 @@ def _check_step_trace(options: ExecutorConfig) -> None:
 
 
 def _ranks(config: Config) -> int:
-    """Number of tensor-parallel ranks in a stage: the configured number, or what the ranks that were started make.
+    """Return the number of tensor-parallel ranks in a stage: the configured number, or the number of started ranks
+    divided by the stages.
 
     Raises:
         ConfigError: both are given and differ.

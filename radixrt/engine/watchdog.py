@@ -11,7 +11,7 @@ from radixrt.os_process import ProcessStat
 SAMPLE_INTERVAL_S = 0.5
 """Time between two samples, in seconds. A longer gap means that the main process itself did not run."""
 STOPPED_S = 2.0
-"""Time after which a process that was stopped by a signal counts as hung, if nobody can take its place."""
+"""Seconds after which a process that was stopped by a signal counts as hung, if no other process can replace it."""
 
 
 @dataclass

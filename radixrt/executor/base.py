@@ -43,7 +43,7 @@ class Executor(ABC):
         Steps may be submitted once `poll_ready` has returned a message.
 
         Raises:
-            EngineError: these ranks cannot be started anew.
+            EngineError: these ranks cannot be restarted.
         """
         raise EngineError("the ranks of this engine cannot be restarted")
 
@@ -105,7 +105,7 @@ class Executor(ABC):
 
     @property
     def is_restartable(self) -> bool:
-        """True if main starts ranks anew that have died; see `restart`."""
+        """True if the main process restarts ranks that died; see `restart`."""
         return False
 
     @property

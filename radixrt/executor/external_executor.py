@@ -152,7 +152,8 @@ class ExternalLauncherExecutor(MultiprocExecutor):
 
 
 def write_addresses(path: str, ranks: dict[int, str], answers: str, keys: Curve) -> None:
-    """Write what ranks must know to connect, as JSON: endpoints by rank, that of the answers, and the public key.
+    """Write the data with which ranks connect, as JSON: endpoint of each rank, endpoint of the answers, and the public
+    key.
 
     The file is readable by this user alone, and appears under its name when it is complete.
     """

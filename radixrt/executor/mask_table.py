@@ -1,13 +1,13 @@
 """`MaskTable` and `MaskReader`: grammar masks on their way from the scheduler to the runners, each sent once.
 
-A mask over a vocabulary of 128 k takes 16 kB, and most masks of a step are those of steps before it: rows with one
-grammar share the masks of its parser states, and come to the same states again. So masks have slots in a table of which
-both ends have a copy. A step's message names slots, and only the masks that are new there are written. Processes of one
+A mask over a vocabulary of 128 k takes 16 kB, and most masks of a step were used by earlier steps: rows with the same
+grammar share the masks of parser states, and reach the same states again. So masks have slots in a table of which both
+ends have a copy. A step's message names slots, and only the masks that are new there are written. Processes of one
 machine map the same table; a message to other machines carries the new masks.
 
-Slots are overwritten in the order of their last use, and there are several times as many as rows. So no slot is written
-that a step in flight still reads: no row is in two such steps, and all their masks were used later than those of other
-slots.
+Slots are overwritten in the order of their last use, and there are several times as many as rows. So no slot is
+overwritten while a step in flight reads it: no row is in two steps in flight, and the masks of steps in flight are the
+most recently used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ slots keep masks that may be used again."""
 
 
 def mask_slots(max_rows: int) -> int:
-    """Return the number of slots for steps of so many constrained rows. Both ends must use the same number."""
+    """Return the number of slots for steps of at most `max_rows` constrained rows. Both ends must use the same
+    number."""
     return max(MIN_SLOTS, SLOTS_PER_ROW * max_rows)
 
 
@@ -57,7 +58,7 @@ class MaskTable:
         self.forget()
 
     def forget(self) -> None:
-        """Write every mask anew: the runners have lost theirs."""
+        """Write every mask again, because restarted runners have no masks."""
         self._free = list(reversed(range(self._slots)))
         self._held: OrderedDict[int, tuple[int, Bitmask]] = OrderedDict()  # by id(mask), which lasts as it is held
         self._num_passing = 0

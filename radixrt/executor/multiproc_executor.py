@@ -1,7 +1,7 @@
 """`MultiprocExecutor`: one worker process for each rank, over ZMQ. The launcher starts and supervises the processes.
 
-When a rank dies, the launcher starts all of them anew, and each such life of the ranks, an *epoch*, has endpoints of
-its own: ZMQ would deliver what is queued for an earlier rank to its successor.
+When a rank dies, the launcher restarts all ranks. Each restart begins an *epoch* with separate endpoints, because ZMQ
+would deliver messages queued for an earlier rank to its successor.
 """
 
 from __future__ import annotations

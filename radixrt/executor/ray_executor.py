@@ -1,8 +1,8 @@
 """`RayDistributedExecutor`: runs steps on ranks that agents of a Ray cluster started, on this machine or on others.
 
 Ray places, starts and watches the ranks (`radixrt.engine.cluster`); nothing that happens per step goes through it. The
-ranks connect to the scheduler over TCP, with keys that are made anew for each epoch. The main process notices the loss
-of a rank and restarts all ranks, as for ranks on its own machine.
+ranks connect to the scheduler over TCP, with new keys in each epoch. The main process notices the loss of a rank and
+restarts all ranks, as for ranks on its own machine.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class Explainer:
         self._client.start(time.monotonic())
         self._jobs = itertools.count()
         self._vocabulary = Vocabulary.from_folder(folder, spec.vocab_size, spec.eos_token_ids)
-        self._ask(Constraint(kind="json_schema", source="true"))  # so that no figure holds what is done once
+        self._ask(Constraint(kind="json_schema", source="true"))  # warms up, so that no figure includes one-time work
 
     def __enter__(self) -> Explainer:
         return self

@@ -1,8 +1,8 @@
 """`Borders`: the tokens of a forced text that are certain before the text after it is known.
 
-A tokenizer merges greedily, so what follows a text can move the borders of its last tokens. Where a token could begin
-inside the text and end behind it, the tokens from there on are uncertain, and with them, backwards, every token that
-another one could reach across: ` "` and `:"` become ` ":` when the second quote turns out to belong to `"{`.
+A tokenizer merges greedily, so the continuation of a text can move the borders of the text's last tokens. Where a token
+could begin inside the text and end behind it, the tokens from there on are uncertain, and with them, backwards, every
+token that another one could reach across: ` "` and `:"` become ` ":` when the second quote turns out to belong to `"{`.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Choice:
         why: reason for the library, for people.
         load_s: seconds that the library took to load the grammar; None for a plain grammar, which was not loaded.
         mask_s: seconds of a probed mask, on average; None for a plain grammar.
-        serialized: see `XgrammarBackend`; None for llguidance and for what loads fast.
+        serialized: see `XgrammarBackend`; None for llguidance and for grammars that load fast.
     """
 
     backend: BackendName

@@ -3,8 +3,8 @@
 llguidance splits the text into terminals before parsing: at each position the lexer follows all terminals that the
 parser accepts there, and ends a terminal only where no terminal can continue. The grammar therefore has the sentences
 of the productions where the maximal-munch rule holds (`productions.maximal_munch`). Literals that would violate it are
-cut (`lark_terminals`). The author of productions is responsible for their terms: those of JSON satisfy the rule by
-their punctuation, those of a user's EBNF are joined such that they do (`productions.lexing`).
+cut (`lark_terminals`). The author of productions is responsible for their terms: terms of JSON satisfy the rule because
+of the punctuation, and terms of a user's EBNF are joined until the rule is satisfied (`productions.lexing`).
 
 Limits of the dialect are handled here: nesting (rules are split), the depth of calls from rule to rule (the
 compiler recurses through them; see `_visited_first`), the number of symbols, and `~`, which also matches bytes that
@@ -79,8 +79,8 @@ _CHOICE: Final = 3
 
 
 _Text = tuple[str, int, int]
-"""An expression as written; what it is at its outside: an atom, something repeated, a sequence or a choice, in order of
-binding; and how deep its parentheses nest."""
+"""(text of an expression; its outermost form in order of binding strength: atom, repetition, sequence or choice;
+nesting depth of its parentheses)."""
 
 
 class _Writer:
@@ -308,7 +308,7 @@ def to_rust(node: Regex) -> str:
 
     Raises:
         ValueError: the expression has an intersection, complement or remainder.
-        RegexTooComplex: a repetition is beyond what the syntax can count, or the text is over MAX_TEXT characters long.
+        RegexTooComplex: a count exceeds MAX_REGEX_COUNT, or the text is longer than MAX_TEXT characters.
     """
     if node.has_boolean:
         raise ValueError("an intersection, complement or remainder cannot be written as one regular expression")
@@ -322,7 +322,8 @@ def to_rust(node: Regex) -> str:
 
 
 def _written(node: Regex) -> set[Regex]:
-    """The node and what is written as a part of it; not the tails of a sequence, which is written as a whole."""
+    """Return the node and the subexpressions that are written separately. The tails of a sequence are not, because a
+    sequence is written as a whole."""
     found = {node}
     pending = [node]
     while pending:

@@ -1,1 +1,1 @@
-"""From a constraint to a grammar that is ready: compilation in processes of its own, caches, `GrammarManager`."""
+"""Compilation of constraints into grammars: worker processes, caches, and `GrammarManager`."""

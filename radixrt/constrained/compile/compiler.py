@@ -248,7 +248,7 @@ def parse_constraint(constraint: Constraint, vocabulary: Vocabulary, deadline: f
     """The pruned productions of a constraint.
 
     Args:
-        deadline: on `time.monotonic`, by which to give up.
+        deadline: time on `time.monotonic` at which to give up.
 
     Raises:
         RequestError: the constraint is malformed or unsatisfiable, or cannot be enforced; the message names the

@@ -114,7 +114,7 @@ Node = Text | Pattern | Name | Token | Sequence | Choice | Both | Without | Repe
 
 @dataclass
 class Grammar:
-    """Definitions by name, and what may stand between terminals."""
+    """Definitions by name, and the text that is ignored between terminals."""
 
     definitions: dict[str, Node] = field(default_factory=dict)
     ignored: list[Node] = field(default_factory=list)
@@ -140,7 +140,7 @@ _END: Final = ("end", "")
 
 
 def is_terminal(name: str) -> bool:
-    """Return whether a name is that of a terminal."""
+    """Return True if the name denotes a terminal."""
     return name.lstrip("_")[:1].isupper()
 
 

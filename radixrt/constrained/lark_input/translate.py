@@ -66,7 +66,7 @@ def translate(source: str) -> Productions:
     """The productions of a Lark grammar, pruned; a greedy lexer reads their terminals rightly.
 
     Raises:
-        NotTranslated: says what cannot be translated.
+        NotTranslated: a construct cannot be translated; the message names the construct.
         EmptyLanguage: no text satisfies the grammar.
     """
     grammar = parse_lark(source)

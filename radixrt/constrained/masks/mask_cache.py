@@ -51,7 +51,7 @@ class CachedState:
         may_end, must_end: see `Matcher`.
         safe: with this many remaining tokens or more the text can be completed; an upper bound until `is_exact`.
         after: the state after each token that some text has followed from here.
-        healed: what `Grammar.healed` returns for `forced`, by the token before.
+        healed: results of `Grammar.healed` for `forced`, by the token before.
         loops: the text tokens that the mask allows and that lead back to this state.
         runs: transitions by number of characters; see `Runs`.
         is_claimed: `LookAhead` has queued or explored this state.

@@ -53,7 +53,7 @@ class OpaqueGrammar(Grammar):
     """See the module's docstring. Made by `OpaqueTemplate.new`.
 
     Args:
-        own_ends: mask of tokens that end this request's text, where it may end, beside the model's end tokens.
+        own_ends: mask of the request's own end tokens (`stop_token_ids`); None without any.
     """
 
     def __init__(self, template: OpaqueTemplate, own_ends: Bitmask | None) -> None:

@@ -49,7 +49,7 @@ class NotExpressible(Exception):
 
 @dataclass(frozen=True)
 class Productions:
-    """A grammar. Its sentences are those of the rule `start`.
+    """A grammar. The sentences of the grammar are the texts of the rule `start`.
 
     Attributes:
         rules: the rules by name.

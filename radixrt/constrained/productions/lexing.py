@@ -133,7 +133,7 @@ class _Draft:
         return Term(regex)
 
     def _group_regular(self, body: Expr) -> Expr:
-        """The body with neighboring regular parts of each sequence in a sequence of their own."""
+        """Return the body in which adjacent regular parts of each sequence are grouped into a sequence."""
 
         def visit(expr: Expr, below: list[Expr]) -> Expr:
             if isinstance(expr, Seq) and any(self._regexes[id(part)] is None for part in below):

@@ -1,8 +1,8 @@
 """Frames (return points of calls) and closures (readable nodes) of the recognizer at one text position.
 
-A `Frame` merges all calls of the same rule from the same text position. Frames are made only when everything that can
-be called at a position is known, and the same content is the same object, so that frames and states can be compared by
-identity and what was computed for them is found again.
+A `Frame` merges all calls of the same rule from the same text position. Frames are created only when all possible calls
+at a position are known, and equal frames are the same object. So frames and states can be compared by identity, and
+results computed for a state are found again.
 """
 
 from __future__ import annotations

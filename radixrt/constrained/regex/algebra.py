@@ -15,7 +15,7 @@ from radixrt.constrained.regex.interning import ANY, alternate_node, chars_node,
 from radixrt.constrained.regex.nodes import EMPTY, EPSILON, Alternate, Chars, Concat, Regex, Repeat, Words
 
 FEW: Final = 3
-"""Up to so many alternatives are not compared with one another."""
+"""Maximum number of alternatives that are not compared pairwise."""
 _LONG_CHAIN: Final = 16
 _Choices: TypeAlias = tuple[CharSet, frozenset[str], frozenset[Regex], bool]
 _Counted: TypeAlias = tuple[_Choices, list[tuple[int, int | None]]]
@@ -122,7 +122,7 @@ def optional(item: Regex) -> Regex:
 
 
 def nonempty(node: Regex) -> Regex:
-    """The strings of node but for the empty one. Node has no intersection, complement or remainder."""
+    """Return the nonempty strings of a language. Node has no intersection, complement or remainder."""
     if not node.nullable:
         return node
     if isinstance(node, Concat):

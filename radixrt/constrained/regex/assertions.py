@@ -3,8 +3,8 @@
 A pattern is parsed into a tree in which everything without an assertion is a `Regex` already. `resolve` turns the tree
 into the language of the texts in which the pattern is found. Two facts make that exact. Whether an anchor holds depends
 on its position in the text alone, so each part of a pattern is asked for the texts that it takes when it begins at the
-start of the text or not, and ends at the end or not. A lookahead is an intersection with what follows, so a part that
-has one is asked together with the language of the rest of the text.
+start of the text or not, and ends at the end or not. A lookahead is an intersection with the rest of the text, so a
+part with a lookahead is translated together with the language of the rest.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _SOMETHING: Final = repeat(ANY_CHAR, 1)
 
 
 class RegexError(ValueError):
-    """The pattern cannot be read, or asks for what is no regular language here.
+    """The pattern is malformed, or does not describe a regular language.
 
     Attributes:
-        message: what is wrong and what to do.
+        message: the problem, and how to fix the pattern.
         position: index of the character in the pattern where it is wrong.
     """
 
@@ -50,7 +50,7 @@ class End:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Look:
-    """A lookahead: what follows begins (or, negative, does not begin) with the item."""
+    """A lookahead: the rest of the text begins (or, if negative, does not begin) with the item."""
 
     item: Tree
     negative: bool
@@ -141,7 +141,7 @@ def resolve(tree: Tree, *, search: bool) -> Regex:
 
 
 def _resolve_option(tree: Tree, around: Regex) -> Regex:
-    """Most patterns have their anchors only at the ends, where they only keep away what may be around."""
+    """Most patterns have anchors only at the ends, where the anchors exclude text around the match."""
     parts = tree.parts if isinstance(tree, Sequence) else (tree,)
     before = after = around
     first, last = 0, len(parts)
@@ -271,8 +271,8 @@ class _Followed:
     def _plainly(self, tree: Tree, at_start: Regex, later: Regex) -> tuple[Regex, Regex]:
         """Same as `by`, for a tree without lookaheads.
 
-        The language that follows at the start may be smaller than the one that follows later, so taking nothing there
-        is a case of its own.
+        At the start, the language of the rest may be smaller than later, so taking nothing at the start is a separate
+        case.
         """
         parts = self._parts
         behind = _before(parts.language(tree, False, False), parts.language(tree, False, True), later)

@@ -31,7 +31,8 @@ class Dfa:
     Attributes:
         arrows: for each state, the character sets that lead on and where to; sets are disjoint, targets distinct.
         accepting: for each state, whether a text may end there.
-        languages: for each state, what may follow there; states of two automata with the same one are interchangeable.
+        languages: for each state, the language of the continuations. States of different automata with the same
+            language are interchangeable.
     """
 
     arrows: _Arrows

@@ -249,7 +249,7 @@ def _binary_property(name: str) -> CharSet:
 
 @cache
 def _case_groups() -> dict[int, CharSet]:
-    """The characters that are the same but for case (simple case folding), for each cased character."""
+    """For each cased character, the characters with the same simple case folding."""
     groups: dict[str, list[int]] = {}
     for point in range(0x1EA00):
         char = chr(point)

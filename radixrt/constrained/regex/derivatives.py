@@ -51,7 +51,7 @@ known_derivatives: Final[OrderedDict[tuple[Regex, str], Regex]] = OrderedDict()
 
 
 def derive(node: Regex, char: str) -> Regex:
-    """The language of what may follow after char: every s with char + s in the language of the node.
+    """Return the derivative of a language by a character: every s with char + s in the language of the node.
 
     Raises:
         RegexTooComplex: the derivative has more than MAX_OPTIONS alternatives.
@@ -80,7 +80,8 @@ def matches(node: Regex, text: str) -> bool:
 
 
 def _derive_parts(node: Regex, char: str) -> None:
-    """Derives what the derivative of a deep node needs, innermost first, so that nothing calls itself deeply."""
+    """Compute the derivatives on which the derivative of a deep node depends, innermost first, so that the recursion
+    stays shallow."""
     pending = [node]
     parts: set[Regex] = set()
     while pending:

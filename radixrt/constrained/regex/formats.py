@@ -148,7 +148,7 @@ _WIDE: Final = (
     + "".join(rf"\u{{{plane:x}0000}}-\u{{{plane:x}FFFD}}" for plane in range(1, 14))
     + r"\u{E1000}-\u{EFFFD}"
 )
-"""The characters that an IRI takes unescaped, but for the marks of writing direction."""
+"""Characters that are unescaped in an IRI, without marks of writing direction."""
 _PRIVATE: Final = r"\ue000-\uf8ff\u{F0000}-\u{FFFFD}\u{100000}-\u{10FFFD}"
 
 

@@ -40,7 +40,7 @@ def json_string(value: Regex, following: str = "") -> Regex:
     """The JSON texts, quotes included, of the strings that are in value.
 
     Args:
-        following: what stands behind each of them, such as the colon behind a name.
+        following: text after each string, such as the colon after a name.
     """
     if value is ANY:
         return _any_string(following)
@@ -57,7 +57,7 @@ def _any_string(following: str) -> Regex:
 
 
 def without_following(texts: Regex, following: str) -> Regex | None:
-    """The JSON texts without what stands behind them; None if this is no result of `json_string`."""
+    """Return the JSON texts without the text after them; None if the language is no result of `json_string`."""
     if isinstance(texts, Words) or texts.text is not None:
         words = texts.words if isinstance(texts, Words) else (texts.text or "",)
         if not all(word.endswith(following) for word in words):

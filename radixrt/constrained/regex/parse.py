@@ -124,7 +124,7 @@ class _Parser:
         self.groups.append(group)
 
     def _group_kind(self, group: _Group) -> None:
-        """Reads what stands behind `(?`; a group of kind "" is only a flag setting and holds nothing."""
+        """Read the kind of a group after `(?`. A group of kind "" only sets flags and has no content."""
         pattern, at = self.pattern, self.at
         for opening, kind in (("?:", "("), ("?=", "="), ("?!", "!")):
             if pattern.startswith(opening, at):

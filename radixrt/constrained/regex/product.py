@@ -29,13 +29,13 @@ class Division(Protocol):
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """The kinds that have a string, those of strings in the first language first, and so on."""
+        """The nonempty kinds, ordered by the first language that has the strings of the kind."""
 
     def strings_of(self, *kinds: Kind) -> Regex:
         """Return the strings of these kinds. Raises RegexTooComplex."""
 
     def all_but(self, *kinds: Kind) -> Regex:
-        """Return all strings but those of these kinds. Raises RegexTooComplex."""
+        """Return all strings that are not of these kinds. Raises RegexTooComplex."""
 
 
 @lru_cache(maxsize=256)

@@ -40,7 +40,7 @@ def _row(node: Regex, place: dict[Regex, int]) -> list[Any]:
 
 
 def _wide(number: int) -> int | str:
-    """A count that is beyond what the wire form takes as an integer travels as text."""
+    """A count that is too large for an integer of the wire form is sent as text."""
     return number if number < 2**63 else str(number)
 
 

@@ -25,7 +25,7 @@ class MalformedSchema(RequestError):
 
     Args:
         pointer: JSON pointer to the offending place.
-        problem: the problem there and what to write instead.
+        problem: the problem, and a suggestion.
     """
 
     def __init__(self, pointer: str, problem: str) -> None:
@@ -41,7 +41,7 @@ class Unsupported(RequestError):
         pointer: JSON pointer to the schema object that holds the keyword.
         keyword: the keyword.
         reason: the reason.
-        fix: what to do instead.
+        fix: suggested change.
         droppable: the rest of the schema can be enforced without this keyword.
     """
 

@@ -57,7 +57,7 @@ class Embedding:
 
     Args:
         options: how schemas are enforced.
-        deadline_s: `time.monotonic()` by which to give up.
+        deadline_s: time on `time.monotonic` at which to give up.
 
     Attributes:
         rules: the rules of all embedded grammars, by unique names.

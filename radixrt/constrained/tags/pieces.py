@@ -308,13 +308,13 @@ def repeated(item: Piece, low: int, high: int | None) -> Piece:
 
 
 Body = tuple[Piece, Piece]
-"""A mark, and what follows it."""
+"""A mark, and the text after the mark."""
 
 
 def free_text(
     bodies: Sequence[Body], ends: Sequence[Piece], excludes: Sequence[str], limit: int | None = None, *, at: str
 ) -> Piece:
-    """Text up to the first mark and what that is followed by, or up to the first end.
+    """Text up to and including the first mark and the mark's continuation, or up to the first end.
 
     Marks and ends are constants or tokens; the texts of both kinds do not occur in the free text.
 

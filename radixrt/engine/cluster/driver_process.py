@@ -80,7 +80,7 @@ class DriverProcess:
         self._process.wait()
 
     def close(self) -> None:
-        """Close the pipes to the process, which has ended and whose reports nobody reads any more."""
+        """Close the pipes. The process has ended, and its reports are not read any longer."""
         self.ask_to_exit()
         assert self._process.stdout is not None
         self._process.stdout.close()

@@ -110,7 +110,7 @@ def connect(address: str, option: str) -> str:
     try:
         ray.init(address=address, **options)
     except Exception as error:  # of many kinds, some of them private to Ray
-        if address == "auto" and isinstance(error, ConnectionError):  # Ray's own text names options of its own
+        if address == "auto" and isinstance(error, ConnectionError):  # Ray's text would name Ray's options
             raise ConfigError(
                 f"no Ray cluster runs on this machine ({option}=auto); start one with `ray start --head`, name another "
                 f"with {option}=HOST:PORT, or use {option}=local"

@@ -25,7 +25,7 @@ from radixrt.errors import shown
 
 
 class Resource:
-    """A schema with a URI of its own: the document's root, or a subschema with `$id`.
+    """A schema with a URI: the document's root, or a subschema with `$id`.
 
     Attributes:
         uri: absolute URI without fragment; "" where the document has none.
@@ -77,7 +77,7 @@ class Located:
 
 
 _NAMING = frozenset(("$anchor", "$dynamicAnchor", "$recursiveAnchor", "id"))
-"""Keywords that give a schema a name, beside `$id`."""
+"""Keywords other than `$id` that give a schema a name."""
 
 
 _TYPE_ALONE = COMMENTS | {"type"}
@@ -178,7 +178,7 @@ class Index:
             pending.extend((*below, resource, depth + 1) for below in _subschemas(schema, pointer, dialect))
 
     def _identify(self, schema: dict[str, Any], pointer: str, resource: Resource) -> Resource:
-        """Return the resource of a schema with `$id`: a new one, unless the id is an anchor or that of the root."""
+        """Return the resource of a schema with `$id`: a new resource, unless the id is an anchor or the root's id."""
         identifier = schema[resource.dialect.id_keyword]
         if not isinstance(identifier, str):
             raise MalformedSchema(

@@ -243,8 +243,9 @@ class _UndeclaredEmitter:
         """Yield the ways in which members satisfy the witnesses: a member may satisfy several witnesses, or each
         witness has its own class.
 
-        Two different members of one class cannot be distinguished. Such a grouping is skipped where it adds nothing,
-        because there is no room for both or because one member satisfies what the other must; else it is refused.
+        Two different members of one class cannot be distinguished. Such a grouping is skipped if it adds no texts,
+        because there is no room for both members, or because a member satisfies the requirement of the other. Otherwise
+        the schema is refused.
         """
         plan = self._plan
         room = None if plan.high is None else plan.high - plan.required

@@ -1,8 +1,8 @@
 """Assertions: the keywords of a schema object as data.
 
-Three functions give an assertion its meaning, and they must agree for every JSON value: `validation.satisfies` is what
-the specification says of a value; `propagation.apply` keeps in a branch exactly the values that satisfy the assertion;
-`negation.refute` lists alternatives that together keep exactly the values that do not.
+Three functions define the meaning of an assertion, and must agree for every JSON value. `validation.satisfies` follows
+the specification. `propagation.apply` keeps exactly the values of a branch that satisfy the assertion.
+`negation.refute` lists alternatives that together keep exactly the values that violate the assertion.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ class Pattern(Assertion):
 
     Attributes:
         test: strings that certainly conform.
-        superset: a language with every conforming string: that of `test`, or a larger one for formats whose grammar
-            is stricter than their specification. None if no superset is known.
+        superset: a language with every conforming string: the language of `test`, or a larger language for formats
+            whose grammar is stricter than their specification. None if no superset is known.
     """
 
     domain: ClassVar[int] = STRING
@@ -173,7 +173,7 @@ class MultipleOf(Assertion):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Size(Assertion):
-    """low <= size <= high, where the size counts what the subclass names."""
+    """low <= size <= high. Subclasses define the size."""
 
     low: int
     high: int | None

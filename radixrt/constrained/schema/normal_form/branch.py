@@ -71,7 +71,7 @@ class OpenChoice:
 
     Attributes:
         slot: the position of the choice in the document.
-        frames: the frames that record what the alternatives evaluate.
+        frames: the frames that record the evaluation by the alternatives.
     """
 
     slot: Rank
@@ -148,7 +148,7 @@ class Branch:
         finite: the only values that are still possible; None if they are not listed.
         choices: choices that are still open.
         assumed: subschemas that the branch already satisfies, with the frames that they were evaluated for.
-        frames: what has been evaluated, for each schema with deferred assertions.
+        frames: the evaluated members and items, for each schema with deferred assertions.
         changes: number of additions that were not known before.
         slot: position of the current choice; `steps` counts the steps within the choice.
     """

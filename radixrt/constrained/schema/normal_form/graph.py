@@ -133,7 +133,7 @@ class Graph:
         return UnevaluatedProperties(root, "unevaluatedProperties", nothing)
 
     def refuse(self, refusal: Unsupported) -> None:
-        """Note a keyword that cannot be enforced, and go on without it to find the others as well."""
+        """Record a keyword that cannot be enforced, and continue without the keyword to find all others as well."""
         if all((refusal.pointer, refusal.keyword) != (other.pointer, other.keyword) for other in self.refusals):
             self.refusals.append(refusal)
 

@@ -101,8 +101,8 @@ class ObjectShape:
 
     Attributes:
         low, high: bounds on the number of members; `high` None is unbounded.
-        members: names that the document mentions, in its order, with the formulas of their values where present
-            (those of `rules` included).
+        members: names mentioned in the document, in the document's order, with the formulas for the value if the member
+            is present, including formulas of `rules`.
         required: the names among `members` that must be present.
         rules: every member whose name is in the set satisfies the formulas.
         witnesses: for each entry, some member whose name is in the set and not among `members` satisfies the formulas.

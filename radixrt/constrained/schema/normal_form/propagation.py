@@ -1,4 +1,4 @@
-"""`apply_all`: what conditions add to the knowledge of a branch."""
+"""`apply_all`: adds the knowledge of conditions to a branch."""
 
 from __future__ import annotations
 
@@ -142,10 +142,11 @@ def _any_of(branch: Branch, a: AnyOf, frames: Frames) -> bool:
 
 
 def _combinations(graph: Graph, options: tuple[Located, ...]) -> list[Alternative] | None:
-    """Return the sets of options that may hold together, of which one must; None if there are too many.
+    """Return the sets of options that may hold together, at least one of which must hold; None if there are too many
+    sets.
 
-    That other options may hold too needs not be said where the frame only closes the object: what they evaluate would
-    admit more members, and those are in a larger set.
+    A set does not exclude that further options hold. Where the frame only closes the object, further options would only
+    admit more members, and a larger set covers that case.
     """
     sets: list[tuple[Located, ...]] = [()]
     for option in options:

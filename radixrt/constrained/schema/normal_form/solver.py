@@ -99,7 +99,7 @@ def _solve(graph: Graph, node: Node) -> Expansion:
 
 
 def _closing_frame(branch: Branch, node: Node) -> Frames:
-    """Add the frame that records what all schemas of the node evaluate, if its objects are to be closed."""
+    """If the node's objects are to be closed, add the frame that records the evaluation by all schemas of the node."""
     closing = branch.graph.closing
     if closing is None or not declares_members(branch.graph, node.formulas):
         return ()
@@ -120,7 +120,7 @@ def _only_assertion(graph: Graph, node: Node) -> Assertion | None:
 
 def _union(graph: Graph, node: Node, only: Assertion | None) -> tuple[Node, ...] | None:
     """Return the options of a node that is only a choice between schemas; None for other nodes, and where the options
-    must be combined. Each option keeps a rule of its own in the grammar."""
+    must be combined. Each option keeps a separate rule in the grammar."""
     if len(node.formulas) == 1 and isinstance(node.formulas[0], Either):
         return tuple(dict.fromkeys(graph.node(option) for option in node.formulas[0].options))
     if not isinstance(only, AnyOf | OneOf):

@@ -79,7 +79,7 @@ class Context:
     Attributes:
         graph: the graph of the schema.
         exact: the value may have to fail, and an uncertain format raises Unsupported.
-        evaluated: collects what succeeding keywords evaluate; None where no keyword asks.
+        evaluated: collects the members and items evaluated by succeeding keywords; None if no keyword needs them.
     """
 
     graph: Graph
@@ -91,7 +91,8 @@ class Context:
         return satisfies(self.graph, located, value, exact=exact or self.exact)
 
     def satisfies_in_place(self, located: Located, value: Any, *, exact: bool = False) -> bool:
-        """Return whether the validated value itself satisfies a schema; if so, collect what the schema evaluates."""
+        """Return whether the validated value itself satisfies a schema; if so, collect the members and items evaluated
+        by the schema."""
         return satisfies(self.graph, located, value, exact=exact or self.exact, evaluated=self.evaluated)
 
 
@@ -109,7 +110,8 @@ def holds(graph: Graph, formula: Formula, value: Any, *, exact: bool = False) ->
 def satisfies(
     graph: Graph, located: Located, value: Any, *, exact: bool = False, evaluated: Evaluated | None = None
 ) -> bool:
-    """Return whether the value satisfies the schema; if so, add what the schema evaluates to `evaluated`.
+    """Return whether the value satisfies the schema; if so, add the members and items evaluated by the schema to
+    `evaluated`.
 
     Raises:
         Unsupported: `exact`, and whether the value is of some format is uncertain.
