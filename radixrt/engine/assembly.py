@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 WATCH_S = 0.005
 WATCH_CORES = 8
-"""On machines with a GPU and at least WATCH_CORES cores, the scheduler spins for up to WATCH_S seconds for the answer of
-a constrained step before it sleeps. Most decode steps take less time. The other processes need cores as well."""
+"""On machines with a GPU and at least WATCH_CORES cores, the scheduler spins for up to WATCH_S seconds for the answer
+of a constrained step before it sleeps. Most decode steps take less time. The other processes need cores as well."""
 
 # Imports stand inside the functions: each process loads only its own part, and only the runner's needs torch.
 
