@@ -2,9 +2,9 @@
 
 from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
 from radixrt.mem_cache.chunk_cache import ChunkCache
-from radixrt.mem_cache.prefix_cache import CacheStats, InsertResult, MatchResult, PrefixCache
 from radixrt.mem_cache.radix_cache import EVICTION_POLICIES, RadixCache
 from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
+from radixrt.mem_cache.results import CacheStats, InsertResult, MatchResult
 from radixrt.mem_cache.state_slots import StateSlotAllocator
 from radixrt.mem_cache.tree_node import TreeNode
 
@@ -14,7 +14,6 @@ __all__ = [
     "ChunkCache",
     "InsertResult",
     "MatchResult",
-    "PrefixCache",
     "RadixCache",
     "ReqToTokenPool",
     "StateSlotAllocator",

@@ -10,7 +10,7 @@ Every node that is not announced lies at or below a node that the snapshot has y
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
@@ -58,7 +58,7 @@ class CacheJournal:
 
     Attributes:
         events: recorded and not yet taken.
-        records_requests: the scheduler appends events of requests, too.
+        records_requests: the scheduler appends events of requests to `events`.
         records_usage: uses, locks and retention levels of nodes are recorded, too.
     """
 
@@ -162,15 +162,6 @@ class CacheJournal:
         self.clear()
         self.events = [*events, CacheCleared()]
 
-    def request(self, make: Callable[[CacheJournal], CacheEvent]) -> None:
-        """Record an event of a request, if these are recorded.
-
-        Args:
-            make: returns the event, with the numbers that nodes have in the given journal.
-        """
-        if self.records_requests:
-            self.events.append(make(self))
-
     # --- announcing ---
 
     def _announce(self, node: TreeNode) -> None:
@@ -228,47 +219,3 @@ class CacheJournal:
             assert above.parent is not None  # a root has its seed
             above = above.parent
         return chain_hashes(self._entries[above].hashes[-HASH_BYTES:], b"".join(reversed(runs)))
-
-
-class JointJournal(CacheJournal):
-    """Several journals of one cache, each with a snapshot and numbers of its own; it records nothing itself."""
-
-    def __init__(self, journals: Sequence[CacheJournal]) -> None:
-        super().__init__()
-        self._journals = journals
-
-    def inserted(self, leaf: TreeNode) -> None:
-        for each in self._journals:
-            each.inserted(leaf)
-
-    def split(self, node: TreeNode, prefix: TreeNode) -> None:
-        for each in self._journals:
-            each.split(node, prefix)
-
-    def evicted(self, node: TreeNode) -> None:
-        for each in self._journals:
-            each.evicted(node)
-
-    def used(self, node: TreeNode, clock: int, hits: int, priority: int | None = None) -> None:
-        for each in self._journals:
-            each.used(node, clock, hits, priority)
-
-    def locked(self, node: TreeNode, change: int) -> None:
-        for each in self._journals:
-            each.locked(node, change)
-
-    def retained(self, node: TreeNode) -> None:
-        for each in self._journals:
-            each.retained(node)
-
-    def state_changed(self, node: TreeNode) -> None:
-        for each in self._journals:
-            each.state_changed(node)
-
-    def cleared(self) -> None:
-        for each in self._journals:
-            each.cleared()
-
-    def request(self, make: Callable[[CacheJournal], CacheEvent]) -> None:
-        for each in self._journals:
-            each.request(make)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from radixrt.mem_cache.allocator import Int32Array, TokenToKVPoolAllocator
-from radixrt.mem_cache.prefix_cache import InsertResult, MatchResult
 from radixrt.mem_cache.radix_cache import RadixCache
+from radixrt.mem_cache.results import InsertResult, MatchResult
 from radixrt.mem_cache.state_slots import StateSlotAllocator
 from radixrt.mem_cache.tree_node import RootNode
 

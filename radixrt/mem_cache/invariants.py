@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from radixrt.errors import InvariantError
 from radixrt.mem_cache.allocator import I32, TokenToKVPoolAllocator
 from radixrt.mem_cache.node_states import NodeStates
-from radixrt.mem_cache.prefix_cache import PrefixCache
 from radixrt.mem_cache.tree_node import NO_CHILDREN, RootNode, TreeNode
 from radixrt.messages.state_slots import RESERVED_STATES
 
+if TYPE_CHECKING:
+    from radixrt.mem_cache.radix_cache import RadixCache
+
 
 def check_radix_cache(
-    cache: PrefixCache,
+    cache: RadixCache,
     roots: Mapping[str, RootNode],
     leaves: Collection[TreeNode],
     live_nodes: Iterable[TreeNode] | None,
@@ -65,7 +68,7 @@ def check_shape(roots: Mapping[str, RootNode], nodes: list[TreeNode], page_size:
             raise InvariantError(f"{node!r}: its children have {below} locks")
 
 
-def check_sizes(cache: PrefixCache, leaves: Collection[TreeNode], nodes: list[TreeNode]) -> None:
+def check_sizes(cache: RadixCache, leaves: Collection[TreeNode], nodes: list[TreeNode]) -> None:
     """evictable leaves == nodes without children and with lock_ref 0, in eviction order; evictable_size == tokens of
     nodes with lock_ref 0; protected_size == tokens of the others."""
     expected = {id(node) for node in nodes if not node.children and node.lock_ref == 0}

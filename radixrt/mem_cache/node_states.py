@@ -46,7 +46,7 @@ class NodeStates:
     Attributes:
         clock: value of the last state that was evicted; read only.
         evicted: number of states evicted so far.
-        journal: the cache's.
+        journals: the cache's.
     """
 
     def __init__(self, slots: StateSlotAllocator, leaves: MutableSet[TreeNode]) -> None:
@@ -60,7 +60,7 @@ class NodeStates:
         self._count = 0
         self._pinned = 0
         self.evicted = 0
-        self.journal: CacheJournal | None = None
+        self.journals: tuple[CacheJournal, ...] = ()
 
     def __len__(self) -> int:
         """Number of states in the cache."""
@@ -209,8 +209,8 @@ class NodeStates:
         node.state = state
         if is_listed:
             self._leaves.add(node)
-        if self.journal is not None:
-            self.journal.state_changed(node)
+        for journal in self.journals:
+            journal.state_changed(node)
 
 
 def state_above(node: TreeNode) -> tuple[TreeNode | None, int]:

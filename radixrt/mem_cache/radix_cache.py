@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from sortedcontainers import SortedSet
@@ -16,10 +16,13 @@ from sortedcontainers import SortedSet
 from radixrt.errors import InvariantError
 from radixrt.mem_cache.allocator import I32, Int32Array, TokenToKVPoolAllocator
 from radixrt.mem_cache.invariants import check_radix_cache
-from radixrt.mem_cache.node_states import deepest_state
-from radixrt.mem_cache.prefix_cache import InsertResult, MatchResult, PrefixCache
+from radixrt.mem_cache.node_states import NodeStates, deepest_state
+from radixrt.mem_cache.results import CacheStats, InsertResult, MatchResult
 from radixrt.mem_cache.state_slots import StateSlotAllocator
 from radixrt.mem_cache.tree_node import NO_CHILDREN, RETAIN_DONE, RETAIN_NORMAL, RootNode, TreeNode
+
+if TYPE_CHECKING:
+    from radixrt.mem_cache.cache_journal import CacheJournal
 
 _NO_SLOTS = np.frombuffer(b"", dtype=I32)
 
@@ -70,12 +73,20 @@ class _Descent(NamedTuple):
     common: int
 
 
-class RadixCache(PrefixCache):
-    """One tree for each namespace; their unlocked leaves are evicted in one common order.
+class RadixCache:
+    """Keeps the KV slots of finished work for requests that start with the same tokens.
 
+    Keys are int32 token ids (other integer types are converted). Sizes are in tokens, which is the same as in slots.
     The cache owns the slots in the tree; only evict and reset give them back to the allocator.
+
+    A namespace (cache salt) is a tree of its own: equal keys of two namespaces share nothing, and requests of one
+    namespace see no entries of another. Unlocked leaves of all namespaces are evicted in one common order.
+
     A node's end is stable: when a node is split, the node object keeps the suffix and a new parent takes the prefix, so
     a request may hold the node where its prefix ends for as long as it holds a lock on it.
+
+    A model with recurrent layers also needs the state after a prefix, which nodes hold (`node_states`). Such a model
+    saves the computation of a prefix only up to the deepest state, so match_len and the counters end there.
 
     Args:
         allocator: receives evicted slots; defines the page size.
@@ -84,17 +95,35 @@ class RadixCache(PrefixCache):
 
     Raises:
         ValueError: no such policy, or states with another page size than 1.
+
+    Attributes:
+        shares: one request can reuse tokens that another request computes; if False, no request is deferred for that.
+        policy: eviction policy; "none" if the cache is off.
+        page_size: slots per page, the allocator's. Only whole pages are cached.
+        stats: counters.
+        node_states: the states at nodes; None if the model has no recurrent layers.
+        journals: records of changes of the tree, set by `watch`; none while nobody watches.
+        clock: number of matches and inserts so far.
     """
 
     shares = True
 
     def __init__(
-        self, allocator: TokenToKVPoolAllocator, eviction_policy: str = "lru",
+        self,
+        allocator: TokenToKVPoolAllocator,
+        eviction_policy: str = "lru",
         state_slots: StateSlotAllocator | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
+        if state_slots is not None and allocator.page_size != 1:
+            raise ValueError(f"states of recurrent layers need page_size 1, got {allocator.page_size}")
         self._leaves = _leaf_order(eviction_policy, state_slots is not None)  # exactly the leaves with lock_ref 0
-        super().__init__(allocator, state_slots, self._leaves)
         self.policy = eviction_policy
+        self.allocator = allocator
+        self.page_size = allocator.page_size
+        self.stats = CacheStats()
+        self.node_states = None if state_slots is None else NodeStates(state_slots, self._leaves)
+        self.journals: tuple[CacheJournal, ...] = ()
+        self.clock = 0
         self._page_bytes = 4 * self.page_size
         # The roots that have children, and the default one. A root without children is not kept, so a namespace without
         # cached tokens costs nothing: match_prefix creates a root for it, which is dropped with its lock.
@@ -103,17 +132,42 @@ class RadixCache(PrefixCache):
         self._evictable_size = 0
         self._protected_size = 0
 
+    def watch(self, journal: CacheJournal) -> None:
+        """Record changes of the tree in a journal from now on."""
+        if journal not in self.journals:
+            self._set_journals((*self.journals, journal))
+
+    def unwatch(self, journal: CacheJournal) -> None:
+        """Stop recording in a journal, if it is watching."""
+        self._set_journals(tuple(each for each in self.journals if each is not journal))
+
+    def _set_journals(self, journals: tuple[CacheJournal, ...]) -> None:
+        self.journals = journals
+        if self.node_states is not None:
+            self.node_states.journals = journals
+
     @property
     def evictable_size(self) -> int:
+        """Number of cached tokens that are not locked."""
         return self._evictable_size
 
     @property
     def protected_size(self) -> int:
+        """Number of cached tokens on the path of some lock."""
         return self._protected_size
+
+    @property
+    def total_size(self) -> int:
+        """Number of slots that the cache owns."""
+        return self._evictable_size + self._protected_size
 
     # --- look up and add ---
 
     def match_prefix(self, key: Int32Array, namespace: str = "") -> MatchResult:
+        """Find the longest cached prefix of whole pages, mark it as used and count hit and missed tokens.
+
+        Call it once for each admission, and match_len for tentative look-ups. Lock the node before anything evicts.
+        """
         root = self._roots.get(namespace) or RootNode(namespace)
         path, length, partial, common = self._descend(root, _to_bytes(key))
         if partial is not None:
@@ -143,12 +197,14 @@ class RadixCache(PrefixCache):
                 node.retention = RETAIN_NORMAL
         if was_evictable:
             self._leaves.add(end)
-        if self.journal is not None:
-            self.journal.used(end, now, 1)
+        for journal in self.journals:
+            journal.used(end, now, 1)
         slots = np.frombuffer(b"".join([node.value_bytes for node in path]), dtype=I32)
         return MatchResult(slots, end) if state_node is None else MatchResult(slots, end, state_node, found)
 
     def match_len(self, key: Int32Array, namespace: str = "") -> int:
+        """Number of tokens that match_prefix would find, up to the deepest state if the model has recurrent layers;
+        changes and counts nothing."""
         root = self._roots.get(namespace)
         if root is None:
             return 0
@@ -159,6 +215,7 @@ class RadixCache(PrefixCache):
         return (descent.length + descent.common) >> 2
 
     def match_node(self, key: Int32Array, namespace: str = "") -> TreeNode | None:
+        """The node in which match_prefix's result would end, None if nothing matches; changes and counts nothing."""
         root = self._roots.get(namespace)
         if root is None:
             return None
@@ -166,6 +223,8 @@ class RadixCache(PrefixCache):
         return descent.partial or (descent.path[-1] if descent.path else None)
 
     def node_at(self, key: Int32Array, namespace: str = "") -> TreeNode | None:
+        """The node that ends where the key's last whole page ends, created by a split if necessary; None if the key is
+        not cached that far, or is shorter than a page. Counts nothing and marks nothing as used."""
         whole = len(key) - len(key) % self.page_size
         root = self._roots.get(namespace)
         if root is None or not whole:
@@ -176,6 +235,8 @@ class RadixCache(PrefixCache):
         return path[-1] if partial is None else self._split(partial, common)
 
     def set_retention(self, node: TreeNode, retention: int) -> None:
+        """Set a node's retention level, which has no effect if the node was evicted. A hit on a RETAIN_DONE node
+        makes it RETAIN_NORMAL."""
         if node.retention == retention:
             return
         listed = node.lock_ref == 0 and not node.children and node.parent is not None
@@ -186,10 +247,33 @@ class RadixCache(PrefixCache):
             self._leaves.add(node)
         if node.state is not None and self.node_states is not None:
             self.node_states.retention_changed(node)
-        if self.journal is not None:
-            self.journal.retained(node)
+        for journal in self.journals:
+            journal.retained(node)
 
     def insert(self, key: Int32Array, slots: Int32Array, namespace: str = "", priority: int = 0) -> InsertResult:
+        """Offer the first len(key) tokens of a request, of which protected_len are under its lock.
+
+        Args:
+            key: int32[n] tokens whose keys and values are written, or will be by a step already submitted.
+            slots: int32[n], their slots in the request's row. Copied.
+            priority: a higher one is kept longer, if the eviction policy uses priorities.
+
+        Returns:
+            The owner of the request's slots from now on, by position:
+
+                [0, protected_len)              the cache, as before
+                [protected_len, existing_len)   the request, and these are duplicates: another request inserted the same
+                                                tokens first. It must free them and, if it continues, point its row at
+                                                path_slots(node)[protected_len:existing_len] instead
+                [existing_len, retained_len)    the cache, from now on; may be evicted unless locked
+                [retained_len, n)               the request, as before: less than a page, or all if the cache is off
+
+            So a request that is done frees [protected_len, existing_len) and [retained_len, n) and unlocks; one that
+            continues frees the first range, locks `node`, unlocks its old one, and has protected_len = retained_len.
+
+        Raises:
+            ValueError: key and slots differ in length.
+        """
         if len(key) != len(slots):
             raise ValueError(f"{len(key)} tokens but {len(slots)} slots")
         root = self._roots.get(namespace) or RootNode(namespace)
@@ -215,8 +299,9 @@ class RadixCache(PrefixCache):
 
         # The rest of the key becomes a leaf, whose slots belong to the cache from now on.
         existing = length >> 2
-        if self.journal is not None and path:
-            self.journal.used(end, now, 0, priority)
+        if path:
+            for journal in self.journals:
+                journal.used(end, now, 0, priority)
         if existing < retained:
             leaf = TreeNode(end, key_bytes[length:], _to_bytes(slots[existing:retained]), now, priority)
             end.add_child(key_bytes[length : length + self._page_bytes], leaf)
@@ -224,8 +309,8 @@ class RadixCache(PrefixCache):
             self._evictable_size += retained - existing
             self.stats.inserted_tokens += retained - existing
             end = leaf
-            if self.journal is not None:
-                self.journal.inserted(leaf)
+            for journal in self.journals:
+                journal.inserted(leaf)
         if end.lock_ref == 0 and not end.children:
             self._leaves.add(end)
         return InsertResult(existing, end, retained)
@@ -274,13 +359,18 @@ class RadixCache(PrefixCache):
         node.parent = prefix
         prefix.add_child(node.key_bytes[:page_bytes], node)
         above.children[prefix.key_bytes[:page_bytes]] = prefix
-        if self.journal is not None:
-            self.journal.split(node, prefix)
+        for journal in self.journals:
+            journal.split(node, prefix)
         return prefix
 
     # --- locks ---
 
     def inc_lock_ref(self, node: TreeNode) -> None:
+        """Protect the path from the root to the node from eviction until the matching dec_lock_ref.
+
+        Raises:
+            InvariantError: the node was evicted between its match and this call.
+        """
         if node.parent is None and node.key_bytes:
             raise InvariantError(f"{node!r} is locked after it was evicted")
         if node.lock_ref == 0 and not node.children:
@@ -293,10 +383,15 @@ class RadixCache(PrefixCache):
                 self._protected_size += size
             above.lock_ref += 1
             above = above.parent
-        if self.journal is not None:
-            self.journal.locked(node, 1)
+        for journal in self.journals:
+            journal.locked(node, 1)
 
     def dec_lock_ref(self, node: TreeNode) -> None:
+        """Release one lock.
+
+        Raises:
+            InvariantError: the node has no lock.
+        """
         if node.lock_ref < 1:
             raise InvariantError(f"{node!r} is unlocked more often than locked")
         above: TreeNode | None = node
@@ -309,12 +404,18 @@ class RadixCache(PrefixCache):
             above = above.parent
         if node.lock_ref == 0 and not node.children and node.parent is not None:
             self._leaves.add(node)
-        if self.journal is not None:
-            self.journal.locked(node, -1)
+        for journal in self.journals:
+            journal.locked(node, -1)
 
     # --- drop ---
 
     def evict(self, num_slots: int) -> int:
+        """Free slots through the allocator: whole unlocked leaves in eviction order, until at least num_slots are freed
+        or nothing evictable is left.
+
+        Returns:
+            Number of slots freed, which may be less or more than num_slots.
+        """
         leaves = self._leaves
         freed: list[bytes] = []
         missing = 4 * num_slots
@@ -328,8 +429,8 @@ class RadixCache(PrefixCache):
             assert parent is not None  # a root is never in _leaves
             parent.remove_child(leaf.key_bytes[: self._page_bytes])
             leaf.parent = None
-            if self.journal is not None:
-                self.journal.evicted(leaf)
+            for journal in self.journals:
+                journal.evicted(leaf)
             # A parent without children is the next leaf of its path.
             if not parent.children:
                 if isinstance(parent, RootNode):
@@ -339,6 +440,11 @@ class RadixCache(PrefixCache):
         return self._give_back(freed)
 
     def reset(self) -> bool:
+        """Drop everything and free its slots, for a flush.
+
+        Returns:
+            False, with nothing changed, if any token is locked; evict(evictable_size) drops everything that is not.
+        """
         if self._protected_size:
             return False
         freed = []
@@ -353,8 +459,8 @@ class RadixCache(PrefixCache):
             root.children = NO_CHILDREN
             self._forget_root(root)
         self._give_back(freed)
-        if self.journal is not None:
-            self.journal.cleared()
+        for journal in self.journals:
+            journal.cleared()
         return True
 
     def _give_back(self, runs: list[bytes]) -> int:
@@ -368,26 +474,34 @@ class RadixCache(PrefixCache):
     def _forget_root(self, root: RootNode) -> None:
         if root is not self._default_root:
             del self._roots[root.namespace]
-            if self.journal is not None:
-                self.journal.evicted(root)
+            for journal in self.journals:
+                journal.evicted(root)
 
     # --- look around ---
 
     def path_slots(self, node: TreeNode) -> Int32Array:
+        """Slots from the root to the end of the node: int32[tokens on that path], read-only."""
         return np.frombuffer(b"".join([above.value_bytes for above in node.path()]), dtype=I32)
 
     def iter_nodes(self) -> Iterator[TreeNode]:
+        """Every node that holds tokens (no roots), parents first. The cache must not change meanwhile."""
         for root in self._roots.values():
             yield from root.descendants()
 
     def roots(self) -> Iterable[RootNode]:
+        """The roots of all namespaces."""
         return self._roots.values()
 
     def is_root(self, node: RootNode) -> bool:
+        """Return True if the node is the root of its namespace's tree, rather than one that was dropped."""
         return self._roots.get(node.namespace) is node
 
     def check_invariants(self, live_nodes: Iterable[TreeNode] | None = None) -> None:
-        """The equations of radixrt.mem_cache.invariants.check_radix_cache."""
+        """Raise InvariantError unless the cache's state is consistent; visits all of it.
+
+        Args:
+            live_nodes: the locked node of every live request, one entry for each lock; None not to check locks.
+        """
         check_radix_cache(self, self._roots, self._leaves, live_nodes)
 
 

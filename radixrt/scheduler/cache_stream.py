@@ -9,10 +9,9 @@ events are unacknowledged, and goes on with a snapshot when all of them are ackn
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from itertools import islice
 
-from radixrt.mem_cache.cache_journal import CacheJournal, JointJournal
+from radixrt.mem_cache.cache_journal import CacheJournal
 from radixrt.mem_cache.granules import GRANULE_TOKENS, seed_of
 from radixrt.messages.cache_events import (
     CacheAck,
@@ -50,17 +49,13 @@ MAX_MATCHED = 64
 class CacheStream:
     """See the module's docstring. At most one reader watches at a time; another one takes its place.
 
-    Args:
-        watch: makes the cache record in a journal, or not any more; default: `watch` of the cache.
-
     Attributes:
         window: maximum number of unacknowledged events.
     """
 
-    def __init__(self, scheduler: Scheduler, watch: Callable[[CacheJournal | None], None] | None = None) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         self._core = scheduler
         self._cache = scheduler.kv.cache
-        self._watch = watch or self._cache.watch
         self._records = False
         self._journal = CacheJournal()
         self._watched = False
@@ -148,11 +143,11 @@ class CacheStream:
         self._journal.records_requests = self._requests
         self._journal.records_usage = self._usage
         self._records = True
-        self._watch(self._journal)
+        self._cache.watch(self._journal)
 
     def _pause(self) -> None:
         self._records = False
-        self._watch(None)
+        self._cache.unwatch(self._journal)
         self._journal.clear()
         self._header = None
 
@@ -196,18 +191,9 @@ class CacheStreams:
     """All streams of one scheduler; see the module's docstring."""
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self._cache = scheduler.kv.cache
-        self._journals: dict[str, CacheJournal] = {}
-        self._own = CacheStream(scheduler, lambda journal: self._set("own", journal))
-        self._page = CacheStream(scheduler, lambda journal: self._set("page", journal))
+        self._own = CacheStream(scheduler)
+        self._page = CacheStream(scheduler)
         self._replica = 0
-
-    def _set(self, name: str, journal: CacheJournal | None) -> None:
-        self._journals.pop(name, None)
-        if journal is not None:
-            self._journals[name] = journal
-        found = list(self._journals.values())
-        self._cache.watch(None if not found else found[0] if len(found) == 1 else JointJournal(found))
 
     @property
     def is_on(self) -> bool:

@@ -24,7 +24,7 @@ import numpy as np
 
 from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
 from radixrt.mem_cache.node_states import tokens_since_state
-from radixrt.mem_cache.prefix_cache import PrefixCache
+from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
 from radixrt.mem_cache.tree_node import TreeNode
 from radixrt.messages.cache_events import RequestPublished
@@ -77,7 +77,7 @@ class KVManager:
         max_active: maximum number of active requests.
     """
 
-    def __init__(self, cache: PrefixCache, allocator: TokenToKVPoolAllocator, rows: ReqToTokenPool) -> None:
+    def __init__(self, cache: RadixCache, allocator: TokenToKVPoolAllocator, rows: ReqToTokenPool) -> None:
         self.cache = cache
         self.allocator = allocator
         self.rows = rows
@@ -206,10 +206,11 @@ class KVManager:
         result = self.cache.insert(req.ids[:length], row[:length], req.namespace, req.priority)
         if result.retained_len <= req.kv.protected_len:
             return
-        journal = self.cache.journal
-        if journal is not None:
-            start, existing, end = req.kv.protected_len, result.existing_len, result.retained_len
-            journal.request(lambda at: RequestPublished(req.rid, at.number(result.node), start, existing, end))
+        for journal in self.cache.journals:
+            if journal.records_requests:
+                node, start = journal.number(result.node), req.kv.protected_len
+                event = RequestPublished(req.rid, node, start, result.existing_len, result.retained_len)
+                journal.events.append(event)
         if result.existing_len > req.kv.protected_len:
             theirs = self.cache.path_slots(result.node)[req.kv.protected_len : result.existing_len]
             self.allocator.free(row[req.kv.protected_len : result.existing_len].copy())

@@ -28,7 +28,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import accumulate
 
-from radixrt.mem_cache.prefix_cache import PrefixCache
+from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.mem_cache.tree_node import (
     RETAIN_DONE,
     RETAIN_EXTENDED,
@@ -61,7 +61,7 @@ SWEEP_S = 1.0
 class Programs:
     """See the module's docstring. The only code that sets retention levels."""
 
-    def __init__(self, cache: PrefixCache, counters: Counters) -> None:
+    def __init__(self, cache: RadixCache, counters: Counters) -> None:
         self._cache = cache
         self._num_slots = cache.allocator.num_slots
         self._counters = counters

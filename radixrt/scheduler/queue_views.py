@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from radixrt.mem_cache.granules import prompt_hashes
-from radixrt.mem_cache.prefix_cache import PrefixCache
+from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.messages.cache_events import QueueView
 from radixrt.messages.wire import pack_i32
 from radixrt.scheduler.admission import Admission
@@ -38,7 +38,7 @@ class Prefix(NamedTuple):
 class QueueViews:
     """Makes the QueueViews of one reader; remembers whose hashes it has been sent."""
 
-    def __init__(self, cache: PrefixCache, admission: Admission, recovery: Recovery) -> None:
+    def __init__(self, cache: RadixCache, admission: Admission, recovery: Recovery) -> None:
         self._cache = cache
         self._admission = admission
         self._recovery = recovery
@@ -72,7 +72,7 @@ class QueueViews:
         return found
 
 
-def cached_prefix(cache: PrefixCache, req: Req) -> Prefix:
+def cached_prefix(cache: RadixCache, req: Req) -> Prefix:
     """Find the cached prefix of a request's input; marks nothing as used."""
     key = req.reusable_ids
     node = cache.match_node(key, req.namespace)

@@ -98,15 +98,18 @@ class RequestTable:
             counters.recomputed_tokens += stats.matched_tokens - stats.cached_tokens
             logger.debug("request %s: KV matched %d, nearest state at %d", req.rid, matched, cached)
         stats.admitted_at = now
-        journal = self._kv.cache.journal
-        if journal is not None:
-            reusable = min(len(req.reusable_ids), req.prompt_len)
-            journal.request(
-                lambda at: RequestAdmitted(
-                    req.rid, at.number(req.kv.last_node) if matched else 0, req.prompt_len, stats.cached_tokens,
-                    stats.matched_tokens, reusable, *req.hint_names,
+        for journal in self._kv.cache.journals:
+            if journal.records_requests:
+                event = RequestAdmitted(
+                    req.rid,
+                    journal.number(req.kv.last_node) if matched else 0,
+                    req.prompt_len,
+                    stats.cached_tokens,
+                    stats.matched_tokens,
+                    min(len(req.reusable_ids), req.prompt_len),
+                    *req.hint_names,
                 )
-            )  # fmt: skip
+                journal.events.append(event)
         shared = 0 if req.member is None else req.member.shared_len
         prompt_tokens, cached_tokens = req.prompt_len - shared, max(stats.cached_tokens - shared, 0)
         counters.prompt_tokens += prompt_tokens
@@ -191,11 +194,11 @@ class RequestTable:
             self._programs.end_call(req.call, end, req.stats.cached_tokens, now)
         req.state = ReqState.FINISHED
         req.finish = finish
-        journal = self._kv.cache.journal
-        if journal is not None:
-            first = req.stats.first_token_at
-            waited = None if first is None else first - req.stats.arrived_at
-            journal.request(lambda at: RequestEnded(req.rid, finish.reason, req.num_output, waited))
+        for journal in self._kv.cache.journals:
+            if journal.records_requests:
+                first = req.stats.first_token_at
+                waited = None if first is None else first - req.stats.arrived_at
+                journal.events.append(RequestEnded(req.rid, finish.reason, req.num_output, waited))
         del self.by_rid[req.rid]
         if req.member is not None:
             self._row_ended(req, req.member, finish, now)

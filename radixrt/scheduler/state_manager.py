@@ -28,7 +28,7 @@ import numpy as np
 
 from radixrt.errors import InvariantError
 from radixrt.mem_cache.node_states import NodeStates, deepest_state
-from radixrt.mem_cache.prefix_cache import MatchResult
+from radixrt.mem_cache.results import MatchResult
 from radixrt.mem_cache.state_slots import StateSlotAllocator
 from radixrt.mem_cache.tree_node import TreeNode
 from radixrt.messages.scheduler_stats import StateStats

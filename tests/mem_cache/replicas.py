@@ -6,8 +6,7 @@ import msgspec
 
 from radixrt.mem_cache.cache_journal import CacheJournal
 from radixrt.mem_cache.granules import prompt_hashes
-from radixrt.mem_cache.prefix_cache import PrefixCache
-from radixrt.mem_cache.radix_cache import _EVICTION_KEYS
+from radixrt.mem_cache.radix_cache import _EVICTION_KEYS, RadixCache
 from radixrt.mem_cache.replica import CacheReplica
 from radixrt.mem_cache.tree_node import RootNode
 from radixrt.messages.cache_events import CacheEvents, SnapshotHeader
@@ -16,7 +15,7 @@ from radixrt.messages.cache_events import CacheEvents, SnapshotHeader
 class Reader:
     """The journal of a cache, and a replica that gets its events in their wire form."""
 
-    def __init__(self, cache: PrefixCache) -> None:
+    def __init__(self, cache: RadixCache) -> None:
         self.cache = cache
         self.journal = CacheJournal()
         self.replica = CacheReplica()
@@ -41,15 +40,15 @@ class Reader:
         return self.replica.apply(msgspec.msgpack.decode(msgspec.msgpack.encode(batch), type=CacheEvents))
 
 
-def check_equal(replica: CacheReplica, cache: PrefixCache) -> None:
+def check_equal(replica: CacheReplica, cache: RadixCache) -> None:
     """The replica has exactly the nodes of the tree, below the same parents, with the same values and hashes."""
     assert replica.is_complete
-    assert cache.journal is not None
+    (journal,) = cache.journals
     roots = [root for root in cache.roots() if root.children]
-    nodes = {cache.journal.number(node): node for node in cache.iter_nodes()}
+    nodes = {journal.number(node): node for node in cache.iter_nodes()}
     copies = {number: copy for number, copy in replica.nodes.items() if copy.parent is not None}
     assert copies.keys() == nodes.keys()
-    assert all(replica.nodes[cache.journal.number(root)].locks == root.lock_ref for root in roots)
+    assert all(replica.nodes[journal.number(root)].locks == root.lock_ref for root in roots)
     assert replica.num_tokens == cache.total_size
     assert replica.clock == cache.clock
     for number, node in nodes.items():
@@ -59,7 +58,7 @@ def check_equal(replica: CacheReplica, cache: PrefixCache) -> None:
             node.num_tokens, node.created, node.last_access, node.hits, node.priority, node.retention, node.lock_ref
         )  # fmt: skip
         assert copy.has_state == (node.state is not None)
-        assert copy.parent is replica.nodes[cache.journal.number(node.parent)]
+        assert copy.parent is replica.nodes[journal.number(node.parent)]
         assert copy.num_children == len(node.children)
         root, *above = node.path()
         assert isinstance(root, RootNode)
@@ -68,4 +67,4 @@ def check_equal(replica: CacheReplica, cache: PrefixCache) -> None:
         assert b"".join(copy.granules()) == prompt_hashes(tokens, root.namespace)
     leaves = [node for node in copies.values() if not node.num_children and not node.locks]
     order = sorted(leaves, key=lambda node: (node.has_state, _EVICTION_KEYS[cache.policy](node)))
-    assert [node.number for node in order] == [cache.journal.number(leaf) for leaf in getattr(cache, "_leaves", ())]
+    assert [node.number for node in order] == [journal.number(leaf) for leaf in getattr(cache, "_leaves", ())]

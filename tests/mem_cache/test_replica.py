@@ -163,12 +163,12 @@ def test_a_cache_that_nobody_watches_records_nothing() -> None:
     traffic = Traffic(0, 1, "lru", states=False)
     for _ in range(50):
         traffic.step()
-    assert traffic.cache.journal is None
+    assert not traffic.cache.journals
     reader = Reader(traffic.cache)
     reader.snapshot()
     reader.take(10**6)
     assert reader.journal.node(1) is not None
-    traffic.cache.watch(None)
+    traffic.cache.unwatch(reader.journal)
     traffic.cache.match_prefix(traffic.key())
     assert not reader.journal.events
 

@@ -268,4 +268,4 @@ def test_watching_ends_after_the_last_page_and_begins_again(
 
     look()
     look()
-    assert watched.scheduler.scheduler.kv.cache.journal is None
+    assert watched.scheduler.scheduler.kv.cache.journals == ()
