@@ -65,6 +65,7 @@ def plan_constraint(
     Raises:
         RequestError: the constraint or its options are malformed, or a choice holds a stop string.
     """
+    # A reasoning budget alone needs a constraint as well, which allows any text.
     constraint = read_constraint(given) if isinstance(given, ConstraintFields) else given
     structured = given.structured if isinstance(given, ConstraintFields) else None
     if constraint is None and offered is None and defaults.get("reasoning_budget") is not None:
@@ -77,6 +78,8 @@ def plan_constraint(
             None,
             field_names(constraint, **names),
         )
+    # With tools, the client's constraint becomes a part of the structural tag: an answer is either text under this
+    # constraint or tool calls.
     combined = part_of_tag(constraint, "functions" if offered.legacy else "tools")
     fields = constraint_fields(combined, structured, **defaults)
     names = field_names(combined, **names)
@@ -106,7 +109,7 @@ def _in_channels(
     names: FieldNames,
     stops: tuple[str, ...],
 ) -> PlannedConstraint:
-    """The constraint of an answer in channels: free reasoning, then the constrained answer, or a call."""
+    """Return the constraint of an answer in channels: free reasoning, then the constrained answer or a tool call."""
     if offered is not None:
         field = "functions" if offered.legacy else "tools"
     else:

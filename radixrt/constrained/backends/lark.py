@@ -97,6 +97,7 @@ class _Writer:
         self._terminal_lines: list[str] = []
 
     def write(self) -> str:
+        # Write all expressions, children first. A long expression with several uses becomes a rule.
         layout = self._productions.layout
         texts: list[_Text] = []
         uses = [0] * len(layout.order)
@@ -113,6 +114,7 @@ class _Writer:
         symbols = len(self._lines) + len(self._terminal_lines)
         if symbols > MAX_SYMBOLS:
             raise NotExpressible(f"the grammar has {symbols} rules and terminals; llguidance takes {MAX_SYMBOLS}")
+        # The rule `start` gets the body of the root, unless other rules call the root or rules must be visited first.
         root = self._names[self._productions.start]
         warm = _visited_first(self._lines, root)
         is_called = any(rule == self._productions.start for _, rule in layout.calls)
@@ -186,13 +188,13 @@ class _Writer:
         return self._as_rule(written)
 
     def _as_rule(self, written: _Text) -> _Text:
-        """The name of a new rule that stands for the text."""
+        """Return the name of a new rule with this text."""
         name = self._name("part")
         self._lines[name] = written[0]
         return name, _ATOM, 0
 
     def terminal(self, regex: Regex) -> str:
-        """The name of the terminal for a regular language, which is written once."""
+        """Return the name of the terminal for a regular language. Each language is written once."""
         known = self._terminals.get(regex)
         if known is None:
             text = self._terminal_text(regex)
@@ -229,7 +231,7 @@ class _Writer:
 
 
 def quoted(text: str) -> str:
-    """A string literal; the dialect reads JSON's escapes and takes no raw control characters."""
+    """Return a string literal. The dialect reads JSON's escapes and refuses raw control characters."""
     return encode_basestring_ascii(text).replace("\x7f", "\\u007f")
 
 
@@ -248,7 +250,7 @@ def _is_terminal(regex: Regex) -> bool:
 
 @lru_cache(maxsize=256)
 def _eliminated(regex: Regex) -> Regex | None:
-    """The same language as a plain expression, if that is of reasonable size."""
+    """Return the language as an expression without intersections and complements, if that has a reasonable size."""
     try:
         dfa = Dfa.of(regex, _MAX_STATES)
         return None if dfa is None else dfa.eliminate(_MAX_ELIMINATED)
@@ -257,10 +259,10 @@ def _eliminated(regex: Regex) -> Regex | None:
 
 
 def _visited_first(lines: Mapping[str, str], root: str) -> list[str]:
-    """Rules to be visited before the root, deepest first, such that no chain of calls is walked too deep at once.
+    """Return rules that must be visited before the root, deepest first, so that no walk along calls is too deep.
 
-    llguidance compiles rules in depth-first order by recursion and ends the process where thousands call one another
-    in a chain. A branch of the root that can never be taken, and calls these rules in this order, cuts the chains.
+    llguidance compiles rules in depth-first order by recursion, and crashes the process on chains of thousands of
+    calls. An option of the root that is never taken, and calls the returned rules in order, cuts such chains.
 
     Raises:
         NotExpressible: thousands of rules call one another in a circle, which cannot be cut.
@@ -279,7 +281,7 @@ def _visited_first(lines: Mapping[str, str], root: str) -> list[str]:
 
 
 def _walk(calls: Mapping[str, list[str]], roots: list[str]) -> Iterator[tuple[int, str]]:
-    """Each rule with the number of calls under way when a depth-first walk meets it first."""
+    """Yield the rules in depth-first order, each with the depth of the call at which the walk first meets the rule."""
     visited: set[str] = set()
     for root in roots:
         path = [iter([root])]

@@ -1,9 +1,10 @@
-"""Joins the single characters of a user's grammar into terminals, where a greedy lexer then still reads it correctly.
+"""Joins characters of a user's grammar into terminals, where a greedy lexer still reads the grammar correctly.
 
-llguidance masks a grammar of terminals ten to a hundred times faster than one of single characters, and xgrammar is as
-fast for a terminal's automaton. But llguidance ends a terminal only where no terminal can continue; `maximal_munch`
-states when that is correct. The largest regular parts are tried first; a terminal that violates the rule is split, a
-literal just at the violation, until the rule holds for all pairs. Single characters always satisfy it.
+In llguidance, masks of a grammar with terminals are ten to a hundred times faster than masks of a grammar of single
+characters, and xgrammar is as fast for a terminal's automaton. But llguidance ends a terminal only where no terminal
+can continue; `maximal_munch` states when that is correct. The largest regular parts are tried first. A terminal that
+violates the rule is split (a literal just at the violation) until the rule holds for all pairs of terminals. Single
+characters always satisfy the rule.
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ _MAX_WORK: Final = 60_000
 
 
 def with_terminals(productions: Productions) -> Productions:
-    """The same language in terminals that satisfy the rule; in single characters where no others are found in time.
+    """Return productions of the same language whose terminals satisfy the maximal-munch rule. If no larger terminals
+    are found in time, the terminals are single characters.
 
     Args:
-        productions: pruned; each `Term` reads one character.
+        productions: pruned; each `Term` reads a single character.
     """
     draft = _Draft(productions)
     rule = MaximalMunch()
@@ -165,7 +167,8 @@ class _Draft:
         return runs
 
     def _measure(self, expr: Expr) -> None:
-        """Finds the language of the expression, whose parts are known; None if it is not regular or too large."""
+        """Compute the language of an expression from the languages of its children; None if it is not regular or too
+        large."""
         below = children(expr)
         if isinstance(expr, Ref) and expr.rule in self._rules:
             below = (self._rules[expr.rule],)

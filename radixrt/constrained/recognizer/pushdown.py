@@ -108,7 +108,7 @@ class Program:
         self.start = self.entry(productions.start)
 
     def entry(self, rule: str) -> Node:
-        """The first node of a rule."""
+        """Return the first node of a rule, compiled by the first call."""
         node = self._entries.get(rule)
         if node is None:
             self._serial = self._places[rule] * _MAX_NODES
@@ -123,7 +123,7 @@ class Program:
         return known[1]
 
     def _compile(self, expr: Expr, next: Node, depth: int) -> Node:
-        """The first node of an expression that continues at `next`."""
+        """Return the first node of an expression that continues at `next`."""
         if isinstance(expr, Lit):
             return self._text(expr.text, next)
         if isinstance(expr, Term):
@@ -135,6 +135,7 @@ class Program:
         if isinstance(expr, Ref):
             rule = expr.rule
             return self._call(self._length(self._lengths.get(rule)), lambda: self.entry(rule), next)
+        # Deeply nested expressions become separate rules, because this method is recursive.
         if depth >= _MAX_NESTING:
             length = self._length(self._layout.lengths[self._layout.row(expr)])
             return self._call(length, lambda: self._entry_of_part(expr), next)
@@ -191,6 +192,7 @@ class Program:
             return next
         if (low, high) == (1, 1):
             return self._compile(expr.item, next, depth + 1)
+        # Prefer nodes without a counter: a regular language, a loop, or a fork.
         regex = _simple(expr.item)
         if regex is not None:
             return self._regular(repeat(regex, low, high), next)
@@ -205,6 +207,7 @@ class Program:
             node.targets = [self._compile(expr.item, next, depth + 1), next]
             node.best = next
             return node
+        # A nullable item makes any smaller number of repetitions possible, so the lower bound becomes 0.
         body = self._compile(expr.item, self.end, depth + 1)
         node = self._node(COUNT, next, 0)
         node.known_body = body
@@ -229,7 +232,7 @@ def _simple(expr: Expr) -> Regex | None:
 
 
 def _with_words_together(options: tuple[Expr, ...]) -> list[Expr]:
-    """The options, with literals joined into one terminal where there are several."""
+    """Return the options. If there are many literals, they are joined into a single terminal."""
     words = [option.text for option in options if isinstance(option, Lit)]
     if len(words) < _MIN_WORDS:
         return list(options)
@@ -243,7 +246,7 @@ Pieces = tuple[str | Special, ...]
 
 
 class Spelling:
-    """The shortest texts of one program."""
+    """The shortest texts of a program's rules and of regular languages."""
 
     def __init__(self) -> None:
         self._shortest: dict[Regex, str] = {}
@@ -254,7 +257,7 @@ class Spelling:
         self._shortest.clear()
 
     def shortest_text(self, regex: Regex) -> str:
-        """A shortest text of a language that is not empty."""
+        """Return a shortest text of a nonempty language."""
         text = self._shortest.get(regex)
         if text is None:
             found = checked(shortest_string, regex)
@@ -264,7 +267,8 @@ class Spelling:
         return text
 
     def text_of(self, body: Node) -> Pieces:
-        """The shortest text of a rule or item, given its first node."""
+        """Return the shortest text of a rule or item, given its first node."""
+        # Texts of called rules first, with an explicit stack, because calls may nest deeper than Python's stack.
         unfinished = [body]
         while unfinished:
             missing = [] if unfinished[-1] in self._texts else self._called(unfinished[-1])
@@ -279,7 +283,7 @@ class Spelling:
         return self._texts[body]
 
     def _called(self, node: Node) -> list[Node]:
-        """Rules and items on the shortest path from the node whose own texts are not known yet."""
+        """Return the rules and items on the shortest path from the node whose shortest texts are not known yet."""
         missing = []
         while node.kind != END:
             if node.kind == CALL and node.next.kind == END:
@@ -313,7 +317,7 @@ class Spelling:
 
 
 def joined(pieces: list[str | Special]) -> Pieces:
-    """The pieces with neighboring texts joined and empty ones dropped."""
+    """Return the pieces with adjacent texts joined and empty texts dropped."""
     found: list[str | Special] = []
     run: list[str] = []
     for piece in pieces:

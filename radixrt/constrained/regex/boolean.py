@@ -97,7 +97,8 @@ def _excludes_words(made: Intersect | Complement) -> bool:
 
 @lru_cache(maxsize=1024)
 def _plain(made: Intersect | Complement) -> Regex:
-    """The same language without intersections and complements, if a small automaton has a short expression."""
+    """Return the language as an expression without intersections and complements, if a small automaton has a short
+    expression; else return the given expression."""
     if _excludes_words(made) or has_more_states(made, _MAX_STATES):
         return made
     automaton = Dfa.of(made, _MAX_STATES)
@@ -106,7 +107,8 @@ def _plain(made: Intersect | Complement) -> Regex:
 
 
 def plain_expression(arrows: Sequence[Mapping[int, CharSet]], accepting: Sequence[bool]) -> Regex | None:
-    """The language of an automaton (see `small_expression`), if the minimal one is small and has a short expression."""
+    """Return the language of an automaton (see `small_expression`), if the minimal automaton is small and has a short
+    expression."""
     return small_expression(arrows, accepting, _MAX_STATES, _MAX_SIZE)
 
 
@@ -114,9 +116,11 @@ def plain_expression(arrows: Sequence[Mapping[int, CharSet]], accepting: Sequenc
 
 
 def narrow(node: Regex, charset: CharSet, low: int, high: int | None) -> Regex | None:
-    """The strings of node made of low to high characters of charset, if there is an expression of similar size.
+    """Return the strings of `node` with `low` to `high` characters, all in `charset`; None if that would take a large
+    expression.
 
-    Node has no intersection, complement or remainder.
+    Args:
+        node: without intersections, complements and remainders.
     """
     if not node.alphabet().issubset(charset):
         node = restrict(node, charset)
@@ -124,7 +128,11 @@ def narrow(node: Regex, charset: CharSet, low: int, high: int | None) -> Regex |
 
 
 def restrict(node: Regex, charset: CharSet) -> Regex:
-    """The strings of node made of characters of charset. Node has no intersection, complement or remainder."""
+    """Return the strings of `node` whose characters are all in `charset`.
+
+    Args:
+        node: without intersections, complements and remainders.
+    """
     made: dict[Regex, Regex] = {EMPTY: EMPTY, EPSILON: EPSILON}
     for part in subterms(node):
         if isinstance(part, Chars):
@@ -141,13 +149,13 @@ def restrict(node: Regex, charset: CharSet) -> Regex:
 
 
 class _Clipper:
-    """Bounds lengths, within a budget of steps."""
+    """Restricts the lengths of strings, within a budget of steps."""
 
     def __init__(self) -> None:
         self._left = _MAX_CLIPS
 
     def clip(self, node: Regex, low: int, high: int | None) -> Regex | None:
-        """The strings of node with low to high characters; None if that would take a large expression."""
+        """Return the strings of `node` with `low` to `high` characters; None if that would take a large expression."""
         shortest, longest = node.min_length, node.max_length
         if shortest >= low and (high is None or (longest is not None and longest <= high)):
             return node
@@ -172,11 +180,13 @@ class _Clipper:
         return alternate(*options)
 
     def _clip_repeat(self, node: Repeat, low: int, high: int | None) -> Regex | None:
+        # Items of equal length: the bounds become bounds on the number of items.
         size = node.item.min_length
         if node.item.max_length == size:
             fewest = max(node.low, -(-low // size))
             most = node.high if high is None else high // size if node.high is None else min(node.high, high // size)
             return repeat(node.item, fewest, most)
+        # Otherwise, try each possible number of items.
         if high is None or size == 0:
             return None
         times = range(node.low, min(high // size, node.high if node.high is not None else high) + 1)
@@ -193,7 +203,8 @@ class _Clipper:
         return alternate(*options)
 
     def _clip_chain(self, parts: list[Regex], low: int, high: int | None) -> Regex | None:
-        """Tries the lengths of the part that has the fewest to choose from."""
+        """Restrict the length of a sequence, by trying the lengths of the part with the fewest possible lengths."""
+        # If a single part has several lengths, the bounds apply to this part alone.
         variable = [at for at, part in enumerate(parts) if part.min_length != part.max_length]
         shortest = sum(part.min_length for part in parts)
         if len(variable) == 1:
@@ -203,6 +214,8 @@ class _Clipper:
             return None if inner is None else concat(*parts[:at], inner, *parts[at + 1 :])
         if not variable:
             return concat(*parts) if low <= shortest and (high is None or shortest <= high) else EMPTY
+        # Otherwise, fix each length of the chosen part in turn. Without an upper bound, all lengths from the one on
+        # that reaches `low` by itself are a single case.
         ways, at = min((_ways(parts[at], shortest, low, high), at) for at in variable)
         if ways > _MAX_WAYS:
             return None

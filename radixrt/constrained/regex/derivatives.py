@@ -127,10 +127,10 @@ def _after_first(node: Words, char: str) -> Regex:
 
 
 def _derive_concat(node: Concat, char: str) -> Regex:
-    """Goes along the chain in a loop: as many parts count as are nullable from the start.
+    """Derive a sequence, in a loop over its leading nullable parts and the part after them.
 
-    Once a part's derivative is nullable, all that its tail takes is in; so is then what a later counted class leaves,
-    which its own derivative only counts down.
+    If the derivative of a part is nullable, the language of the tail is included in the result. The derivative of a
+    later part `[class]{0,n}` is then redundant, because it is the same repetition with a smaller count.
     """
     options: list[Regex] = []
     rest: Regex = node
@@ -180,7 +180,7 @@ _DERIVE: Final[dict[type[Regex], Callable[[Any, str], Regex]]] = {
 
 @lru_cache(maxsize=4096)
 def first(node: Regex) -> CharSet:
-    """Characters with which a string of the language can begin; possibly more where has_boolean."""
+    """Return the characters with which a string of the language can begin; possibly more if has_boolean."""
     if isinstance(node, Intersect):
         kept = [item for item in node.items if not isinstance(item, Complement)]
         return reduce(CharSet.intersection, map(first, kept), EVERY)
@@ -201,7 +201,7 @@ def first(node: Regex) -> CharSet:
 
 
 def both(*items: Regex) -> Regex:
-    """The strings that are in all of the items."""
+    """Return the intersection of languages."""
     flat: dict[Regex, None] = {}
     pending = list(items)
     while pending:
@@ -221,6 +221,8 @@ def both(*items: Regex) -> Regex:
 
 
 def _meet(items: list[Regex]) -> Regex:
+    # Simplifications that are cheap enough for each derivative: disjoint lengths, complements of each other, and
+    # finite languages, whose strings are tested one by one.
     shortest = max([item.min_length for item in items])
     listed: Regex | None = None
     for item in items:
@@ -277,7 +279,7 @@ def _pair(left: Regex, right: Regex) -> Regex | None:
 
 
 def without(item: Regex) -> Regex:
-    """The strings that are not in item."""
+    """Return the complement of a language."""
     if isinstance(item, Complement):
         return item.item
     if item is EMPTY:
@@ -292,7 +294,7 @@ def without(item: Regex) -> Regex:
 
 
 def _without_repeat(item: Chars, low: int, high: int | None) -> Regex:
-    """Too short, too long, or with a character outside the class."""
+    """Return the strings that are too short, too long, or have a character outside of the class."""
     options = []
     if low > 0:
         options.append(repeat(ANY_CHAR, 0, low - 1))
@@ -309,7 +311,7 @@ def _without_repeat(item: Chars, low: int, high: int | None) -> Regex:
 def remainder(
     divisor: int, carry: int = 0, scale: int | None = None, *, point: bool = False, pending: bool = False
 ) -> Regex:
-    """The rest of a plain decimal that makes it a multiple of divisor / 10**scale; see `Remainder`."""
+    """Return the continuations of a decimal number that make it a multiple of divisor / 10**scale; see `Remainder`."""
     carry %= divisor
     if divisor == 1 and not point and scale is None:
         return _ANY_DIGITS
@@ -318,10 +320,10 @@ def remainder(
 
 
 def _missing(divisor: int, carry: int, scale: int | None, point: bool, pending: bool) -> int | None:
-    """The fewest characters that complete the number; None if nothing does.
+    """Return the minimum number of characters that complete a number to a multiple; None if no continuation does.
 
-    After n more digits the number is any of 10**n neighbours, one of which is a multiple iff -carry * 10**n modulo
-    what is left of the divisor is below 10**n.
+    After n further digits the number is one of 10**n consecutive integers. One of them is a multiple if and only if
+    -carry * 10**n modulo the remaining divisor is below 10**n.
     """
     counted = scale or 0
     if point:

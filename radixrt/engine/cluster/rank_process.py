@@ -97,6 +97,7 @@ def run_rank(given: RankSettings, config: Config) -> NoReturn:
         start_log.ready()
         while True:
             serve_steps(worker, inbox, until=functools.partial(line.ended, addresses.epoch))
+            # The scheduler was restarted: connect to the new one, with the model and the pools still loaded.
             addresses = line.addresses(after=addresses.epoch) or addresses
             inbox.close()
             answers.close()

@@ -88,6 +88,7 @@ class _ArrayAutomaton:
 
     def emit(self) -> Expr:
         """Return the whole array. Raises Unsupported."""
+        # Find all reachable states, and write their rules afterwards, when the rule of each target is known.
         start: State = (0, (0,) * len(self._plan.counts), 0, False)
         rules: dict[State, Ref] = {}
         order: list[State] = []
@@ -237,6 +238,7 @@ class _ArrayAutomaton:
 
 def listed_values(graph: Graph, node: Node, limit: int) -> list[Any] | None:
     """Return all values of a node, if they are scalars or listed and at most `limit`; else None."""
+    # A dictionary by `key` removes equal values, such as 1 and 1.0.
     expansion = graph.expand(node)
     found: dict[Any, Any] = {}
     if expansion.union is not None:

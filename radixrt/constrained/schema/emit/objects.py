@@ -40,6 +40,7 @@ class _ObjectEmitter:
         self._undeclared = _UndeclaredEmitter(emitter, plan)
 
     def emit(self) -> Expr:
+        # Members are counted only if the bounds on their number are not implied by the required members.
         plan = self._plan
         required = plan.required
         possible = None if plan.classes else len(plan.members)
@@ -65,11 +66,13 @@ class _ObjectEmitter:
         members = self._plan.members
         if not members:
             return self._undeclared.members(None, comma=False)
+        # With a required member, the commas of the optional members before it are known.
         needed = next((place for place, member in enumerate(members) if member[2]), len(members))
         after = self._style.after(",")
         if needed < len(members):
             before = [self._optional_member(place, "after") for place in range(needed)]
             return joined(*before, self._member(needed, comma=False), self._chain(needed + 1))
+        # Without a required member, build the rules from the last member to the first.
         following = self._undeclared.members(None, comma=False) if self._plan.classes else None
         for place in range(needed - 1, -1, -1):
             member = self._member(place, comma=False)
@@ -208,6 +211,7 @@ class _UndeclaredEmitter:
 
     def _from(self, grouping: tuple[Group, ...], first: int, room: int | None, *, comma: bool) -> Expr:
         """Return the members from the group that must come next; `room` counts members that need not exist."""
+        # A class is closed after its member that must exist, because a later member could replace that member.
         gone = {place for place, _ in grouping[:first]}
         if first == len(grouping):
             others = self._others(gone)
@@ -217,10 +221,13 @@ class _UndeclaredEmitter:
         separator = style.after(",") if comma else END
         value = self._emitter.value(self._emitter.graph.node(formulas))
         needed = joined(separator, style.pair(Term(self._plan.classes[place][0].keys()), value))
+        # Without an upper bound, any number of other members may come first.
         if room is None and comma:
             others = self._others(gone)
             before = END if others is NOTHING else repeated(others, 0, None)
             return seq(before, needed, self._from(grouping, first + 1, None, comma=True))
+        # With an upper bound, each (group, room) is a rule: either the member of the group follows, or another member
+        # that takes up room.
         key = (grouping, first, -1 if room is None else room)
         if comma and key in self._states:
             return self._states[key]
@@ -247,6 +254,7 @@ class _UndeclaredEmitter:
         because there is no room for both members, or because a member satisfies the requirement of the other. Otherwise
         the schema is refused.
         """
+        # Enumerate: each witness joins a group whose class it may belong to, or begins a group.
         plan = self._plan
         room = None if plan.high is None else plan.high - plan.required
         groupings: list[tuple[Group, ...]] = [()]
@@ -262,6 +270,7 @@ class _UndeclaredEmitter:
             groupings = list(dict.fromkeys(longer))
             if len(groupings) > MAX_GROUPINGS:
                 raise _unsupported(witness.source, "too many kinds of members could be the ones that must exist")
+        # Drop the groupings without values or room, and check those with two groups in the same class.
         for grouping in groupings:
             if any(self._emitter.graph.node(formulas).formulas == NONE for _, formulas in grouping):
                 continue

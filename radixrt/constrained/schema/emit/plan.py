@@ -248,6 +248,7 @@ def _union(sets: tuple[StringSet, ...] | tuple[NumberSet, ...]) -> Regex | None:
 
 def _plan_object(graph: Graph, shape: ObjectShape, pointer: str) -> ObjectPlan | None:
     """Return the plan of an object; None if there is certainly no such object. Raises Unsupported."""
+    # Declared members without a possible value are dropped.
     required = set(shape.required)
     check_text("".join(name for name, _ in shape.members), pointer, "properties")
     members: list[tuple[str, Node, bool]] = []
@@ -257,6 +258,7 @@ def _plan_object(graph: Graph, shape: ObjectShape, pointer: str) -> ObjectPlan |
             members.append((name, node, name in required))
         elif name in required:
             return None
+    # Undeclared names that satisfy the same tests form a class. The names of a small class become optional members.
     classes: list[tuple[KeyClass, Node]] = []
     for one in key_classes(graph, shape, pointer):
         node = graph.node(one.formulas)
@@ -265,6 +267,7 @@ def _plan_object(graph: Graph, shape: ObjectShape, pointer: str) -> ObjectPlan |
             members.extend((name, node, False) for name in sorted(names))
         else:
             classes.append((one, node))
+    # A witness may be a member of any class that its key set allows.
     witnesses: list[Witness] = []
     for keys, formulas, source in shape.witnesses:
         options = [(i, one.formulas + formulas) for i, (one, _) in enumerate(classes) if in_keys(one.tests, keys)]
@@ -277,6 +280,7 @@ def _plan_object(graph: Graph, shape: ObjectShape, pointer: str) -> ObjectPlan |
 
 def _plan_array(graph: Graph, shape: ArrayShape, pointer: str) -> ArrayPlan | None:
     """Return the plan of an array; None if there is certainly no such array. Raises Unsupported."""
+    # From index `length` on, all items have the same formulas. An item without a possible value ends the array.
     length = max([*shape.rule_bounds, *(count.start for count in shape.counts)], default=0)
     limit = graph.budget.limits.array_states
     if length > limit:
