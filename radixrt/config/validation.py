@@ -109,10 +109,10 @@ def parse_networks(listed: str, name: str) -> list[IPv4Network | IPv6Network]:
     """Parse comma-separated addresses and networks.
 
     Args:
-        name: the option that holds them.
+        name: name of the option, for errors.
 
     Raises:
-        ConfigError: one of them is neither.
+        ConfigError: a part is neither an address nor a network.
     """
     networks: list[IPv4Network | IPv6Network] = []
     for text in filter(None, (part.strip() for part in listed.split(","))):

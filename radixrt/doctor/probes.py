@@ -75,6 +75,7 @@ class Prober:
 
 def gather(*, device: str, attention_backend: str) -> Facts:
     """Run all probes, in about the time that importing torch takes. Never raises."""
+    # Libraries whose import may crash are probed in a child process, all others here.
     prober = Prober()
     ask = prober.ask
     nothing: dict[str, dict[str, Any]] = {}

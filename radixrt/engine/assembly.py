@@ -127,7 +127,7 @@ def make_runner_worker(
     progress: Callable[[], None] | None = None,
     start_log: StartLog | None = None,
 ) -> Worker:
-    """A worker around an unloaded runner; see `make_runner`."""
+    """Return a worker with an unloaded runner; see `make_runner`."""
     from radixrt.runner.worker import Worker
 
     runner = make_runner(config, settings, rank_info, mask_path=mask_path, progress=progress, start_log=start_log)
@@ -153,10 +153,8 @@ def make_scheduler_loop(
     *,
     epoch: int = 0,
 ) -> SchedulerLoop:
-    """The scheduler around pools of the size that the runner reports; announces itself to the tokenizer.
-
-    Everything else is loaded before it waits for the runner, the grammar libraries in a thread: they would take the
-    first steps' time.
+    """Return the scheduler's loop, with pools of the sizes that the runner reports. Announces the scheduler to the
+    tokenizer.
 
     Raises:
         EngineError: the runner is not ready in time.
@@ -165,6 +163,8 @@ def make_scheduler_loop(
     from radixrt.scheduler.loop import SchedulerLoop
     from radixrt.scheduler.scheduler import Scheduler
 
+    # Load everything else before waiting for the runner, grammar libraries in a thread. Otherwise the first steps would
+    # wait for these libraries.
     grammars = _make_grammars(config, settings)
     ready = executor.wait_ready(config.executor.start_timeout_s)
     scheduler = Scheduler(
@@ -177,6 +177,7 @@ def make_scheduler_loop(
         cascade=None if config.executor.cascade == "off" else ready.cascade,
         stages=settings.stages,
     )
+    # Pipeline stages need a step in flight for each stage, unless the user turned overlapping off.
     depth = config.scheduler.max_inflight_steps
     loop = SchedulerLoop(
         scheduler,

@@ -27,8 +27,8 @@ REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROT
 
 
 _NUMBERS = itertools.count()
-"""For addresses of monitors. pyzmq would make them of the watched socket's descriptor, which a new socket may have
-before ZMQ has given the address of a closed one free."""
+"""Numbers for addresses of monitors. pyzmq would derive an address from the watched socket's descriptor, but a new
+socket may get the descriptor of a closed socket before ZMQ has released the old address."""
 
 
 class ConnectionWatch:
@@ -56,6 +56,8 @@ class ConnectionWatch:
                 message = parse_monitor_message(self.socket.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 return False
+            # A disconnection counts only if the connection had authenticated. ZMQ reports a refusal right before the
+            # disconnection, and the binding end may have accepted connections that never authenticated.
             event, descriptor = message["event"], message["value"]
             refused, self._refused = self._refused, bool(event & REFUSED)
             if event == zmq.EVENT_ACCEPTED:

@@ -1,9 +1,9 @@
-"""`MaskTable` and `MaskReader`: grammar masks on their way from the scheduler to the runners, each sent once.
+"""`MaskTable` and `MaskReader`: transfer of grammar masks from the scheduler to the runners. Each mask is sent once.
 
 A mask over a vocabulary of 128 k takes 16 kB, and most masks of a step were used by earlier steps: rows with the same
-grammar share the masks of parser states, and reach the same states again. So masks have slots in a table of which both
-ends have a copy. A step's message names slots, and only the masks that are new there are written. Processes of one
-machine map the same table; a message to other machines carries the new masks.
+grammar share the masks of parser states, and reach the same states again. So masks have slots in a table, of which both
+ends have a copy. A step's message names slots, and only new masks are written. Processes of the same machine map the
+same table; a message to other machines carries the new masks.
 
 Slots are overwritten in the order of their last use, and there are several times as many as rows. So no slot is
 overwritten while a step in flight reads it: no row is in two steps in flight, and the masks of steps in flight are the
@@ -60,7 +60,7 @@ class MaskTable:
     def forget(self) -> None:
         """Write every mask again, because restarted runners have no masks."""
         self._free = list(reversed(range(self._slots)))
-        self._held: OrderedDict[int, tuple[int, Bitmask]] = OrderedDict()  # by id(mask), which lasts as it is held
+        self._held: OrderedDict[int, tuple[int, Bitmask]] = OrderedDict()  # by id(mask); keeps the mask alive
         self._num_passing = 0
 
     def message(self, step_id: int, rows: list[int], index: list[int], masks: Sequence[Bitmask]) -> GrammarMask:
@@ -81,8 +81,9 @@ class MaskTable:
                 slots.append(known[0])
                 continue
             slot = self._free.pop() if self._free else self._held.popitem(last=False)[1][0]
+            # The content of a writable array may change, so the array gets a key that no later look-up has.
             key = id(mask)
-            if mask.flags.writeable:  # never found again
+            if mask.flags.writeable:
                 self._num_passing += 1
                 key = -self._num_passing
             self._held[key] = slot, mask
@@ -97,8 +98,8 @@ class MaskTable:
 
 
 def _create(path: str, slots: int, words: int) -> Bitmask:
-    """Map the file as uint32 [slots, words], with all of its blocks: a page without a block would end its writer by
-    SIGBUS."""
+    """Map the file as uint32 [slots, words]. All blocks are allocated, because writing to a page without a block would
+    kill the process by SIGBUS."""
     size = slots * words * 4
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -114,7 +115,7 @@ def _create(path: str, slots: int, words: int) -> Bitmask:
 
 @dataclass(frozen=True)
 class Mask:
-    """The masks of one step.
+    """The masks of a step.
 
     Attributes:
         rows: int32 [m], the constrained rows, as indices of the step's sampling rows.
@@ -142,13 +143,13 @@ class MaskReader:
         self._own: Bitmask | None = None
 
     def read(self, message: GrammarMask, vocab_size: int) -> tuple[Mask | None, Int32Array]:
-        """Return the masks of a step, None where every row may sample anything; and the slots that are new."""
+        """Return the masks of a step, or None if no row is constrained; and the slots of new masks, int32."""
         words, new = bitmask_words(vocab_size), unpack_i32(message.new)
         if message.bits:
             table = self._grown(int(new.max()) + 1, words)
             table[new] = np.frombuffer(message.bits, np.uint32).reshape(-1, words)
         elif message.new:
-            self._own = None  # another scheduler may have begun to map a file
+            self._own = None  # a restarted scheduler may map a file where the previous one sent messages
         if not message.rows:
             return None, new
         table = self._map(words) if self._own is None else self._own

@@ -26,12 +26,12 @@ READY_WAIT_S = 0.05
 
 
 class RankEndpoints(NamedTuple):
-    """Endpoints of one epoch.
+    """Endpoints of an epoch.
 
     Attributes:
         ranks: inbox of each rank.
         answers: inbox of the scheduler for all ranks.
-        keys: if set, these are TCP addresses of this machine, on which the scheduler listens for the ranks.
+        keys: if set, the endpoints are TCP addresses of this machine, on which the scheduler listens for the ranks.
     """
 
     ranks: list[str]
@@ -85,6 +85,7 @@ class MultiprocExecutor(Executor):
                 raise EngineError(f"runner {message.rank} failed to start: {message.error}")
             if isinstance(message, RunnerReady):
                 self._ready[message.rank] = message
+        # Ranks that outlived a scheduler must have executed the same steps; otherwise collectives would not match.
         executed = sorted({ready.executed for ready in self._ready.values()})
         if len(executed) > 1:
             raise EngineError(

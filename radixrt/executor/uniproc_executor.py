@@ -26,7 +26,7 @@ class UniProcExecutor(Executor):
     """Runs a step when the step is submitted or, if the step is constrained, when its mask is sent.
 
     Args:
-        worker: executes the messages; it answers into `answers`.
+        worker: executes the messages, and sends its answers to `answers`.
         encode: encode and decode each message, as between processes (tests).
     """
 
