@@ -17,7 +17,7 @@ from radixrt.errors import InvariantError
 from radixrt.mem_cache.allocator import I32, Int32Array, TokenToKVPoolAllocator
 from radixrt.mem_cache.invariants import check_radix_cache
 from radixrt.mem_cache.node_states import NodeStates, deepest_state
-from radixrt.mem_cache.results import CacheStats, InsertResult, MatchResult
+from radixrt.mem_cache.results import InsertResult, MatchResult
 from radixrt.mem_cache.state_slots import StateSlotAllocator
 from radixrt.mem_cache.tree_node import NO_CHILDREN, RETAIN_DONE, RETAIN_NORMAL, RootNode, TreeNode
 
@@ -86,7 +86,7 @@ class RadixCache:
     a request may hold the node where its prefix ends for as long as it holds a lock on it.
 
     A model with recurrent layers also needs the state after a prefix, which nodes hold (`node_states`). Such a model
-    saves the computation of a prefix only up to the deepest state, so match_len and the counters end there.
+    saves the computation of a prefix only up to the deepest state, so match_len ends there.
 
     Args:
         allocator: receives evicted slots; defines the page size.
@@ -100,7 +100,7 @@ class RadixCache:
         shares: one request can reuse tokens that another request computes; if False, no request is deferred for that.
         policy: eviction policy; "none" if the cache is off.
         page_size: slots per page, the allocator's. Only whole pages are cached.
-        stats: counters.
+        evicted_tokens: tokens that evict or reset dropped so far.
         node_states: the states at nodes; None if the model has no recurrent layers.
         journals: records of changes of the tree, set by `watch`; none while nobody watches.
         clock: number of matches and inserts so far.
@@ -120,7 +120,7 @@ class RadixCache:
         self.policy = eviction_policy
         self.allocator = allocator
         self.page_size = allocator.page_size
-        self.stats = CacheStats()
+        self.evicted_tokens = 0
         self.node_states = None if state_slots is None else NodeStates(state_slots, self._leaves)
         self.journals: tuple[CacheJournal, ...] = ()
         self.clock = 0
@@ -164,7 +164,7 @@ class RadixCache:
     # --- look up and add ---
 
     def match_prefix(self, key: Int32Array, namespace: str = "") -> MatchResult:
-        """Find the longest cached prefix of whole pages, mark it as used and count hit and missed tokens.
+        """Find the longest cached prefix of whole pages, and mark it as used.
 
         Call it once for each admission, and match_len for tentative look-ups. Lock the node before anything evicts.
         """
@@ -173,14 +173,6 @@ class RadixCache:
         if partial is not None:
             path.append(self._split(partial, common))
             length += common
-        matched = found = length >> 2
-        state_node = None
-        if self.node_states is not None:
-            state_node, found = deepest_state(path[-1] if path else root, matched, matched)
-        stats = self.stats
-        stats.queries += 1
-        stats.hit_tokens += found
-        stats.miss_tokens += len(key) - found
         if not path:
             return MatchResult(_NO_SLOTS, root)
 
@@ -200,37 +192,29 @@ class RadixCache:
         for journal in self.journals:
             journal.used(end, now, 1)
         slots = np.frombuffer(b"".join([node.value_bytes for node in path]), dtype=I32)
-        return MatchResult(slots, end) if state_node is None else MatchResult(slots, end, state_node, found)
+        if self.node_states is None:
+            return MatchResult(slots, end)
+        return MatchResult(slots, end, *deepest_state(end, length >> 2, length >> 2))
 
     def match_len(self, key: Int32Array, namespace: str = "") -> int:
-        """Number of tokens that match_prefix would find, up to the deepest state if the model has recurrent layers;
-        changes and counts nothing."""
-        root = self._roots.get(namespace)
-        if root is None:
-            return 0
-        descent = self._descend(root, _to_bytes(key))
+        """Return the number of tokens that match_prefix would find, up to the deepest state if the model has recurrent
+        layers; changes nothing."""
+        path, length, _, common = self._find(key, namespace)
         if self.node_states is not None:
-            length = descent.length >> 2
-            return deepest_state(descent.path[-1], length, length)[1] if length else 0
-        return (descent.length + descent.common) >> 2
+            return deepest_state(path[-1], length >> 2, length >> 2)[1] if path else 0
+        return (length + common) >> 2
 
     def match_node(self, key: Int32Array, namespace: str = "") -> TreeNode | None:
-        """The node in which match_prefix's result would end, None if nothing matches; changes and counts nothing."""
-        root = self._roots.get(namespace)
-        if root is None:
-            return None
-        descent = self._descend(root, _to_bytes(key))
+        """Return the node in which match_prefix's result would end, None if nothing matches; changes nothing."""
+        descent = self._find(key, namespace)
         return descent.partial or (descent.path[-1] if descent.path else None)
 
     def node_at(self, key: Int32Array, namespace: str = "") -> TreeNode | None:
-        """The node that ends where the key's last whole page ends, created by a split if necessary; None if the key is
-        not cached that far, or is shorter than a page. Counts nothing and marks nothing as used."""
+        """Return the node that ends where the key's last whole page ends, created by a split if necessary; None if the
+        key is not cached that far, or is shorter than a page. Marks nothing as used."""
         whole = len(key) - len(key) % self.page_size
-        root = self._roots.get(namespace)
-        if root is None or not whole:
-            return None
-        path, length, partial, common = self._descend(root, _to_bytes(key[:whole]))
-        if length + common < 4 * whole:
+        path, length, partial, common = self._find(key[:whole], namespace)
+        if not whole or length + common < 4 * whole:
             return None
         return path[-1] if partial is None else self._split(partial, common)
 
@@ -307,13 +291,16 @@ class RadixCache:
             end.add_child(key_bytes[length : length + self._page_bytes], leaf)
             self._roots[namespace] = root
             self._evictable_size += retained - existing
-            self.stats.inserted_tokens += retained - existing
             end = leaf
             for journal in self.journals:
                 journal.inserted(leaf)
         if end.lock_ref == 0 and not end.children:
             self._leaves.add(end)
         return InsertResult(existing, end, retained)
+
+    def _find(self, key: Int32Array, namespace: str) -> _Descent:
+        root = self._roots.get(namespace)
+        return _Descent([], 0, None, 0) if root is None else self._descend(root, _to_bytes(key))
 
     def _descend(self, root: TreeNode, key: bytes) -> _Descent:
         path: list[TreeNode] = []
@@ -468,7 +455,7 @@ class RadixCache:
         slots = np.frombuffer(b"".join(runs), dtype=I32)
         self.allocator.free(slots)
         self._evictable_size -= len(slots)
-        self.stats.evicted_tokens += len(slots)
+        self.evicted_tokens += len(slots)
         return len(slots)
 
     def _forget_root(self, root: RootNode) -> None:

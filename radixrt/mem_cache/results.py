@@ -1,8 +1,7 @@
-"""Results and counters of the prefix cache."""
+"""Results of the prefix cache."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from radixrt.mem_cache.allocator import Int32Array
@@ -40,22 +39,3 @@ class InsertResult(NamedTuple):
     existing_len: int
     node: TreeNode
     retained_len: int
-
-
-@dataclass(slots=True)
-class CacheStats:
-    """Counters since the cache was created; they never decrease, not even on a reset.
-
-    Attributes:
-        queries: calls of match_prefix.
-        hit_tokens: tokens that match_prefix found; up to the state, for a model with recurrent layers.
-        miss_tokens: tokens of the keys that match_prefix did not find.
-        inserted_tokens: tokens that insert added.
-        evicted_tokens: tokens that evict or reset dropped.
-    """
-
-    queries: int = 0
-    hit_tokens: int = 0
-    miss_tokens: int = 0
-    inserted_tokens: int = 0
-    evicted_tokens: int = 0

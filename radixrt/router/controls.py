@@ -62,28 +62,24 @@ class Controls:
         asked.waiting.discard(replica)
         return self._answer(reply.id, asked)
 
-    def lost(self, replica: int) -> list[ControlReply]:
-        """Expect nothing of a dead replica any more; returns the answers that become complete by that."""
-        return self._excuse(replica)
+    def lost(self, replica: int, *, is_fenced: bool = False, silent_s: float | None = None) -> list[ControlReply]:
+        """Expect nothing of a replica any more; returns the answers that become complete by that.
 
-    def fenced(self, replica: int) -> list[ControlReply]:
-        """As `lost`, for a replica that counts as dead from now on."""
-        return self._excuse(replica, remark=_fenced(replica))
-
-    def silent(self, replica: int, for_s: float) -> list[ControlReply]:
-        """As `lost`, for a replica that should answer and does not: the replica's commands fail."""
-        return self._excuse(
-            replica, failure=f"replica {replica} has not answered for {for_s:.0f} s; its process may be stopped"
-        )
-
-    def _excuse(self, replica: int, *, remark: str = "", failure: str = "") -> list[ControlReply]:
+        Args:
+            is_fenced: the replica counts as dead, but may be heard again.
+            silent_s: seconds for which a replica that should answer has not answered: its commands fail.
+        """
         found = []
         for control_id, asked in list(self._asked.items()):
-            if replica in asked.waiting:
-                asked.waiting.discard(replica)
-                asked.remarks += [remark] if remark else []
-                asked.failures += [failure] if failure else []
-                found += self._answer(control_id, asked)
+            if replica not in asked.waiting:
+                continue
+            asked.waiting.discard(replica)
+            if is_fenced:
+                asked.remarks.append(_fenced(replica))
+            if silent_s is not None:
+                failure = f"replica {replica} has not answered for {silent_s:.0f} s; its process may be stopped"
+                asked.failures.append(failure)
+            found += self._answer(control_id, asked)
         return found
 
     def _answer(self, control_id: str, asked: _Asked) -> list[ControlReply]:

@@ -340,10 +340,10 @@ class RouterLoop:
                 lost,
             )
             self._tell(replica)
-            self._answer(self._controls.fenced(replica))
+            self._answer(self._controls.lost(replica, is_fenced=True))
         for replica, asked_at in self._controls.owing():
             if self._router.is_silent(replica, asked_at, now):
-                self._answer(self._controls.silent(replica, now - asked_at))
+                self._answer(self._controls.lost(replica, silent_s=now - asked_at))
         if now >= self._next_views:
             self._next_views = now + VIEW_S
             for replica in loads:

@@ -20,7 +20,7 @@ def scheduler_stats(core: Scheduler, grammars: GrammarManager, now: float) -> Sc
         prompt_tokens=c.prompt_tokens,
         cached_tokens=c.cached_tokens,
         generated_tokens=c.generated_tokens,
-        evicted_tokens=kv.cache.stats.evicted_tokens,
+        evicted_tokens=kv.cache.evicted_tokens,
         retractions=c.retractions,
         finished=c.finished,
         extend_steps=c.extend_steps,

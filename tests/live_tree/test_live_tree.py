@@ -44,7 +44,7 @@ def followed(steps: int) -> tuple[LiveTree, SyntheticScheduler]:
 def test_the_copy_equals_the_tree() -> None:
     tree, scheduler = followed(300)
     cache = scheduler.scheduler.kv.cache
-    assert cache.stats.evicted_tokens > 1000
+    assert cache.evicted_tokens > 1000
     assert tree.replica.num_tokens == cache.total_size
     (journal,) = cache.journals
     nodes = list(cache.iter_nodes())

@@ -40,7 +40,7 @@ def test_a_fenced_replica_owes_no_answer_and_the_answer_says_so() -> None:
     controls = Controls()
     controls.ask(FLUSH, [0, 1], 0.0)
     controls.answered(0, ControlReply("1", ok=True))
-    (reply,) = controls.fenced(1)
+    (reply,) = controls.lost(1, is_fenced=True)
     assert reply.ok
     assert reply.message == "replica 1 is silent and counts as dead; it begins with an empty cache once it is heard"
     assert controls.ask(FLUSH, [], 0.0, fenced=[1]) == [reply]
@@ -51,6 +51,6 @@ def test_a_command_fails_at_a_replica_that_does_not_answer() -> None:
     controls.ask(FLUSH, [0, 1], 3.0)
     controls.answered(0, ControlReply("1", ok=True))
     assert list(controls.owing()) == [(1, 3.0)]
-    (reply,) = controls.silent(1, 4.2)
+    (reply,) = controls.lost(1, silent_s=4.2)
     assert reply == ControlReply("1", False, "replica 1 has not answered for 4 s; its process may be stopped")
     assert controls.answered(1, ControlReply("1", ok=True)) == [], "too late"
