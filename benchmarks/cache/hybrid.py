@@ -20,10 +20,10 @@ from benchmarks.cache.hybrid_engine import HybridEngine
 from benchmarks.cache.hybrid_workloads import Request, chats, fork, interleaved
 from benchmarks.cache.state_optimum import optimum
 from benchmarks.cache.state_rules import VLLM, SGLang
+from benchmarks.common.plots import line_plot
 from benchmarks.common.tables import table
 
 MANY = 4096
-COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#7f7f7f")
 POLICIES = ("radixrt", "vLLM's rules", "SGLang's rules", "optimum")
 
 
@@ -63,29 +63,10 @@ def hit_rates(states: Sequence[int]) -> list[tuple[int, list[float]]]:
     return rates
 
 
-def svg_plot(rates: Sequence[tuple[int, list[float]]], width: int = 640, height: int = 360) -> str:
-    """Hit rate over the number of states, as an SVG file; the number doubles from tick to tick."""
-    left, right, top, bottom = 50, width - 20, 30, height - 40
-    step = (right - left) / max(len(rates) - 1, 1)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif"'
-        ' font-size="12"><rect width="100%" height="100%" fill="white"/>'
-    ]
-    for tick in range(6):
-        y = bottom - tick / 5 * (bottom - top)
-        parts.append(f'<line x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{tick / 5:.1f}</text>')
-    for i, (count, _) in enumerate(rates):
-        parts.append(f'<text x="{left + i * step:.1f}" y="{bottom + 18}" text-anchor="middle">{count}</text>')
-    for number, (name, color) in enumerate(zip(POLICIES, COLORS, strict=True)):
-        points = " ".join(
-            f"{left + i * step:.1f},{bottom - values[number] * (bottom - top):.1f}"
-            for i, (_, values) in enumerate(rates)
-        )
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"/>')
-        parts.append(f'<text x="{left + 10 + 150 * number}" y="18" fill="{color}">{name}</text>')
-    parts.append(f'<text x="{left}" y="{height - 6}">hit rate by number of cached states</text></svg>')
-    return "\n".join(parts)
+def plot(path: Path, rates: Sequence[tuple[int, list[float]]]) -> None:
+    """Write the hit rates over the number of states as an SVG file."""
+    lines = {policy: [(count, values[number]) for count, values in rates] for number, policy in enumerate(POLICIES)}
+    line_plot(path, lines, x_label="cached states", y_label="hit rate", log="x")
 
 
 def main() -> None:
@@ -100,7 +81,7 @@ def main() -> None:
     body = [[str(count), *(f"{100 * value:.1f} %" for value in values)] for count, values in rates]
     print(table(["states", *POLICIES], body))
     if args.svg is not None:
-        args.svg.write_text(svg_plot(rates))
+        plot(args.svg, rates)
 
 
 if __name__ == "__main__":

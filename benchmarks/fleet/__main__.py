@@ -25,7 +25,7 @@ from benchmarks.fleet.device import H200_8B, KV_BYTES, Device, fit_steps, read_s
 from benchmarks.fleet.fleet import Fleet
 from benchmarks.fleet.policies import POLICIES, make_router
 from benchmarks.fleet.programs import WORKLOAD_A, WORKLOAD_B, Program, fork_programs, shared_prefix
-from benchmarks.fleet.report import Run, plots, results_table
+from benchmarks.fleet.report import Run, results_table, write_plots
 from benchmarks.fleet.traces import trace_programs
 from radixrt.bench.traces import read_trace
 from radixrt.messages.scheduler_stats import StepTimes
@@ -143,9 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     print(results_table(runs))
     if options.plots:
-        options.plots.mkdir(parents=True, exist_ok=True)
-        for name, svg in plots(runs).items():
-            (options.plots / f"{name}.svg").write_text(svg)
+        write_plots(options.plots, runs)
     return 0
 
 

@@ -19,11 +19,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.common.plots import line_plot
 from benchmarks.common.tables import table
 from benchmarks.fleet.baselines import FleetRouter
 from benchmarks.fleet.device import H200_8B, Device
 from benchmarks.fleet.fleet import Fleet
-from benchmarks.fleet.plots import line_plot
 from benchmarks.fleet.policies import make_router
 from benchmarks.fleet.programs import WORKLOAD_A, fork_programs
 from radixrt.bench.result import percentile
@@ -166,8 +166,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(traffic(found[0][1][-1], options.users / options.period))
     if options.images:
         options.images.mkdir(parents=True, exist_ok=True)
-        plot = line_plot(lines, title="mean seconds of a program", x_label="programs per second and GPU", y_label="")
-        (options.images / "scale-plan.svg").write_text(plot)
+        path = options.images / "scale-plan.svg"
+        line_plot(path, lines, title="mean seconds of a program", x_label="programs per second and GPU")
     return 0
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from benchmarks.common.plots import line_plot
 from benchmarks.common.tables import table
 from benchmarks.fleet.fleet import Outcome
-from benchmarks.fleet.plots import distribution, line_plot
 from radixrt.bench.result import percentile
 
 
@@ -58,29 +59,31 @@ def _cell(values: Sequence[float]) -> str:
     return f"{statistics.fmean(values):.3g}" + (f" ±{spread:.2g}" if len(values) > 1 else "")
 
 
-def plots(runs: Sequence[Run]) -> dict[str, str]:
-    """SVG files by name: means over the rate if there are several rates, else distributions over requests."""
+def write_plots(folder: Path, runs: Sequence[Run]) -> None:
+    """Write SVG files: means over the rate if there are several rates, else distributions over requests."""
+    folder.mkdir(parents=True, exist_ok=True)
     policies = list(dict.fromkeys(run.policy for run in runs))
     rates = sorted({run.rate for run in runs})
-    found = {}
-    for name, column in (("ttft", "TTFT mean s"), ("program", "program mean s")):
+    for name, column, values in (
+        ("ttft", "TTFT mean s", lambda run: run.outcome.ttft),
+        ("program", "program mean s", lambda run: run.outcome.program_s),
+    ):
+        path, lines = folder / f"{name}.svg", {}
+        for policy in policies:
+            mine = [run for run in runs if run.policy == policy]
+            if len(rates) > 1:
+                means = ((rate, [COLUMNS[column](run) for run in mine if run.rate == rate]) for rate in rates)
+                lines[policy] = [(rate, statistics.fmean(each)) for rate, each in means]
+            else:
+                lines[policy] = distribution([value for run in mine for value in values(run)])
         if len(rates) > 1:
-            lines = {
-                policy: [
-                    (rate, statistics.fmean(COLUMNS[column](r) for r in runs if (r.policy, r.rate) == (policy, rate)))
-                    for rate in rates
-                ]
-                for policy in policies
-            }
-            label = "programs per second"
-            found[name] = line_plot(lines, title=column, x_label=label, y_label="s, logarithmic", log_y=True)
-            continue
-        values: dict[str, list[float]] = {policy: [] for policy in policies}
-        for run in runs:
-            values[run.policy] += run.outcome.ttft if name == "ttft" else run.outcome.program_s
-        found[name] = line_plot(
-            {policy: distribution(all_of) for policy, all_of in values.items()},
-            title=f"{'first token' if name == 'ttft' else 'program'}: share that is done by then",
-            x_label="seconds", y_label="share",
-        )  # fmt: skip
-    return found
+            line_plot(path, lines, title=column, x_label="programs per second", y_label="s", log="y")
+        else:
+            title = f"{'first token' if name == 'ttft' else 'program'}: share that is done by then"
+            line_plot(path, lines, title=title, x_label="seconds", y_label="share")
+
+
+def distribution(values: Sequence[float], points: int = 100) -> list[tuple[float, float]]:
+    """Return (value, share of the values up to it) at equal steps of the share."""
+    shares = [i / points for i in range(points + 1)]
+    return [(percentile(values, 100 * share), share) for share in shares] if values else []

@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             samples, tally, idle = asyncio.run(soak(server, args))
         errors = [line for line in log.read_text(errors="replace").splitlines() if " ERROR " in line]
     if args.svg is not None:
-        args.svg.write_text(report.svg_plot(samples))
+        report.plot(args.svg, samples)
     judged = report.verdicts(samples, tally, idle=idle)
     parts = [report.tally_table(tally), report.timeline(samples), report.text_plot(samples)]
     print("\n" + "\n\n".join(parts) + "\n")

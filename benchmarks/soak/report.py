@@ -3,8 +3,9 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+from pathlib import Path
 
+from benchmarks.common.plots import line_plot
 from benchmarks.common.tables import table
 from benchmarks.soak.load import Tally
 from benchmarks.soak.samples import Sample, slope
@@ -17,7 +18,6 @@ FLAT_MIB, FLAT_SHARE = 16.0, 0.02
 
 ROWS = 16
 BARS = " ▁▂▃▄▅▆▇█"
-COLORS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b")
 
 
 @dataclass(frozen=True)
@@ -89,28 +89,13 @@ def text_plot(samples: Sequence[Sample], width: int = 72) -> str:
     return "\n".join(lines)
 
 
-def svg_plot(samples: Sequence[Sample], width: int = 760, height: int = 320) -> str:
-    """The RSS of each process over time, as an SVG file."""
-    names, end = processes(samples), samples[-1].seconds or 1.0
-    top = max((value for sample in samples for value in sample.rss.values()), default=1.0) * 1.05
-    left, bottom = 60, height - 30
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif"'
-        ' font-size="12"><rect width="100%" height="100%" fill="white"/>'
-    ]
-    for tick in range(5):
-        y = bottom - tick / 4 * (bottom - 20)
-        parts.append(f'<line x1="{left}" x2="{width - 10}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{top * tick / 4:.0f}</text>')
-    for name, color, row in zip(names, COLORS * len(names), range(len(names)), strict=False):
-        points = " ".join(
-            f"{left + s.seconds / end * (width - left - 10):.1f},{bottom - s.rss[name] / top * (bottom - 20):.1f}"
-            for s in samples if name in s.rss
-        )  # fmt: skip
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.5"/>')
-        parts.append(f'<text x="{left + 10 + 150 * row}" y="14" fill="{color}">{escape(name)}</text>')
-    parts.append(f'<text x="{left}" y="{height - 8}">RSS in MiB over {end / 60:.0f} min</text></svg>')
-    return "\n".join(parts)
+def plot(path: Path, samples: Sequence[Sample]) -> None:
+    """Write the RSS of each process over time as an SVG file."""
+    lines = {
+        name: [(sample.seconds / 60, sample.rss[name]) for sample in samples if name in sample.rss]
+        for name in processes(samples)
+    }
+    line_plot(path, lines, x_label="minutes", y_label="RSS, MiB")
 
 
 def tally_table(tally: Tally) -> str:

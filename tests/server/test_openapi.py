@@ -5,23 +5,18 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import httpx
 import jsonschema
 import pytest
 
+from benchmarks.common.browser import BROWSER, Browser
 from radixrt.chat.unsupported_fields import UnsupportedFields
 from radixrt.server.routes.table import ROUTES
 from tests.server.conformance import check_exchange, description, validate
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import Caller
-
-BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome")
-BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
 def test_every_route_of_the_application_is_described(caller: Caller) -> None:
@@ -116,13 +111,14 @@ def test_the_page_loads_nothing_from_elsewhere(caller: Caller) -> None:
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium")
-def test_the_page_in_a_browser(live: str, tmp_path: Path) -> None:
-    assert BROWSER is not None
-    command = [
-        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=10000", "--dump-dom",
-        f"--user-data-dir={tmp_path}", f"{live}/docs#chat_completions",
-    ]  # fmt: skip
-    page = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+def test_the_page_in_a_browser(live: str) -> None:
+    browser = Browser()
+    try:
+        browser.open(f"{live}/docs#chat_completions")
+        browser.wait("document.querySelector('#chat_completions')?.open")
+        page = browser.page.content()
+    finally:
+        browser.close()
     for path in (path for route in ROUTES for path in route.paths):
         assert f'<span class="path">{path.replace(":path", "")}</span>' in page
     assert re.search(r'<details class="route" id="chat_completions" [^>]*open=""', page)

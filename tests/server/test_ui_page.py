@@ -162,11 +162,11 @@ def test_the_tree_is_drawn_zoomed_coloured_and_searched(page: Browser) -> None:
         "(({x, y, width}) => ({x, y, width}))(document.querySelector('#icicle canvas').getBoundingClientRect())"
     )
     assert box["width"] > 1000
-    page.move(box["x"] + 20, box["y"] + 14)
+    page.page.mouse.move(box["x"] + 20, box["y"] + 14)
     page.wait("!document.querySelector('#tip').hidden")
     assert "last used" in text(page, "#tip")
     page.wait(f"document.querySelector('#tip pre')?.textContent === '{HOSTILE}'")
-    page.click(box["x"] + 20, box["y"] + 14)
+    page.page.mouse.click(box["x"] + 20, box["y"] + 14)
     page.wait("document.querySelectorAll('#crumbs button').length > 1")
     page.run("document.dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape'}))")
     page.wait("document.querySelectorAll('#crumbs button').length === 0")
@@ -356,8 +356,8 @@ def test_texts_of_users_are_only_text(page: Browser) -> None:
     assert page.errors == []
 
 
-def test_the_page_asks_for_the_key_of_an_admin() -> None:
-    served, browser = Served(api_key="right"), Browser()
+def test_the_page_asks_for_the_key_of_an_admin(page: Browser) -> None:
+    served, browser = Served(api_key="right"), Browser(beside=page)
 
     def give(key: str) -> None:
         browser.run(f"document.querySelector('#key').value = '{key}'; document.querySelector('#login button').click()")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random
+from pathlib import Path
 
 import pytest
 
-from benchmarks.cache.hybrid import hit_rates, svg_plot
+from benchmarks.cache.hybrid import POLICIES, hit_rates, plot
 from benchmarks.cache.hybrid_engine import HybridEngine
 from benchmarks.cache.hybrid_workloads import chats, fork
 from benchmarks.cache.state_optimum import Arc, best_value, optimum
@@ -51,11 +52,12 @@ def test_the_optimum_is_the_best_choice_of_arcs() -> None:
         assert best_value(arcs, times, capacity) == max(fits)
 
 
-def test_the_hit_rate_falls_gracefully_with_the_pool() -> None:
+def test_the_hit_rate_falls_gracefully_with_the_pool(tmp_path: Path) -> None:
     rates = hit_rates([4, 16, 64])
     ours = [values[0] for _, values in rates]
     assert ours == sorted(ours)
     for _, (radixrt, vllm, sglang, best) in rates:
         assert max(vllm, sglang) < radixrt < best
         assert radixrt > 0.7 * best
-    assert svg_plot(rates).count("<polyline") == 4
+    plot(tmp_path / "plot.svg", rates)
+    assert all(f">{policy}</text>" in (tmp_path / "plot.svg").read_text() for policy in POLICIES)

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from benchmarks.common.browser import BROWSER, Browser
 from radixrt.lang.observe.report import report, totals
 from radixrt.lang.observe.report_page import report_page, run_data, save_report
 from radixrt.lang.observe.run_log import RunLog
 from tests.lang.observe.runs import HOSTILE, START, Made, large_run, small_run
-
-BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome")
-BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
 def test_totals() -> None:
@@ -113,13 +109,13 @@ def test_the_page_needs_no_other_file() -> None:
 
 
 def dom(path: Path, fragment: str = "") -> str:
-    assert BROWSER is not None
-    done = subprocess.run(
-        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000", "--window-size=1360,900",
-         "--dump-dom", f"file://{path}{fragment}"],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    return done.stdout
+    """Return the page as a browser has built it."""
+    browser = Browser()
+    try:
+        browser.open(f"file://{path}{fragment}")
+        return browser.page.content()
+    finally:
+        browser.close()
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
