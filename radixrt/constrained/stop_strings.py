@@ -53,11 +53,13 @@ def regex_with_stops(regex: Regex, stops: Sequence[str]) -> Regex:
     """
     if _is_apart(regex, stops):
         return concat(regex, optionally(literals(_reachable(stops))))
+    # Texts without a stop string; and, for each stop string, texts followed by it in which no stop string ends sooner,
+    # and no longer stop string ends at the same position.
     any_stop = literals(stops)
     sooner = complement(concat(ANY, any_stop, ANY_CHAR, ANY))
     options = [intersect(regex, complement(concat(ANY, any_stop, ANY)))]
     for stop in stops:
-        longer = [other for other in stops if other != stop and other.endswith(stop)]  # of two, the longer is taken
+        longer = [other for other in stops if other != stop and other.endswith(stop)]
         options.append(intersect(concat(regex, literal(stop)), sooner, complement(concat(ANY, literals(longer)))))
     made = alternate(*options)
     if is_empty(made) and not is_empty(regex):
@@ -79,6 +81,7 @@ def grammar_with_stops(productions: Productions, stops: Sequence[str]) -> Produc
     Raises:
         RequestError: a text of the grammar holds a stop string.
     """
+    # A terminal in which a stop string may begin needs the full check. Then no stop string may follow the text.
     for expr in productions.layout.order:
         regex = expr.regex if isinstance(expr, Term) else None
         if isinstance(expr, Lit | Special):
@@ -117,10 +120,10 @@ def check_stops(productions: Productions, stops: Sequence[str]) -> None:
 
 
 class _Search:
-    """The automaton that looks for one stop string, run over all texts of a grammar at once.
+    """Runs the automaton that searches a stop string (Knuth-Morris-Pratt) over all texts of a grammar at once.
 
-    A state is the number of characters of the stop string with which the text so far ends (Knuth, Morris and Pratt);
-    the last one, the whole stop string, is never left. Sets of states are bit masks.
+    A state is the number of characters of the stop string with which the text so far ends. The last state, the whole
+    stop string, is never left. Sets of states are bit masks.
     """
 
     def __init__(self, productions: Productions, stop: str) -> None:

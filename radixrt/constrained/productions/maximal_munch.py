@@ -29,7 +29,7 @@ Terminal = str | Regex
 
 
 def terminals_of(productions: Productions) -> list[Terminal]:
-    """The texts of literals and the languages of terms, without the empty text, in the order of the grammar's rows."""
+    """Return the texts of literals and the languages of terms, without the empty text, in the order of the rows."""
     return [one for _, one in productions.layout.terminals]
 
 
@@ -55,7 +55,7 @@ _Inner = tuple[int, tuple[int, ...]]
 
 
 def _inner(layout: Layout) -> list[_Inner | None]:
-    """Every row as `_Inner`; None for leaves."""
+    """Return every row as `_Inner`; None for leaves."""
     called = layout.called
     return [
         None if kind == LEAF else (kind, (called[row],) if kind == CALL else below)
@@ -64,7 +64,9 @@ def _inner(layout: Layout) -> list[_Inner | None]:
 
 
 def _pass_up(layout: Layout, inner: list[_Inner | None], empty: list[bool], firsts: list[int]) -> None:
-    """Adds the bits that each inner row may begin with: of all rows in order, then of those above a late change."""
+    """Compute the first sets of inner rows, in place."""
+    # Children come first, so a single pass suffices except for recursive calls. Then update the rows above each call
+    # whose set differs from the set of the rule's body.
     for row, one in enumerate(inner):
         if one is not None:
             firsts[row] = _bits_of(one, empty, firsts)
@@ -94,8 +96,8 @@ def _bits_of(inner: _Inner, empty: list[bool], firsts: list[int]) -> int:
 def _pass_down(layout: Layout, inner: list[_Inner | None], empty: list[bool], firsts: list[int]) -> list[int]:
     """Return the follow set of each row. Pass over all rows, parents first, then over rows whose set has grown."""
     after = [0] * len(inner)
-    again: list[int] = []  # rows that got more bits after they were passed, negated
-    waiting = bytearray(len(inner))  # the same as flags
+    again: list[int] = []  # negated rows whose set has grown after their turn
+    waiting = bytearray(len(inner))  # flags of the rows in `again`
     order = layout.order
     row = len(inner)
     while row > 0 or again:
@@ -134,7 +136,7 @@ _MAX_PAIRS: Final = 500
 
 
 class MaximalMunch:
-    """Checks the rule, and caches the answers for pairs of terminals."""
+    """Checks the maximal-munch rule, and caches the results for pairs of terminals."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Regex, Regex, CharSet], int | None] = {}
@@ -142,6 +144,7 @@ class MaximalMunch:
     def violations(self, productions: Productions) -> dict[Terminal, int]:
         """Return the terminals that violate the rule in the role of U, each with the least length at which another
         terminal may have ended."""
+        # A bit of the follow sets is an atom of the partition of all first sets.
         regexes = {one: literal(one) if isinstance(one, str) else one for one in terminals_of(productions)}
         begins = {one: first(regex) for one, regex in regexes.items()}
         atoms = partition(begins.values())
@@ -149,6 +152,7 @@ class MaximalMunch:
             one: sum(1 << place for place, atom in enumerate(atoms) if atom & charset)
             for one, charset in begins.items()
         }
+        # Check all pairs that begin alike and in which a character after T occurs in U.
         found: dict[Terminal, int] = {}
         after = {one: _union(atoms, mask) for one, mask in followers(productions, bits).items()}
         for longer, long_regex in regexes.items():

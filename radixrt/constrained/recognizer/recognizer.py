@@ -57,9 +57,9 @@ class State:
         complete: the text may end here.
         edges: the states after single characters, and after control tokens under 1-tuples; None where there is none.
         run: forced text of at least two characters that comes next; empty if there is none.
-        after_run: the state after it.
-        skip: matches a run of characters that lead back to this state; unset until one did.
-        classes: sets of characters, each of which leads to one state; unset until asked for.
+        after_run: the state after `run`; None until computed.
+        skip: pattern for characters that lead back to this state; None until such a character was followed.
+        classes: sets of characters that lead to the same state; None until computed.
     """
 
     __slots__ = ("after_run", "classes", "closing", "complete", "edges", "items", "length", "run", "skip")
@@ -84,11 +84,11 @@ _UNKNOWN: Final = State(frozenset(), False)
 
 
 class Recognizer:
-    """Follows texts through one grammar.
+    """Follows texts through a grammar.
 
     Args:
         productions: validated and pruned.
-        special_ids: token ids of control tokens; each one that the productions mention must be there.
+        special_ids: token ids of control tokens, including all control tokens of the productions.
     """
 
     def __init__(self, productions: Productions, special_ids: Mapping[str, int] | None = None) -> None:
@@ -108,17 +108,18 @@ class Recognizer:
         self._start = start
 
     def start(self) -> State:
-        """The state before any text."""
+        """Return the state before any text."""
         return self._start
 
     def advance(self, state: State, text: str) -> State | None:
-        """The state after more text; None where that is the beginning of no sentence.
+        """Return the state after more text; None if no sentence begins with the text.
 
         Raises:
             RecognizerTooComplex: too many parses of the text are possible at once.
         """
         at, end = 0, len(text)
         while at < end:
+            # Forced text is compared at once.
             if state.run and text.startswith(state.run, at):
                 at += len(state.run)
                 state = state.after_run or self._run(state)
@@ -128,6 +129,7 @@ class Recognizer:
                 after = self._step(state, text[at])
             if after is None:
                 return None
+            # Where a character leads back to the state, a compiled pattern skips all such characters.
             at += 1
             if after is state and at < end:
                 found = (state.skip or self._make_skip(state)).match(text, at)
@@ -148,29 +150,31 @@ class Recognizer:
         return after
 
     def is_complete(self, state: State) -> bool:
-        """The text may end here."""
+        """Return True if the text may end in this state."""
         return state.complete
 
     def must_end(self, state: State) -> bool:
-        """The text may end here, and nothing can follow it."""
+        """Return True if the text may end in this state and cannot continue."""
         return state.complete and not any(map(self._can_read, state.items))
 
     def closing_length(self, state: State) -> int:
-        """Characters of a shortest completion, a control token counting as one; 0 where the text may end."""
+        """Return the length of a shortest completion, where a control token counts as a character; 0 if the text may
+        end."""
         if state.length is None:
             state.length = min(length for length, _ in map(self._rank, state.items))
         return state.length
 
     def closing(self, state: State) -> Closing:
-        """A shortest completion.
+        """Return a shortest completion.
 
         Raises:
-            RecognizerTooComplex: it is longer than `MAX_CLOSING`.
+            RecognizerTooComplex: the completion is longer than `MAX_CLOSING`.
         """
         if state.closing is None:
             length = self.closing_length(state)
             if length > MAX_CLOSING:
                 raise RecognizerTooComplex(f"the shortest completion is {length} characters long")
+            # Complete the item with the shortest completion, then its rule, then the rules of its callers.
             pieces: list[str | Special] = []
             if not state.complete:
                 node, progress, frame = min(state.items, key=self._rank)
@@ -189,7 +193,7 @@ class Recognizer:
         return state.closing
 
     def looping_chars(self, state: State) -> CharSet:
-        """The characters that lead from the state back to it, where they are known to be few kinds."""
+        """Return the characters that lead from the state back to itself; none where there may be many classes."""
         found = CharSet(())
         for one in self._classes(state):
             if self._step(state, chr(one.edges[0])) is state:
@@ -197,13 +201,15 @@ class Recognizer:
         return found
 
     def kinds_of_chars(self, state: State) -> list[str]:
-        """A character of each class that leads to one state; none where there would be many classes."""
+        """Return a character of each class of characters with the same next state; none where there may be many
+        classes."""
         return [chr(one.edges[0]) for one in self._classes(state)]
 
     def uniform_chars(self, state: State, text: str) -> CharSet:
         """Return a set of characters, those of `text` included, such that every text over the set with the length of
         `text` leads to the same state as `text`. Empty where no such set is known. Within a counted repetition, for
         instance, the set has the characters of the repeated item."""
+        # At each step, the characters must be within a class of the state reached so far.
         chars = self._class_of(state, text[0])
         after: State | None = state
         for char in text:
@@ -269,6 +275,7 @@ class Recognizer:
 
     def _step(self, state: State, char: str) -> State | None:
         """Compute and store the state after a character. Characters of the same class have the same state."""
+        # Computing the classes pays off after a few characters. Then the first character represents the class.
         if len(state.edges) >= _FEW_EDGES:
             same = self._class_of(state, char)
             first = char if same is None else chr(same.edges[0])
@@ -276,6 +283,7 @@ class Recognizer:
             if known is not _UNKNOWN:
                 return self._remember(state, char, known)
             char = first
+        # Advance every item, and follow the items that are read to their end.
         closure = Closure(self._frames)
         for node, progress, frame in state.items:
             if isinstance(progress, Regex):
@@ -294,7 +302,7 @@ class Recognizer:
         return self._remember(state, char, self._settle(closure))
 
     def _run(self, state: State) -> State:
-        """The state after `state.run`."""
+        """Return the state after `state.run`."""
         node, _, frame = state.items[0]
         closure = Closure(self._frames)
         closure.enter(node.next, frame)
@@ -305,7 +313,7 @@ class Recognizer:
         return after
 
     def _settle(self, closure: Closure) -> State | None:
-        """The state of a closure, the same object as an equal one before; None if it reads nothing and cannot end."""
+        """Return the state of a closure, interned; None if the closure has no item and the text may not end."""
         items, complete = closure.finish()
         if not items and not complete:
             return None
@@ -315,6 +323,7 @@ class Recognizer:
         return state
 
     def _remember(self, state: State, key: str | tuple[str], after: State | None) -> State | None:
+        # Drop all transitions and states when there are too many. States that are still in use stay valid.
         self._num_edges += 1
         if self._num_edges > _MAX_REMEMBERED:
             for known in self._states.values():
@@ -328,7 +337,7 @@ class Recognizer:
         return after
 
     def _make_skip(self, state: State) -> re.Pattern[str]:
-        """A pattern for the characters that lead from the state back to itself."""
+        """Compile the pattern for characters that lead from the state back to itself."""
         state.skip = _pattern(self.looping_chars(state))
         return state.skip
 
@@ -340,7 +349,7 @@ class Recognizer:
         return True
 
     def _rank(self, item: Item) -> tuple[int, int]:
-        """Characters of the shortest completion through an item, then the position of the item in the grammar."""
+        """Return the length of the shortest completion through an item, and the item's position in the grammar."""
         node, progress, frame = item
         if isinstance(progress, Regex):
             head = len(self._spelling.shortest_text(progress)) if progress.has_boolean else progress.min_length

@@ -53,7 +53,7 @@ _NUMBER = repeat(chars(NUMBER_CHARS), 1)
 
 
 class Embedding:
-    """Grammars embedded so far; equal schemas are embedded once.
+    """The grammars embedded in a structural tag. Equal schemas are embedded once.
 
     Args:
         options: how schemas are enforced.
@@ -75,14 +75,14 @@ class Embedding:
         self.ignored: list[str] = []
 
     def schema(self, schema: Any, *, origin: str, closed: bool | None, whitespace: int | None) -> Piece:
-        """The JSON texts of a schema.
+        """Embed a schema; return the piece of its JSON texts.
 
         Args:
             origin: "<field>/<JSON pointer>": location of the schema in the client's request.
-            closed, whitespace: override the options; None: as these say.
+            closed, whitespace: override the options; None to use the options.
 
         Raises:
-            RequestError: names the JSON pointer in the field.
+            RequestError: the schema is refused; the message names the JSON pointer in the field.
         """
         closed = bool(self._options.closed if closed is None else closed)
         whitespace = self._options.whitespace if whitespace is None else whitespace
@@ -115,7 +115,7 @@ class Embedding:
         return productions
 
     def grammar(self, text: str, stops: Sequence[str]) -> Piece:
-        """The texts of a user's grammar, of which none holds a stop string; raises RequestError."""
+        """Embed a user's grammar. Raises RequestError, also if a text of the grammar contains a stop string."""
         from radixrt.constrained.lark_input.syntax import NotTranslated
         from radixrt.constrained.user_grammar import read_grammar
 
@@ -134,19 +134,20 @@ class Embedding:
         return names[productions.start]
 
     def fresh(self, name: str) -> str:
-        """A rule name that no embedded grammar has."""
+        """Return an unused rule name."""
         self._named += 1
         return f"{name}{self._named}"
 
     def in_json_tokens(self, options: list[Piece]) -> Piece | None:
-        """One of several pieces that may begin alike, if all are JSON; None if they are not.
+        """Return the alternation of pieces that may begin alike, if all pieces are JSON; else None.
 
-        Their literals are cut into the tokens of JSON. As those end by the rules of JSON, whatever follows,
-        alternatives of them are always cut at the same offsets, and the longest match is right for all of them.
+        The literals are cut into the tokens of JSON. Where a token of JSON ends does not depend on the rest of the
+        text, so all alternatives are cut at the same offsets, and the longest match is right for all of them.
         """
         first, more = options[0].first, options[0].more
         for option in options[1:]:
             first, more = first | option.first, more | option.more
+        # Check the pieces and all rules that they call.
         reached: set[str] = set()
         pending = [(option.expr, True) for option in options]
         while pending:
@@ -169,7 +170,7 @@ class Embedding:
 
 
 def _moved(error: RequestError, pointer: str, param: str) -> RequestError:
-    """The same error with its JSON pointer in the client's request."""
+    """Return the error with its JSON pointer relative to the client's request."""
     made: RequestError
     if isinstance(error, MalformedSchema):
         made = MalformedSchema(pointer + error.pointer, error.problem)
