@@ -10,8 +10,7 @@ Every node that is not announced lies at or below a node that the snapshot has y
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -30,13 +29,8 @@ from radixrt.messages.cache_events import (
     StateSet,
 )
 
-
-class Watchable(Protocol):
-    """Part of a prefix cache that a journal reads."""
-
-    def roots(self) -> Iterable[RootNode]: ...
-
-    def is_root(self, node: RootNode) -> bool: ...
+if TYPE_CHECKING:
+    from radixrt.mem_cache.radix_cache import RadixCache
 
 
 class _Entry(msgspec.Struct, frozen=True, gc=False):
@@ -78,7 +72,7 @@ class CacheJournal:
         """The recorded events describe the whole tree."""
         return not self._unvisited
 
-    def begin(self, cache: Watchable) -> None:
+    def begin(self, cache: RadixCache) -> None:
         """Begin a snapshot; forget all events."""
         self.clear()
         self._unvisited = list(cache.roots())
@@ -90,7 +84,7 @@ class CacheJournal:
         self._nodes = {}
         self._unvisited = []
 
-    def visit(self, cache: Watchable, max_tokens: int, max_nodes: int) -> None:
+    def visit(self, cache: RadixCache, max_tokens: int, max_nodes: int) -> None:
         """Announce the next nodes, up to `max_nodes` or `max_tokens` tokens. Each node counts as GRANULE_TOKENS tokens
         more, so that small nodes do not make a slice long."""
         last = self._next_number + max_nodes

@@ -15,7 +15,8 @@ granule before it. The index assumes that up to 63 tokens between this granule a
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Container, Iterable, Sequence
 
 from radixrt.mem_cache.granules import GRANULE_TOKENS, HASH_BYTES, prompt_hashes, seed_of
 from radixrt.mem_cache.replica import CacheReplica, ReplicaNode
@@ -40,6 +41,11 @@ class Prefix:
         self.length = length
         self.hashes = _unpack(prompt_hashes(ids[: 4 * length], namespace))
         self.seed = _unpack(seed_of(namespace))[0]
+
+    def known(self, hashes: Container[int], begin: int = 0) -> int:
+        """Return the number of leading granules in a set that is closed under prefixes; at least `begin`, the number
+        of leading granules that count as known in any case."""
+        return bisect_left(self.hashes, True, begin, key=lambda each: each not in hashes)
 
 
 class _Tree(CacheReplica):
@@ -155,11 +161,7 @@ class ReplicaIndex:
 
     def held_len(self, prefix: Prefix) -> int:
         """Return the number of leading tokens that any replica's events have reported, in whole granules."""
-        low, high = 0, len(prefix.hashes)
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if prefix.hashes[middle - 1] in self._holders else (low, middle - 1)
-        return low * GRANULE_TOKENS
+        return prefix.known(self._holders) * GRANULE_TOKENS
 
     # --- bookings ---
 

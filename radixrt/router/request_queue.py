@@ -93,16 +93,8 @@ class RequestQueue:
 
     def shared(self, prefix: Prefix, hit: int) -> int:
         """Return the number of tokens after the first `hit` that requests of this queue will have computed."""
-        missed, hashes = self._missed, prefix.hashes
-        begin = low = hit // GRANULE_TOKENS  # without states, hits are whole granules
-        high = len(hashes) if missed else low
-        while low < high:
-            middle = (low + high + 1) // 2
-            if hashes[middle - 1] in missed:
-                low = middle
-            else:
-                high = middle - 1
-        return (low - begin) * GRANULE_TOKENS
+        begin = hit // GRANULE_TOKENS  # without states, hits are whole granules
+        return (prefix.known(self._missed, begin) - begin) * GRANULE_TOKENS if self._missed else 0
 
     def waiting_for(self, hashes: Iterable[int]) -> list[RoutedRequest]:
         """Return the requests whose first missing granule is among `hashes`."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 from radixrt.client.engine_client import EngineClient
@@ -80,13 +82,6 @@ class Samples:
         total = sum(counts)
         if not total:
             return None, None
-        found = []
-        for share in (0.5, 0.95):
-            below, bound = 0, gaps.bounds[-1]
-            for count, upper in zip(counts, gaps.bounds):
-                below += count
-                if below >= share * total:
-                    bound = upper
-                    break
-            found.append(bound)
-        return found[0], found[1]
+        sums, last = list(accumulate(counts)), len(gaps.bounds) - 1  # gaps above all bounds count as the last one
+        median, high = (gaps.bounds[min(bisect_left(sums, share * total), last)] for share in (0.5, 0.95))
+        return median, high

@@ -166,11 +166,7 @@ function showMemory() {
 }
 
 function showScale() {
-  $("scale").replaceChildren(...SCALES[icicle.mode]().map(([words, paint]) => {
-    const key = make("span", { class: "key" }, words);
-    key.style.setProperty("--c", paint);
-    return key;
-  }));
+  legend($("scale"), SCALES[icicle.mode]());
 }
 
 // --- tabs, theme, search ---

@@ -1,5 +1,5 @@
 // Plots over the last minutes, from the samples of the server (radixrt/server/ui/samples.py) and the bounds.
-import { $, clockTime, color, FONT, hideTip, make, prepare, short, showTip, time } from "./tools.js";
+import { $, clockTime, color, FONT, hideTip, legend, make, prepare, short, showTip, time } from "./tools.js";
 
 const HEIGHT = 132, LEFT = 50, RIGHT = 8, TOP = 10, BOTTOM = 20, LONGEST = 300, SHORTEST = 60, SMOOTH = 5, RECENT = 10;
 const [AT, RUNNING, WAITING, PROMPT, CACHED, GENERATED, EVICTED, , , , , GAP50, GAP95] = Array(13).keys();
@@ -147,10 +147,9 @@ export class Plots {
   }
 
   tell(plot, values) {
-    plot.values.replaceChildren(...plot.series.map(([words, name], i) => {
-      const last = values[i].at(-1) ?? null, key = make("span", { class: "key" }, `${words} ${last === null ? "–" : plot.form(last)}`);
-      key.style.setProperty("--c", `var(--${name})`);
-      return key;
+    legend(plot.values, plot.series.map(([words, name], i) => {
+      const last = values[i].at(-1) ?? null;
+      return [`${words} ${last === null ? "–" : plot.form(last)}`, name];
     }));
     if (!plot.note || !this.latest) return;
     const line = this.latest;

@@ -83,10 +83,10 @@ export function fillStack(bar, parts, total) {
   }));
 }
 
-export function legend(node, entries) { // entries: [words, colour name]
-  node.replaceChildren(...entries.map(([words, name]) => {
+export function legend(node, entries) { // entries: [words, colour of CSS, or a name of the style sheet]
+  node.replaceChildren(...entries.map(([words, paint]) => {
     const key = make("span", { class: "key" }, words);
-    key.style.setProperty("--c", `var(--${name})`);
+    key.style.setProperty("--c", paint in colors ? `var(--${paint})` : paint);
     return key;
   }));
 }
