@@ -47,7 +47,6 @@ from benchmarks.offline.workloads import MAKERS, Workload, make_workload
 from benchmarks.structure.rounds import mixed_schemas
 from radixrt.bench.result import percentile
 from radixrt.client.collector import OutputCollector
-from radixrt.client.requests import Job, jobs
 from radixrt.config import ModelConfig, SchedulerConfig
 from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.constrained.vocabulary import Vocabulary
@@ -59,6 +58,7 @@ from radixrt.messages.wire import pack_i32
 from radixrt.models.loading.source import prepare_model
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.simulated import make_scheduler
+from radixrt.tasks.generate import Job, jobs
 
 SHAPE = "qwen3-0.6b"
 WORKLOADS = [name for name in MAKERS if not make_workload(name, seed=0, scale=0.01).turns]

@@ -16,7 +16,7 @@ import uvicorn
 
 from radixrt.client.engine_client import EngineClient
 from radixrt.config import ServerConfig
-from radixrt.messages.client import EngineReady, GenerateReq, OutputBatch, RequestOutput, ToTokenizer
+from radixrt.messages.client import ClientRequest, EngineReady, OutputBatch, RequestOutput, ToTokenizer
 from radixrt.messages.parts import Finish, Timings, Usage
 from radixrt.messages.wire import pack_i32
 from radixrt.server import create_app
@@ -53,7 +53,7 @@ class _Requests:
         self.complete = threading.Event()
 
     def send(self, message: ToTokenizer) -> None:
-        if isinstance(message, GenerateReq):
+        if isinstance(message, ClientRequest):
             self.rids.append(message.rid)
             if len(self.rids) == self._count:
                 self.complete.set()

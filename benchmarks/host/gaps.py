@@ -25,9 +25,9 @@ import zmq
 from radixrt.bench.words import WORDS
 from radixrt.channel import ZmqInbox, ZmqOutbox
 from radixrt.heartbeat import Heartbeat
-from radixrt.messages.client import GenerateReq, ToMain, ToTokenizer
+from radixrt.messages.client import ClientRequest, InputRow, TextInput, ToMain, ToTokenizer
 from radixrt.messages.parts import ChatPrompt, Finish
-from radixrt.messages.request import Request
+from radixrt.messages.request import Envelope, Request
 from radixrt.messages.scheduler import SchedulerReady, TokenBatch, TokenDelta, ToScheduler
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
@@ -68,27 +68,32 @@ def measure_gaps(folder: Path, prompts: int, words: int, *, chat: bool, threaded
             context.destroy(linger=0)
 
 
-def _prompts(count: int, words: int, *, chat: bool) -> list[GenerateReq]:
+def _prompts(count: int, words: int, *, chat: bool) -> list[ClientRequest]:
     rng = random.Random(0)
     sampling = SamplingParams(max_tokens=1)
     requests = []
     for i in range(count):
         chosen = rng.choices(WORDS, k=words)
         if not chat:
-            requests.append(GenerateReq(f"long-{i}", sampling, prompt=" ".join(chosen)))
+            requests.append(ClientRequest(Envelope(f"long-{i}"), [InputRow(TextInput(" ".join(chosen)))], sampling))
             continue
         turns = [" ".join(chosen[at : at + TURN_WORDS]) for at in range(0, words, TURN_WORDS)]
         messages = [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(turns)]
-        requests.append(GenerateReq(f"long-{i}", sampling, chat=ChatPrompt(msgspec.json.encode(messages))))
+        row = InputRow(ChatPrompt(msgspec.json.encode(messages)))
+        requests.append(ClientRequest(Envelope(f"long-{i}"), [row], sampling))
     return requests
 
 
 def _measure(
-    scheduler: ZmqInbox[ToScheduler], main: ZmqInbox[ToMain], tokenizer: ZmqOutbox[ToTokenizer], long: list[GenerateReq]
+    scheduler: ZmqInbox[ToScheduler],
+    main: ZmqInbox[ToMain],
+    tokenizer: ZmqOutbox[ToTokenizer],
+    long: list[ClientRequest],
 ) -> Gaps:
     tokenizer.send(SchedulerReady(CONTEXT, 512, "cpu", "float32"))
     for i in range(STREAMS):
-        tokenizer.send(GenerateReq(f"stream-{i}", SamplingParams(max_tokens=100_000), prompt="Once", stream=True))
+        row = InputRow(TextInput("Once"))
+        tokenizer.send(ClientRequest(Envelope(f"stream-{i}"), [row], SamplingParams(max_tokens=100_000), stream=True))
     streams = [_tokenized(scheduler).rid for _ in range(STREAMS)]
     last = dict.fromkeys(streams, 0.0)
     gaps: list[float] = []

@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.programs.workloads import Workload
-from radixrt.client.answers import Decision
-from radixrt.client.pooled_answers import Embedding
-from radixrt.client.relevance import Reranking
-from radixrt.client.requests import Part
 from radixrt.lang.backends.base import Backend, Call, EmbedCall, Prompt, RerankCall
 from radixrt.lang.observe.dry_run import ROLES
 from radixrt.lang.observe.run_log import RunLog, observe
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import Finish, ProgramHint, SelectMethod, TemplateText, Usage
 from radixrt.messages.wire import pack_i32
+from radixrt.tasks.embed import Embedding
+from radixrt.tasks.prompts import Part
+from radixrt.tasks.rerank import Reranking
+from radixrt.tasks.score import Decision
 
 ANSWER_S = 0.05
 """Time of an answer, and of the tokenization of a fork's prefix: meanwhile the program appends what it can, as it does

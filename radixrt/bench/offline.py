@@ -12,9 +12,9 @@ from tqdm import tqdm
 from radixrt.bench.datasets import BenchRequest, DatasetOptions, Ruler, calibrated, calibration_texts, make_requests
 from radixrt.bench.result import percentile
 from radixrt.bench.serve import save, writable
-from radixrt.client.answers import Completion
 from radixrt.engine.engine import Engine
 from radixrt.logs import configure_logging
+from radixrt.tasks.generate import Completion
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 

@@ -64,21 +64,23 @@ def _generate(args: argparse.Namespace) -> int:
     configure_logging("warning", "main")
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     from radixrt.client.answers import raise_for_error
-    from radixrt.client.requests import new_rid
     from radixrt.engine.engine import Engine
-    from radixrt.messages.client import GenerateReq
+    from radixrt.messages.client import ClientRequest, Input, InputRow, TextInput
     from radixrt.messages.parts import ChatPrompt
+    from radixrt.messages.request import Envelope
     from radixrt.sampling_params import SamplingParams
+    from radixrt.tasks.prompts import new_rid
 
     sampling = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature).validate()
     with Engine(**{"log_level": "warning", **_options(args)}) as engine:
         info = engine.client.info
         if args.raw or info is None or not info.has_chat_template:
-            request = GenerateReq(new_rid(), sampling, prompt=prompt, stream=True)
+            given: Input = TextInput(prompt)
         else:
             messages = [{"role": "system", "content": args.system}] if args.system else []
             messages.append({"role": "user", "content": prompt})
-            request = GenerateReq(new_rid(), sampling, chat=ChatPrompt(json.dumps(messages).encode()), stream=True)
+            given = ChatPrompt(json.dumps(messages).encode())
+        request = ClientRequest(Envelope(new_rid()), [InputRow(given)], sampling, stream=True)
         for output in engine.client.stream(request):
             print(output.text, end="", flush=True)
             if output.finish is not None:

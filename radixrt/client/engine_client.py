@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from radixrt.channel import Outbox
-from radixrt.client.answers import ENGINE_DEAD, raise_for_error
+from radixrt.client.answers import ENGINE_DEAD
 from radixrt.client.fleet_stats import merge_stats
-from radixrt.client.validation import Question, Request, check_request
+from radixrt.client.validation import check_request
 from radixrt.errors import EngineError, RequestError
 from radixrt.messages.cache_events import FromWatched, PageWatch, PageWatched, ToWatched
 from radixrt.messages.client import (
+    ClientRequest,
     EngineReady,
     OutputBatch,
     RequestOutput,
@@ -57,12 +58,6 @@ class EngineStatus:
 
     state: State
     reason: str = ""
-
-
-def _answer(output: RequestOutput) -> RequestOutput:
-    if output.finish is not None:
-        raise_for_error(output.finish)
-    return output
 
 
 class _Stream:
@@ -128,7 +123,7 @@ class EngineClient:
 
     # --- requests ---
 
-    def stream(self, request: Request) -> Generator[RequestOutput, None, None]:
+    def stream(self, request: ClientRequest) -> Generator[RequestOutput, None, None]:
         """Send the request now and iterate over its outputs, the last of which has `finish`. Leaving early aborts it.
 
         Raises:
@@ -151,7 +146,7 @@ class EngineClient:
                 self.abort(rid)
 
     def astream(
-        self, request: Request, on_end: Callable[[RequestOutput], None] | None = None
+        self, request: ClientRequest, on_end: Callable[[RequestOutput], None] | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
         """`stream` for the running event loop; closing or cancelling the iterator early aborts the request.
 
@@ -191,20 +186,6 @@ class EngineClient:
             if self.failure is None:
                 self._outbox.send(ReleaseReq(program, branch))
 
-    def ask(self, request: Question) -> RequestOutput:
-        """Send a request that is answered with one output, and return the output.
-
-        Raises:
-            RequestError: the request was refused or failed; names the field.
-        """
-        with contextlib.closing(self.stream(request)) as outputs:
-            return _answer(next(outputs))
-
-    async def aask(self, request: Question) -> RequestOutput:
-        """`ask` for the running event loop; cancelling it aborts the request."""
-        async with contextlib.aclosing(self.astream(request)) as outputs:
-            return _answer(await anext(outputs))
-
     async def ainfo(self) -> EngineReady:
         """Return the properties of the engine and its model; raises EngineError before the engine is ready."""
         if self.info is None:
@@ -218,7 +199,7 @@ class EngineClient:
     async def aclose(self) -> None:
         """Do nothing: the owner of the engine closes it."""
 
-    def _submit(self, request: Request, stream: _Stream) -> None:
+    def _submit(self, request: ClientRequest, stream: _Stream) -> None:
         check_request(request)
         with self._lock:
             if self.failure is not None:

@@ -9,17 +9,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 import httpx
 import msgspec
 
-from radixrt.client.answers import raise_for_error
 from radixrt.client.http import HttpClient
-from radixrt.client.validation import Question, Request
 from radixrt.errors import EngineError, RequestError
-from radixrt.messages.client import EngineReady, RequestOutput
+from radixrt.messages.client import ClientRequest, EngineReady, RequestOutput
 from radixrt.messages.http import CONTENT_TYPE, EngineCall, FrameReader
 
 DEAD = ("engine_dead", "engine_error", "shutting_down")
@@ -32,15 +30,12 @@ FULL_WAIT_S = 0.25
 class TokenClient(Protocol):
     """Client of an engine, for one event loop at a time."""
 
-    def astream(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
+    def astream(self, request: ClientRequest) -> AsyncGenerator[RequestOutput, None]:
         """Iterate over the outputs of a request, the last of which has `finish`. Closing it early aborts the request.
 
         Raises:
             RequestError: the request is refused; EngineError: the engine cannot be reached.
         """
-
-    async def aask(self, request: Question) -> RequestOutput:
-        """Return the only output of a request; raises as `astream`, and RequestError if the request fails."""
 
     async def ainfo(self) -> EngineReady:
         """Return the properties of the engine and its model."""
@@ -73,12 +68,11 @@ class HttpEngineClient:
         self._model = model
         self._info: EngineReady | None = None
 
-    async def astream(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
+    async def astream(self, request: ClientRequest) -> AsyncGenerator[RequestOutput, None]:
         """See `TokenClient`. The request is sent when the iterator is first awaited."""
         body = EngineCall(model=self._model, request=request)
-        limit = getattr(request, "timeout_s", None)
         reader, finished = FrameReader(), False
-        async with self._open("POST", "/generate", body, limit) as response:
+        async with self._open("POST", "/generate", body, request.envelope.timeout_s) as response:
             try:
                 async for data in response.aiter_raw():
                     for output in reader.read(data):
@@ -88,14 +82,6 @@ class HttpEngineClient:
                 raise EngineError(f"the server's answer cannot be read: {error}; is it a radixrt server?") from None
         if not finished:
             raise EngineError(f"{self._name} ended its answer before it was finished")
-
-    async def aask(self, request: Question) -> RequestOutput:
-        """See `TokenClient`."""
-        async with aclosing(self.astream(request)) as outputs:
-            output = await anext(outputs)
-        if output.finish is not None:
-            raise_for_error(output.finish)
-        return output
 
     async def ainfo(self) -> EngineReady:
         """See `TokenClient`. The properties are asked for once."""

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 from radixrt.errors import RequestError, shown
-from radixrt.messages.client import (
-    ClassifyReq,
-    DetokenizeReq,
-    EmbedReq,
-    GenerateReq,
-    RelevanceReq,
-    ScoreReq,
-    TokenizeReq,
-)
-from radixrt.messages.parts import ProgramHint, PromptPart, SelectMethod, TemplateText
+from radixrt.messages.client import ClientRequest, InputRow, PairInput, PartsInput, TextInput
+from radixrt.messages.parts import ProgramHint, PromptPart, TemplateText
+from radixrt.messages.request import Envelope
 
-Question = ScoreReq | EmbedReq | ClassifyReq | RelevanceReq | TokenizeReq | DetokenizeReq
-"""Request that is answered with one RequestOutput."""
-
-Request = GenerateReq | Question
-"""Request that is answered with RequestOutputs, the last of which has `finish`."""
+MAX_ROWS = 2048
+"""Largest number of rows of one request."""
 
 
-def check_request(request: Request) -> None:
+def check_request(request: ClientRequest) -> None:
     """Check parameters and types of a request.
 
     The engine drops a message whose fields have wrong types, and such a request would never be answered.
@@ -31,18 +19,39 @@ def check_request(request: Request) -> None:
     Raises:
         RequestError: a field is not valid; names it.
     """
-    if isinstance(request, GenerateReq):
+    if request.sampling is not None:
         request.sampling.validate()
-    if not isinstance(request, (TokenizeReq, DetokenizeReq)):
-        _check_routing(request)
-    if isinstance(request, ScoreReq):
-        _check_choices(request)
-    if isinstance(request, (EmbedReq, ClassifyReq)):
-        _check_prompts(request)
-    elif isinstance(request, RelevanceReq):
-        _check_relevance(request)
-    elif not isinstance(request, DetokenizeReq):
-        _check_parts(request.parts)
+    _check_envelope(request.envelope)
+    if not 1 <= len(request.rows) <= MAX_ROWS:
+        raise RequestError(f"a request must have 1 to {MAX_ROWS} prompts, not {len(request.rows)}", param="prompts")
+    single = request.sampling is not None or request.rows[0].continuations is not None
+    reads = {(row.pooling is None, len(row.targets), row.continuations is None) for row in request.rows}
+    if len(reads) > 1 or (single and len(request.rows) > 1):
+        raise RequestError("all prompts of a request must be read in the same way", param="prompts")
+    for row in request.rows:
+        _check_row(row, len(request.texts))
+
+
+def _check_row(row: InputRow, num_texts: int) -> None:
+    given = row.input
+    if isinstance(given, PartsInput):
+        _check_parts(given.parts)
+    elif isinstance(given, TextInput):
+        if not isinstance(given.text, str):
+            raise RequestError(f"{given.param} must be a str, not {shown(given.text)}", param=given.param)
+        _check_index(given.before, -1, num_texts)
+    elif isinstance(given, PairInput):
+        for index, least in ((given.query, 0), (given.document, 0), (given.instruction, -1)):
+            _check_index(index, least, num_texts)
+    if row.continuations is not None:
+        for i, choice in enumerate(row.continuations.texts):
+            if not isinstance(choice, str):
+                raise RequestError(f"choices[{i}] must be a text, not {shown(choice)}", param=f"choices[{i}]")
+
+
+def _check_index(index: int, least: int, num_texts: int) -> None:
+    if not least <= index < num_texts:
+        raise RequestError(f"there is no text {index} in the request, which has {num_texts}", param="texts")
 
 
 def _check_hint(hint: ProgramHint | None) -> None:
@@ -65,63 +74,19 @@ def _check_hint(hint: ProgramHint | None) -> None:
             raise RequestError(f"program.{name} must be a 32-bit integer", param=f"program.{name}")
 
 
-def _check_choices(request: ScoreReq) -> None:
-    if request.method not in get_args(SelectMethod):
-        known = ", ".join(get_args(SelectMethod))
-        raise RequestError(f"method must be one of {known}; not {shown(request.method)}", param="method")
-    if not isinstance(request.choices, list):
-        raise RequestError(f"choices must be a list of texts, not {shown(request.choices)}", param="choices")
-    for i, choice in enumerate(request.choices):
-        if not isinstance(choice, str):
-            raise RequestError(f"choices[{i}] must be a text, not {shown(choice)}", param=f"choices[{i}]")
-
-
-def _check_prompts(request: EmbedReq | ClassifyReq) -> None:
-    for name, kind in (("prompts", str), ("input_ids", bytes)):
-        _check_each(request, name, kind)
-    if isinstance(request, ClassifyReq):
-        _check_types(request, {"activation": bool}, optional=False)
-        return
-    _check_types(request, {"dimensions": int, "normalize": bool, "prompt_name": str, "prompt_text": str})
-    if request.dimensions is not None and not 1 <= request.dimensions < 2**31:
-        raise RequestError(f"dimensions must be at least 1, not {request.dimensions}", param="dimensions")
-
-
-def _check_relevance(request: RelevanceReq) -> None:
-    for name in ("queries", "documents"):
-        _check_each(request, name, str)
-    _check_types(request, {"instruction": str})
-    _check_types(request, {"activation": bool, "retrieves": bool}, optional=False)
-
-
-def _check_each(request: Question, name: str, kind: type) -> None:
-    """Check the elements of a field that is a list."""
-    for i, value in enumerate(getattr(request, name) or ()):
-        if not isinstance(value, kind):
-            raise RequestError(f"{name}[{i}] must be a {kind.__name__}, not {shown(value)}", param=f"{name}[{i}]")
-
-
-def _check_types(request: Question, kinds: dict[str, type], *, optional: bool = True) -> None:
-    for name, kind in kinds.items():
-        value = getattr(request, name)
-        if not (optional and value is None) and type(value) is not kind:
-            param = "prompt" if name == "prompt_text" else name
-            raise RequestError(f"{param} must be a {kind.__name__}, not {shown(value)}", param=param)
-
-
-def _check_routing(request: GenerateReq | ScoreReq | EmbedReq | ClassifyReq | RelevanceReq) -> None:
-    if not isinstance(request.priority, int) or isinstance(request.priority, bool):
-        raise RequestError(f"priority must be an integer, not {shown(request.priority)}", param="priority")
-    if not isinstance(request.cache_salt, str):
-        raise RequestError(f"cache_salt must be a string, not {shown(request.cache_salt)}", param="cache_salt")
-    _check_hint(request.program)
-    timeout_s = request.timeout_s
+def _check_envelope(envelope: Envelope) -> None:
+    priority, salt, timeout_s = envelope.priority, envelope.cache_salt, envelope.timeout_s
+    if not isinstance(priority, int) or isinstance(priority, bool):
+        raise RequestError(f"priority must be an integer, not {shown(priority)}", param="priority")
+    if not isinstance(salt, str):
+        raise RequestError(f"cache_salt must be a string, not {shown(salt)}", param="cache_salt")
+    _check_hint(envelope.program)
     if timeout_s is not None and (not isinstance(timeout_s, (int, float)) or isinstance(timeout_s, bool)):
         raise RequestError(f"timeout_s must be a number, not {shown(timeout_s)}", param="timeout_s")
 
 
-def _check_parts(parts: list[PromptPart] | None) -> None:
-    for i, part in enumerate(parts or ()):
+def _check_parts(parts: list[PromptPart]) -> None:
+    for i, part in enumerate(parts):
         if not isinstance(part, (str, list, TemplateText)):
             raise RequestError(
                 f"input_parts[{i}] must be a text, a list of token ids or a TemplateText, not {shown(part)}",

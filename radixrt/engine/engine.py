@@ -10,39 +10,39 @@ from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any, Unpack, overload
 
-from radixrt.client.answers import Chunk, Completion, Decision, as_decision, engine_errors
+from radixrt.client.answers import engine_errors
 from radixrt.client.collector import OutputCollector
 from radixrt.client.engine_client import EngineClient
-from radixrt.client.pooled import aask_all, ask_all, pooled_jobs
-from radixrt.client.pooled_answers import Classification, Embedding
-from radixrt.client.relevance import Relevance, Reranking, relevance_request, rerank_request
-from radixrt.client.requests import (
-    Job,
-    Prompt,
-    RequestOptions,
-    ScoredPrompt,
-    jobs,
-    new_rid,
-    score_request,
-    split,
-    streamed_job,
-    tokenize_request,
-)
-from radixrt.client.requests import token_ids as as_token_ids
 from radixrt.config import make_config
-from radixrt.engine.calls import chunk_of, completion_of, progress_bar
 from radixrt.engine.external import is_other_rank, serve_rank
 from radixrt.engine.in_process import InProcessEngine
 from radixrt.engine.launcher import Launcher
 from radixrt.engine.replica_set import ReplicaSet
 from radixrt.engine.settings import resolve_settings
 from radixrt.errors import EngineError
-from radixrt.messages.client import ClassifyReq, DetokenizeReq, EmbedReq, RequestOutput
+from radixrt.messages.client import EngineReady, RequestOutput, TextInput
 from radixrt.messages.parts import SelectMethod
 from radixrt.messages.scheduler_stats import SchedulerStats
-from radixrt.messages.wire import pack_i32
+from radixrt.tasks.classify import Classification, Classify
+from radixrt.tasks.embed import Embed, Embedding
+from radixrt.tasks.generate import Chunk, Completion, Job, RequestOptions, jobs, streamed_job
+from radixrt.tasks.prompts import Prompt, ScoredPrompt, input_of, inputs_of, new_envelope, split, take_envelope
+from radixrt.tasks.rerank import Relate, Relevance, Rerank, Reranking, texts_of
+from radixrt.tasks.run import arun, run
+from radixrt.tasks.score import Decision, Score
+from radixrt.tasks.tokenize import Detokenize, Tokenize
 
 __all__ = ["Chunk", "Classification", "Completion", "Decision", "Embedding", "Engine", "Relevance", "Reranking"]
+
+
+@contextlib.contextmanager
+def _progress_bar(total: int, wanted: bool | None) -> Iterator[Any]:
+    """Show the progress of a call of so many completions; None: where there are several, on a terminal."""
+    from tqdm import tqdm
+
+    hidden = None if wanted is None and total > 1 else not wanted  # None: tqdm hides it where there is no terminal
+    with tqdm(total=total, desc="generate", unit="completion", disable=hidden) as bar:
+        yield bar
 
 
 class Engine:
@@ -152,13 +152,13 @@ class Engine:
                     if len(made) <= self.window:
                         streams.append((job, self.client.stream(job.request)))
                 later = itertools.islice(made, len(streams), None)
-                with progress_bar(len(made), progress) as bar:
+                with _progress_bar(len(made), progress) as bar:
                     while streams:
                         job, stream = streams.popleft()
                         collector = OutputCollector()
                         for output in stream:
                             whole = collector.add(output)
-                        out.append(completion_of(job, whole))
+                        out.append(job.completion(whole))
                         bar.update()
                         streams.extend((job, self.client.stream(job.request)) for job in itertools.islice(later, 1))
         finally:
@@ -187,7 +187,7 @@ class Engine:
         async with slots, contextlib.aclosing(self.client.astream(job.request)) as stream:
             async for output in stream:
                 whole = collector.add(output)
-        return completion_of(job, whole)
+        return job.completion(whole)
 
     # --- streaming ---
 
@@ -197,7 +197,7 @@ class Engine:
         collector = OutputCollector()
         with engine_errors():
             for output in self.client.stream(job.request):
-                yield chunk_of(job, collector, output)
+                yield job.chunk(collector, output)
 
     async def async_stream(
         self, prompt: Prompt, sampling_params: Any = None, **options: Unpack[RequestOptions]
@@ -208,7 +208,7 @@ class Engine:
         with engine_errors():
             async with contextlib.aclosing(self.client.astream(job.request)) as stream:
                 async for output in stream:
-                    yield chunk_of(job, collector, output)
+                    yield job.chunk(collector, output)
 
     # --- embeddings, classification, scoring, tokens ---
 
@@ -235,24 +235,19 @@ class Engine:
             RequestError: a prompt or an option is not valid; names it. The other requests of the call are aborted.
             EngineError: the engine failed.
         """
-        jobs = pooled_jobs(
-            EmbedReq, split(prompts)[0], dimensions=dimensions, normalize=normalize, prompt_name=prompt_name,
-            prompt_text=prompt, **options,
-        )  # fmt: skip
-        with engine_errors():
-            return Embedding.of(ask_all(self.client, jobs))
+        options |= {"dimensions": dimensions, "normalize": normalize, "prompt_name": prompt_name, "prompt": prompt}
+        return run(self.client, self._embed(prompts, options))
 
     async def async_embed(
         self, prompts: Prompt | Sequence[Prompt], *, dimensions: int | None = None, normalize: bool | None = None,
         prompt_name: str | None = None, prompt: str | None = None, **options: Any,
     ) -> Embedding:  # fmt: skip
         """`embed` for an event loop; cancelling it aborts its requests."""
-        jobs = pooled_jobs(
-            EmbedReq, split(prompts)[0], dimensions=dimensions, normalize=normalize, prompt_name=prompt_name,
-            prompt_text=prompt, **options,
-        )  # fmt: skip
-        with engine_errors():
-            return Embedding.of(await aask_all(self.client, jobs))
+        options |= {"dimensions": dimensions, "normalize": normalize, "prompt_name": prompt_name, "prompt": prompt}
+        return await arun(self.client, self._embed(prompts, options))
+
+    def _embed(self, prompts: Prompt | Sequence[Prompt], options: dict[str, Any]) -> Embed:
+        return Embed(self._info, inputs_of(split(prompts)[0], "prompts"), take_envelope(options), **options)
 
     def classify(
         self, prompts: Prompt | Sequence[Prompt], *, activation: bool = True, **options: Any
@@ -268,22 +263,22 @@ class Engine:
             RequestError: the model is of another kind, or a prompt or an option is not valid; names it.
             EngineError: the engine failed.
         """
-        jobs = pooled_jobs(ClassifyReq, split(prompts)[0], activation=activation, **options)
-        with engine_errors():
-            return Classification.of(ask_all(self.client, jobs), self._labels)
+        return run(self.client, self._classify(prompts, {"activation": activation, **options}))
 
     async def async_classify(
         self, prompts: Prompt | Sequence[Prompt], *, activation: bool = True, **options: Any
     ) -> Classification:
         """`classify` for an event loop; cancelling it aborts its requests."""
-        jobs = pooled_jobs(ClassifyReq, split(prompts)[0], activation=activation, **options)
-        with engine_errors():
-            return Classification.of(await aask_all(self.client, jobs), self._labels)
+        return await arun(self.client, self._classify(prompts, {"activation": activation, **options}))
+
+    def _classify(self, prompts: Prompt | Sequence[Prompt], options: dict[str, Any]) -> Classify:
+        return Classify(self._info, inputs_of(split(prompts)[0], "prompts"), take_envelope(options), **options)
 
     @property
-    def _labels(self) -> tuple[str, ...]:
-        classifier = self.settings.tasks.classifier
-        return () if classifier is None else classifier.labels
+    def _info(self) -> EngineReady:
+        """Properties of the engine, which is ready before it has callers."""
+        assert self.client.info is not None
+        return self.client.info
 
     def rerank(
         self, query: str, documents: Sequence[str], *, top_n: int | None = None, **options: Any
@@ -299,34 +294,34 @@ class Engine:
             RequestError: the model scores no pairs, or an argument is not valid; names it.
             EngineError: the engine failed.
         """
-        request = rerank_request(query, documents, top_n, **options)
-        with engine_errors():
-            return Reranking.of(request, self.client.ask(request), top_n)
+        return run(self.client, self._rerank(query, documents, {"top_n": top_n, **options}))
 
     async def async_rerank(
         self, query: str, documents: Sequence[str], *, top_n: int | None = None, **options: Any
     ) -> Reranking:  # fmt: skip
         """`rerank` for an event loop; cancelling it aborts the request."""
-        request = rerank_request(query, documents, top_n, **options)
-        with engine_errors():
-            return Reranking.of(request, await self.client.aask(request), top_n)
+        return await arun(self.client, self._rerank(query, documents, {"top_n": top_n, **options}))
+
+    def _rerank(self, query: str, documents: Sequence[str], options: dict[str, Any]) -> Rerank:
+        texts = texts_of(documents, "documents", one=False)
+        return Rerank(self._info, TextInput(query, "query"), texts, take_envelope(options), **options)
 
     def relevance(self, queries: str | Sequence[str], documents: str | Sequence[str], **options: Any) -> Relevance:
         """Score pairs of a query and a document, as `/v1/score` does: equally many, or one text and each of the others.
 
         Options and errors are those of `rerank`.
         """
-        request = relevance_request(queries, documents, **options)
-        with engine_errors():
-            return Relevance.of(request, self.client.ask(request))
+        return run(self.client, self._relate(queries, documents, options))
 
     async def async_relevance(
         self, queries: str | Sequence[str], documents: str | Sequence[str], **options: Any
     ) -> Relevance:  # fmt: skip
         """`relevance` for an event loop; cancelling it aborts the request."""
-        request = relevance_request(queries, documents, **options)
-        with engine_errors():
-            return Relevance.of(request, await self.client.aask(request))
+        return await arun(self.client, self._relate(queries, documents, options))
+
+    def _relate(self, queries: str | Sequence[str], documents: str | Sequence[str], options: dict[str, Any]) -> Relate:
+        sides = texts_of(queries, "queries"), texts_of(documents, "documents")
+        return Relate(self._info, *sides, take_envelope(options), **options)
 
     def score(
         self, prompt: ScoredPrompt, choices: Sequence[str], method: SelectMethod = "token_length_normalized",
@@ -335,38 +330,31 @@ class Engine:
         """Score texts that may follow a prompt by the model's exact probability of their tokens.
 
         Args:
-            prompt: a text, token ids, or parts (see `radixrt.messages.GenerateReq`).
+            prompt: a text, token ids, or parts (see `radixrt.messages.client.PartsInput`).
             choices: at least one, all different.
-            method: how one of them is selected, see `radixrt.tokenizer.selection`.
+            method: how one of them is selected, see `radixrt.tasks.score`.
             options: priority, cache_salt, timeout_s, program (a `ProgramHint`).
 
         Raises:
             RequestError: the prompt or a choice is not valid; names it.
             EngineError: the engine failed.
         """
-        request = score_request(prompt, choices, method, **options)
-        with engine_errors():
-            return as_decision(request, self.client.ask(request))
+        return run(self.client, Score(input_of(prompt), choices, new_envelope(**options), method))
 
     async def async_score(
         self, prompt: ScoredPrompt, choices: Sequence[str], method: SelectMethod = "token_length_normalized",
         **options: Any,
     ) -> Decision:  # fmt: skip
         """`score` for an event loop; cancelling it aborts the request."""
-        request = score_request(prompt, choices, method, **options)
-        with engine_errors():
-            return as_decision(request, await self.client.aask(request))
+        return await arun(self.client, Score(input_of(prompt), choices, new_envelope(**options), method))
 
     def tokenize(self, prompt: ScoredPrompt) -> list[int]:
         """Tokenize a prompt as a request would. Raises as `score` does."""
-        with engine_errors():
-            return self.client.ask(tokenize_request(prompt)).prompt_token_ids
+        return run(self.client, Tokenize(input_of(prompt), new_envelope()))
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Convert token ids to text. Raises as `score` does."""
-        column = pack_i32(as_token_ids(token_ids, "tokens"))
-        with engine_errors():
-            return self.client.ask(DetokenizeReq(new_rid(), column, skip_special_tokens)).text
+        return run(self.client, Detokenize(token_ids, new_envelope(), skip_special_tokens=skip_special_tokens))
 
     # --- programs, cache, statistics ---
 

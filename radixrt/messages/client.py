@@ -1,7 +1,6 @@
 """Messages between the client (main process) and the tokenizer process.
 
-client -> tokenizer   GenerateReq, ScoreReq, EmbedReq, ClassifyReq, RelevanceReq, TokenizeReq, DetokenizeReq, AbortReq,
-                      ReleaseReq, ControlReq
+client -> tokenizer   ClientRequest, AbortReq, ReleaseReq, ControlReq
 tokenizer -> client   OutputBatch, EngineReady, ControlReply, SchedulerStats, FromRouter
 
 Those of `radixrt.messages.cache_events` are passed on, both ways.
@@ -10,179 +9,142 @@ Those of `radixrt.messages.cache_events` are passed on, both ways.
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Literal
 
 import msgspec
 
 from radixrt.messages.cache_events import FromWatched, PageWatch, PageWatched, ToWatched
 from radixrt.messages.fleet import FromRouter
 from radixrt.messages.parts import (
+    Activation,
     ChatPrompt,
     ConstraintInfo,
     FillInTokens,
     Finish,
     HiddenStates,
-    ProgramHint,
+    Pooling,
     PromptPart,
-    SelectMethod,
     Timings,
     Usage,
 )
+from radixrt.messages.request import Envelope
 from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq, ReleaseReq, SchedulerReady, TokenBatch
 from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.messages.wire import Message, unpack_i32
 from radixrt.sampling_params import SamplingParams
 
+Task = Literal["generate", "score", "embed", "classify", "rerank", "tokenize"]
 
-class GenerateReq(Message, frozen=True, array_like=True, tag=True):
-    """Request for one completion. Exactly one of prompt, input_ids, chat and parts is set.
+
+class TextInput(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Text, before which the tokenizer writes the model's own special tokens. Control tokens in it are recognized.
 
     Attributes:
-        rid: unique id of the request, at most 256 characters.
-        prompt: text; the tokenizer adds the model's own special tokens.
-        input_ids: int32[n] column of token ids.
-        chat: conversation for the chat template.
-        parts: the prompt in parts, in order. Adjacent texts are tokenized as one text. If the first part is a user's
-            text, the model's own special tokens are added before it.
-        sampling: sampling parameters with n = 1; the client sends n requests for n completions.
+        param: the sender's name of the text, for errors.
+        before: index of the request's text that is written before this one; -1 for none.
+    """
+
+    text: str
+    param: str = "prompt"
+    before: int = -1
+
+
+class TokenInput(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Token ids, an int32[n] column; `param` is the sender's name of it, for errors."""
+
+    ids: bytes
+    param: str = "input_ids"
+
+
+class PartsInput(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Prompt in parts, in order. Adjacent texts are tokenized as one text. If the first part is a user's text, the
+    model's own special tokens are added before it."""
+
+    parts: list[PromptPart]
+
+
+class PairInput(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Query and document in one prompt, by the model's template of pairs or the tokenizer's own encoding of a pair.
+
+    Attributes:
+        query, document, instruction: indices of texts of the request; -1 for the model's own instruction.
+    """
+
+    query: int
+    document: int
+    instruction: int = -1
+
+
+Input = TextInput | TokenInput | PartsInput | PairInput | ChatPrompt
+"""Prompt of a row."""
+
+
+class Continuations(msgspec.Struct, frozen=True, array_like=True):
+    """Texts that may follow a prompt; the log-probability of each of their tokens is read.
+
+    Attributes:
+        texts: at least one, all distinct and none empty. They are plain text: control tokens in them are not
+            recognized. If the prompt ends in a text, its last run of texts is tokenized together with each of them.
+        unconditional: the same tokens are also read after the tokens that begin a text, without the prompt.
+    """
+
+    texts: list[str]
+    unconditional: bool = False
+
+
+class InputRow(msgspec.Struct, frozen=True, array_like=True):
+    """Prompt, and the values that are read from its forward pass.
+
+    At most one of pooling, targets and continuations is set.
+
+    Attributes:
+        pooling: final hidden states are read, pooled so, or their logits if the model has a classification head.
+        targets: token ids whose log-probabilities as the next token after the prompt are read.
+        continuations: texts whose tokens are read; the request has no other row then.
+        keep_last: a longer prompt is cut to its last tokens, so many; None for never.
+        decode: the output has the text of the prompt's token ids, without special tokens if True; None for no text.
+    """
+
+    input: Input
+    pooling: Pooling | None = None
+    targets: list[int] = []
+    continuations: Continuations | None = None
+    keep_last: int | None = None
+    decode: bool | None = None
+
+
+class ClientRequest(Message, frozen=True, array_like=True, tag=True):
+    """Rows to compute, and what to do with them: `radixrt.tasks` makes requests, and answers from their outputs.
+
+    A request with sampling parameters has one row, which is continued. Any other is answered with one RequestOutput,
+    whose `values` are those that the rows read; if they read nothing, nothing is computed.
+
+    Attributes:
+        sampling: sampling parameters with n = 1; a client sends n requests for n completions.
         stream: send an increment for every step; otherwise one RequestOutput carries the whole output.
-        priority: requests with a higher priority are scheduled first and evicted later by priority eviction.
-        cache_salt: namespace of the radix cache; requests share prefixes only within the same namespace.
-        timeout_s: seconds after which the request ends with an error; None for the engine's default.
-        program: position of the request in a program.
-        return_prompt_ids: the first RequestOutput carries the prompt's token ids; False for a client that has them.
-        truncate_prompt_tokens: a longer prompt is cut to its last tokens, so many; None for never.
+        return_prompt_ids: the first RequestOutput carries the token ids of the only row's prompt; False for a client
+            that has them.
+        texts: texts that inputs refer to, each of which is sent once.
+        task: name of the task, for traces.
     """
 
-    rid: str
-    sampling: SamplingParams
-    prompt: str | None = None
-    input_ids: bytes | None = None
-    chat: ChatPrompt | None = None
+    envelope: Envelope
+    rows: list[InputRow]
+    sampling: SamplingParams | None = None
     stream: bool = False
-    priority: int = 0
-    cache_salt: str = ""
-    timeout_s: float | None = None
-    parts: list[PromptPart] | None = None
-    program: ProgramHint | None = None
     return_prompt_ids: bool = True
-    truncate_prompt_tokens: int | None = None
+    texts: list[TextInput] = []
+    task: Task = "generate"
 
+    @property
+    def rid(self) -> str:
+        """Id of the request."""
+        return self.envelope.rid
 
-class ScoreReq(Message, frozen=True, array_like=True, tag=True):
-    """Request to score choices after a prompt. Exactly one of prompt, input_ids, chat and parts is set.
-
-    Other attributes: see `GenerateReq`.
-
-    Attributes:
-        choices: texts that may follow the prompt, at least one, all distinct and none empty. They are plain text:
-            control tokens in them are not recognized. If the prompt ends in a text, its last run of texts is tokenized
-            together with each choice.
-        method: how one choice is selected; see `radixrt.tokenizer.selection`.
-    """
-
-    rid: str
-    choices: list[str]
-    method: SelectMethod = "token_length_normalized"
-    prompt: str | None = None
-    input_ids: bytes | None = None
-    chat: ChatPrompt | None = None
-    parts: list[PromptPart] | None = None
-    priority: int = 0
-    cache_salt: str = ""
-    timeout_s: float | None = None
-    program: ProgramHint | None = None
-
-
-class EmbedReq(Message, frozen=True, array_like=True, tag=True):
-    """Request to embed prompts. Exactly one of prompts and input_ids is set, and holds at least one prompt.
-
-    Other attributes: see `GenerateReq`.
-
-    Attributes:
-        prompts: texts; the tokenizer adds the model's own special tokens.
-        input_ids: int32 columns of token ids.
-        dimensions: vectors are cut to their first numbers, so many (Matryoshka embeddings); None for whole vectors.
-        normalize: scale vectors to length 1, after the cut; None for what the model's own files say.
-        prompt_name: name of the model's prompt that is written before each text; None for its default one, if any.
-        prompt_text: this text is written before each text, in place of a prompt of the model; "" for nothing.
-    """
-
-    rid: str
-    prompts: list[str] | None = None
-    input_ids: list[bytes] | None = None
-    dimensions: int | None = None
-    normalize: bool | None = None
-    priority: int = 0
-    cache_salt: str = ""
-    timeout_s: float | None = None
-    program: ProgramHint | None = None
-    prompt_name: str | None = None
-    prompt_text: str | None = None
-
-
-class ClassifyReq(Message, frozen=True, array_like=True, tag=True):
-    """Request for the scores of prompts by a sequence classification model. Exactly one of prompts, input_ids and chat
-    is set; the first two hold at least one prompt.
-
-    Other attributes: see `EmbedReq`.
-
-    Attributes:
-        chat: one conversation for the chat template.
-        activation: False for logits, True for what the model's own files say.
-    """
-
-    rid: str
-    prompts: list[str] | None = None
-    input_ids: list[bytes] | None = None
-    chat: ChatPrompt | None = None
-    activation: bool = True
-    priority: int = 0
-    cache_salt: str = ""
-    timeout_s: float | None = None
-    program: ProgramHint | None = None
-
-
-class RelevanceReq(Message, frozen=True, array_like=True, tag=True):
-    """Request for the relevance of documents to queries, pair by pair; see `radixrt.tokenizer.relevance`.
-
-    Other attributes: see `GenerateReq`.
-
-    Attributes:
-        queries, documents: equally many texts, or one on either side, which is paired with each of the other side.
-        instruction: the task, for models whose template asks for one; None for the model's own.
-        activation: False for logits, True for what the model's own files say.
-        retrieves: an embedding model writes its prompts for queries and for documents before these; otherwise its
-            default prompt before both.
-    """
-
-    rid: str
-    queries: list[str]
-    documents: list[str]
-    instruction: str | None = None
-    activation: bool = True
-    retrieves: bool = False
-    priority: int = 0
-    cache_salt: str = ""
-    timeout_s: float | None = None
-    program: ProgramHint | None = None
-
-
-class TokenizeReq(Message, frozen=True, array_like=True, tag=True):
-    """Request for the token ids of a prompt, given as in `GenerateReq`; the RequestOutput has `prompt_ids`."""
-
-    rid: str
-    prompt: str | None = None
-    input_ids: bytes | None = None
-    chat: ChatPrompt | None = None
-    parts: list[PromptPart] | None = None
-
-
-class DetokenizeReq(Message, frozen=True, array_like=True, tag=True):
-    """Request for the text of token ids (int32[n] column); the RequestOutput has `text`."""
-
-    rid: str
-    token_ids: bytes
-    skip_special_tokens: bool = True
+    @property
+    def computes(self) -> bool:
+        """Whether the request needs a forward pass; otherwise the tokenizer answers it."""
+        return self.sampling is not None or any(row.pooling or row.targets or row.continuations for row in self.rows)
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -204,23 +166,15 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     forced: bool = False
 
 
-class ChoiceScores(msgspec.Struct, frozen=True, array_like=True):
-    """Scores of the choices of a ScoreReq, in its order.
+class ContinuationTokens(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of continuations.
 
     Attributes:
-        choice: index of the selected choice.
-        logprobs: natural logarithm of the probability of each choice's tokens.
-        scores: value of each choice that the method compares; the highest is selected.
-        probabilities: softmax of `scores`.
-        token_ids: token ids of each choice as scored, after the prompt's first `kept` tokens.
-        kept: number of prompt tokens before the choices; fewer than the prompt has if the end of its last text is
-            tokenized differently together with a choice.
+        token_ids: token ids of each text as read, after the prompt's first `kept` tokens.
+        kept: number of prompt tokens before the texts; fewer than the prompt has if the end of its last text is
+            tokenized differently together with one of them.
     """
 
-    choice: int
-    logprobs: list[float]
-    scores: list[float]
-    probabilities: list[float]
     token_ids: list[list[int]]
     kept: int
 
@@ -239,10 +193,10 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True, dict=True):
         logprobs: one entry for each token of `output_ids`, if requested.
         prompt_logprobs: one entry for each token of the prompt, if requested; on the first increment.
         prompt_ids: int32[n] column of the tokenized prompt, on the first increment, unless the request declined it.
-        decision: result of a ScoreReq, on its only output; None after an error or an abort.
-        embeddings: result of an EmbedReq, on its only output: float32 column of all vectors, prompt by prompt.
-        pooled_scores: result of a ClassifyReq or RelevanceReq, on its only output: float32 column with a number for
-            each label of each prompt, or for each pair.
+        values: float32 column that the rows of a request without sampling read, on its only output, row by row: pooled
+            hidden states or logits, the log-probabilities of targets, or those of each token of each continuation, and
+            then the same without the prompt, if requested. None after an error or an abort.
+        continuations: tokens of a row's continuations.
         hidden_states: of the prompt's last token or of all its tokens, if requested; on the first increment.
         kept: number of leading output tokens whose text is a prefix of the whole `text`; set together with `finish`
             for a generated text. Fewer than the output tokens if a stop token was excluded from the text, if a stop
@@ -260,11 +214,10 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True, dict=True):
     prompt_logprobs: list[TokenLogprob] | None = None
     prompt_ids: bytes | None = None
     constraint: ConstraintInfo | None = None
-    decision: ChoiceScores | None = None
     kept: int | None = None
     tail: str = ""
-    embeddings: bytes | None = None
-    pooled_scores: bytes | None = None
+    values: bytes | None = None
+    continuations: ContinuationTokens | None = None
     hidden_states: HiddenStates | None = None
 
     @cached_property
@@ -299,6 +252,39 @@ class OutputBatch(Message, frozen=True, array_like=True, tag=True):
     outputs: list[RequestOutput]
 
 
+class EmbeddingInfo(msgspec.Struct, frozen=True, array_like=True):
+    """How final hidden states become embeddings, by the files of the model.
+
+    Attributes:
+        pooling: the hidden states that are pooled.
+        normalize: whether vectors are scaled to length 1, unless a call says otherwise.
+        size: numbers of a vector, the model's hidden size; None where the configuration does not name it.
+        prompts: texts that are written before texts, by name.
+        default_prompt: name of the text that is written where a call names none; None for no text.
+    """
+
+    pooling: Pooling = "last"
+    normalize: bool = True
+    size: int | None = None
+    prompts: dict[str, str] = {}
+    default_prompt: str | None = None
+
+
+class RelevanceInfo(msgspec.Struct, frozen=True, array_like=True):
+    """How pairs of a query and a document are scored, by the files of the model.
+
+    Attributes:
+        scorer: "cosine" of two vectors, "classifier" for the logit of the only label, "tokens" for the log-odds of two
+            tokens after the pair; None for a model that scores no pairs.
+        activation: function that turns a logit or log-odds into a score.
+        tokens: ids of the token that stands for relevant and of the one for irrelevant.
+    """
+
+    scorer: Literal["cosine", "classifier", "tokens"] | None = None
+    activation: Activation = "none"
+    tokens: tuple[int, int] = (0, 0)
+
+
 class EngineReady(Message, frozen=True, array_like=True, tag=True):
     """Announcement that tokenizer, scheduler and runners are ready (tokenizer to client), after each of their starts.
 
@@ -314,6 +300,8 @@ class EngineReady(Message, frozen=True, array_like=True, tag=True):
         labels: names of the labels of a sequence classification model; empty for any other.
         num_states: slots of recurrent states; see `RunnerReady`.
         fill_in: None for a tokenizer without tokens for filling in the middle.
+        embedding, relevance: what the model's files say about embeddings and pairs.
+        activation: function that turns the logits of `labels` into scores.
     """
 
     model: str
@@ -333,16 +321,13 @@ class EngineReady(Message, frozen=True, array_like=True, tag=True):
     labels: tuple[str, ...] = ()
     num_states: int = 0
     fill_in: FillInTokens | None = None
+    embedding: EmbeddingInfo = EmbeddingInfo()
+    activation: Activation = "none"
+    relevance: RelevanceInfo = RelevanceInfo()
 
 
 ToTokenizer = (
-    GenerateReq
-    | ScoreReq
-    | EmbedReq
-    | ClassifyReq
-    | RelevanceReq
-    | TokenizeReq
-    | DetokenizeReq
+    ClientRequest
     | AbortReq
     | ReleaseReq
     | ControlReq

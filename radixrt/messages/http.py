@@ -12,16 +12,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from radixrt.messages.client import (
-    ClassifyReq,
-    DetokenizeReq,
-    EmbedReq,
-    GenerateReq,
-    RelevanceReq,
-    RequestOutput,
-    ScoreReq,
-    TokenizeReq,
-)
+from radixrt.messages.client import ClientRequest, RequestOutput
 
 CONTENT_TYPE = "application/msgpack"
 
@@ -39,7 +30,7 @@ class EngineCall(msgspec.Struct, kw_only=True):
     """
 
     model: str | None = None
-    request: GenerateReq | ScoreReq | EmbedReq | ClassifyReq | RelevanceReq | TokenizeReq | DetokenizeReq
+    request: ClientRequest
 
 
 def encode_frame(output: RequestOutput) -> bytes:

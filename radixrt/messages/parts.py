@@ -162,7 +162,7 @@ class FillInTokens(msgspec.Struct, frozen=True, array_like=True):
     end_ids: list[int] = []
 
 
-class ChatPrompt(msgspec.Struct, frozen=True, array_like=True):
+class ChatPrompt(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Conversation that the tokenizer process renders with the model's chat template.
 
     Attributes:
@@ -236,5 +236,8 @@ class HiddenStates(msgspec.Struct, frozen=True, array_like=True):
 Pooling = Literal["last", "mean"]
 """Hidden states that make an embedding: the last token's, or the mean over all tokens."""
 
+Activation = Literal["none", "sigmoid", "softmax"]
+"""Function that turns logits into scores. The softmax is over all labels of a text."""
+
 SelectMethod = Literal["token_length_normalized", "greedy", "unconditional_likelihood_normalized"]
-"""Method that selects one of several choices by its tokens' log-probabilities; see `radixrt.tokenizer.selection`."""
+"""Method that selects one of several choices by its tokens' log-probabilities; see `radixrt.tasks.score`."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from radixrt.errors import ModelLoadError, shown
+from radixrt.messages.parts import Activation
 from radixrt.models.config_fields import positive_int
-
-Activation = Literal["none", "sigmoid", "softmax"]
-"""Function that turns logits into scores. The softmax is over all labels of a text."""
 
 ACTIVATION_CLASSES: dict[str, Activation] = {"Identity": "none", "Sigmoid": "sigmoid", "Softmax": "softmax"}
 """Torch's modules that sentence-transformers may name as activation_fn."""

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from radixrt.errors import ConfigError, ModelLoadError, shown
-from radixrt.models.classifier_spec import Activation, read_activation
+from radixrt.messages.parts import Activation
+from radixrt.models.classifier_spec import read_activation
 from radixrt.models.embedding_spec import CAUSAL_RERANKER, EmbeddingSpec
 from radixrt.models.model_config import ModelSpec, read_json_object
 from radixrt.models.sentence_transformers import Modules, Settings, read_modules, read_settings

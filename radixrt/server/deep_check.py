@@ -8,12 +8,12 @@ from contextlib import aclosing
 
 from radixrt.client.answers import raise_for_error
 from radixrt.client.engine_client import EngineClient
-from radixrt.client.requests import new_rid
-from radixrt.client.validation import Request
 from radixrt.errors import RequestError
-from radixrt.messages.client import ClassifyReq, EmbedReq, GenerateReq
+from radixrt.messages.client import ClientRequest, InputRow, TokenInput
+from radixrt.messages.request import Envelope
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
+from radixrt.tasks.prompts import new_rid
 
 TIMEOUT_S = 20.0
 PRIORITY = 1 << 20
@@ -40,11 +40,11 @@ class DeepCheck:
     async def _generate(self) -> float:
         started = time.perf_counter()
         sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-        ids, info = pack_i32([0]), self._client.info
-        request: Request = GenerateReq(new_rid(), sampling, input_ids=ids, priority=PRIORITY)
+        info, token = self._client.info, TokenInput(pack_i32([0]))
+        envelope = Envelope(new_rid(), PRIORITY)
+        request = ClientRequest(envelope, [InputRow(token)], sampling)
         if info is not None and not info.generates:
-            kind = ClassifyReq if info.labels else EmbedReq
-            request = kind(request.rid, input_ids=[ids], priority=PRIORITY)
+            request = ClientRequest(envelope, [InputRow(token, "last")], task="classify" if info.labels else "embed")
         try:
             async with asyncio.timeout(TIMEOUT_S), aclosing(self._client.astream(request)) as outputs:
                 async for output in outputs:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -16,18 +16,20 @@ from radixrt.chat.constraint import FieldNames, renamed
 from radixrt.client.answers import raise_for_error
 from radixrt.client.collector import OutputCollector
 from radixrt.client.engine_client import EngineClient
-from radixrt.client.requests import expand_n
-from radixrt.client.validation import Question, Request
 from radixrt.errors import RequestError
-from radixrt.messages.client import GenerateReq, RequestOutput
+from radixrt.messages.client import ClientRequest, RequestOutput
 from radixrt.messages.parts import FINISH_ABORT, Finish
 from radixrt.sampling_params import MAX_HIDDEN_BYTES
 from radixrt.server.metrics.requests import GroupRecord, RequestMetrics, RequestRecord
 from radixrt.server.request_context import RequestContext
 from radixrt.server.tenants import Account, Accounts, Tenant
+from radixrt.tasks.generate import expand_n
+from radixrt.tasks.run import TaskCall
 
 if TYPE_CHECKING:
     from radixrt.server.spans import Tracing
+
+A = TypeVar("A")
 
 Stream = AsyncGenerator[RequestOutput, None]
 """Outputs of one request of the engine."""
@@ -53,7 +55,7 @@ class RequestGroup:
 
     context: RequestContext
     rid: str
-    requests: Sequence[GenerateReq]
+    requests: Sequence[ClientRequest]
     names: FieldNames
 
 
@@ -109,7 +111,7 @@ class RequestGroups:
 
     @contextmanager
     def _sent(
-        self, context: RequestContext, rid: str, requests: Sequence[Request]
+        self, context: RequestContext, rid: str, requests: Sequence[ClientRequest]
     ) -> Iterator[tuple[list[Stream], set[int], list[RequestRecord]]]:
         """Send the completions of a group for their tenant. At the end, those whose stream was not begun are aborted.
 
@@ -126,7 +128,7 @@ class RequestGroups:
         completions = [
             (one, i == 0)  # the first one's usage counts the prompt
             for request in requests
-            for i, one in enumerate(expand_n(request) if isinstance(request, GenerateReq) else [request])
+            for i, one in enumerate(expand_n(request))
         ]
         account = self._accounts.of(tenant)
         account.admit(tenant, len(completions))
@@ -182,29 +184,9 @@ class RequestGroups:
                     whole[index] = output
         return [whole[index] for index in range(len(whole))]
 
-    async def ask(
-        self, context: RequestContext, group: str, questions: Sequence[Question], names: FieldNames
-    ) -> list[RequestOutput]:
-        """Send questions to the engine together; return the one output of each. Leaving early aborts all of them.
-
-        Args:
-            context: context of the HTTP request.
-            group: the id under which a client may abort the questions; their own ids begin with it.
-            names: the client's names for the engine's fields, for errors.
-
-        Raises:
-            RequestError: the engine refuses one, or ends it with an error.
-        """
-        with self._sent(context, group, questions) as (streams, begun, _):
-            tasks = [asyncio.ensure_future(_only(stream, i, begun)) for i, stream in enumerate(streams)]
-            try:
-                return await asyncio.gather(*tasks)
-            except RequestError as error:
-                raise renamed(error, names) from None
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+    async def run(self, context: RequestContext, call: TaskCall[A], names: FieldNames) -> A:
+        """Send the requests of a task and return its answer; raises as `generate` and `TaskCall.answer` do."""
+        return call.answer(await self.collect(RequestGroup(context, call.requests[0].rid, call.requests, names)))
 
     # --- ending ---
 
@@ -229,9 +211,10 @@ class RequestGroups:
         return sum(self._abort(key) for key in list(self.open))
 
 
-def _check_copies(requests: Sequence[GenerateReq]) -> None:
+def _check_copies(requests: Sequence[ClientRequest]) -> None:
     """Refuse many completions of a large request, since each is sent to the engine with a copy of the prompt."""
-    size = sum(len(_encode(request)) * request.sampling.n for request in requests if request.sampling.n > 1)
+    copies = ((request, request.sampling.n) for request in requests if request.sampling is not None)
+    size = sum(len(_encode(request)) * n for request, n in copies if n > 1)
     if size > MAX_COPIES_BYTES:
         raise RequestError(
             f"n copies of this request are {size} bytes; at most {MAX_COPIES_BYTES} are served at a time", param="n"
@@ -245,20 +228,6 @@ def _check_hidden_bytes(total: int) -> None:
             'completions at once, or for "last"',
             param="return_hidden_states",
         )
-
-
-async def _only(stream: Stream, index: int, begun: set[int]) -> RequestOutput:
-    """Return the one output of a question.
-
-    Raises:
-        RequestError: the question was refused or failed.
-    """
-    begun.add(index)
-    async with aclosing(stream):
-        output = await anext(stream)
-    if output.finish is not None:
-        raise_for_error(output.finish)
-    return output
 
 
 async def _merge(streams: Sequence[Stream], begun: set[int]) -> Outputs:

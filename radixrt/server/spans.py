@@ -25,8 +25,8 @@ from starlette.datastructures import Headers
 
 from radixrt._version import __version__
 from radixrt.errors import ConfigError, shown
-from radixrt.messages.client import ClassifyReq, EmbedReq, GenerateReq, RelevanceReq, RequestOutput, ScoreReq
-from radixrt.messages.parts import Finish
+from radixrt.messages.client import RequestOutput
+from radixrt.messages.parts import ChatPrompt, Finish
 from radixrt.sampling_params import SamplingParams
 from radixrt.server.metrics.requests import RequestRecord
 
@@ -34,9 +34,6 @@ Attributes = dict[str, Any]
 
 CLOSE_S = 2.0
 """Time for the last spans to be sent when the server ends; a collector that is gone would hold it up for longer."""
-
-OPERATIONS = {EmbedReq: "embeddings", ScoreReq: "score", ClassifyReq: "classify", RelevanceReq: "rerank"}
-"""`gen_ai.operation.name` of requests that generate nothing."""
 
 
 def make_tracing(endpoint: str | None, protocol: str) -> Tracing:
@@ -161,10 +158,9 @@ def phases(record: RequestRecord, last: RequestOutput) -> list[tuple[str, float,
 def request_attributes(record: RequestRecord, last: RequestOutput, model: str, now: float) -> Attributes:
     """Return the attributes of a request's span: of OpenTelemetry's conventions for GenAI, and vLLM's own."""
     request = record.request
-    if isinstance(request, GenerateReq):
-        operation = "text_completion" if request.chat is None else "chat"
-    else:
-        operation = OPERATIONS.get(type(request), "tokenize")
+    operation: str = "embeddings" if request.task == "embed" else request.task
+    if request.sampling is not None:
+        operation = "chat" if isinstance(request.rows[0].input, ChatPrompt) else "text_completion"
     found: Attributes = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "radixrt",
@@ -173,7 +169,7 @@ def request_attributes(record: RequestRecord, last: RequestOutput, model: str, n
         "gen_ai.request.id": request.rid,
         "gen_ai.latency.e2e": now - record.sent_at,
     }
-    if isinstance(request, GenerateReq):
+    if request.sampling is not None:
         found |= _sampling_attributes(request.sampling)
         found |= {"gen_ai.request.stream": request.stream, "gen_ai.request.n": record.group.size}
     if last.finish is not None:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from radixrt.client.validation import Request
 from radixrt.errors import RequestError
-from radixrt.messages.client import DetokenizeReq, RequestOutput, TokenizeReq
+from radixrt.messages.client import ClientRequest, RequestOutput
+from radixrt.messages.request import Envelope
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,14 @@ class Tenant:
         """Return the engine's id of a client's program."""
         return program if self == EVERYONE else f"{len(self.name)}:{self.name}{program}"
 
-    def own(self, request: Request, rid: str) -> Request:
+    def own(self, request: ClientRequest, rid: str) -> ClientRequest:
         """Return the request with the id `rid`, and with its names in the tenant's namespaces."""
-        if isinstance(request, (TokenizeReq, DetokenizeReq)):
-            return msgspec.structs.replace(request, rid=rid)
-        hint = request.program
+        given = request.envelope
+        hint = given.program
         if hint is not None:
             hint = msgspec.structs.replace(hint, program=self.program(hint.program))
-        return msgspec.structs.replace(request, rid=rid, cache_salt=self.namespace(request.cache_salt), program=hint)
+        own = Envelope(rid, given.priority, self.namespace(given.cache_salt), given.timeout_s, hint)
+        return msgspec.structs.replace(request, envelope=own)
 
 
 EVERYONE = Tenant("", is_admin=True)

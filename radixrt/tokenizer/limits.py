@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from radixrt.errors import RequestError
-from radixrt.messages.client import ClassifyReq, EmbedReq, GenerateReq, RelevanceReq, ScoreReq
+from radixrt.messages.request import Envelope
 from radixrt.sampling_params import MAX_HIDDEN_BYTES, SamplingParams
 
 MAX_RID_CHARS = 256
@@ -17,13 +17,13 @@ MAX_ALTERNATIVES = 1_000_000
 """Largest number of log-probabilities of one request: about 40 MB, below `channel.MAX_FRAME_BYTES`."""
 
 
-def check_envelope(req: GenerateReq | ScoreReq | EmbedReq | ClassifyReq | RelevanceReq) -> None:
-    """Check the fields that every kind of request has; raises RequestError naming the field."""
-    if not 1 <= len(req.rid) <= MAX_RID_CHARS or "\0" in req.rid:
+def check_envelope(envelope: Envelope) -> None:
+    """Check the fields that every request has; raises RequestError naming the field."""
+    if not 1 <= len(envelope.rid) <= MAX_RID_CHARS or "\0" in envelope.rid:
         raise RequestError(f"rid must have 1 to {MAX_RID_CHARS} characters, none of them NUL", param="rid")
-    if req.timeout_s is not None and not (math.isfinite(req.timeout_s) and req.timeout_s > 0):
-        raise RequestError(f"timeout_s must be a number above 0, not {req.timeout_s}", param="timeout_s")
-    hint = req.program
+    if envelope.timeout_s is not None and not (math.isfinite(envelope.timeout_s) and envelope.timeout_s > 0):
+        raise RequestError(f"timeout_s must be a number above 0, not {envelope.timeout_s}", param="timeout_s")
+    hint = envelope.program
     if hint is not None and not (1 <= len(hint.program) <= MAX_RID_CHARS and len(hint.branch) <= MAX_BRANCH_CHARS):
         raise RequestError(
             f"program must have an id of 1 to {MAX_RID_CHARS} characters, and a branch of at most {MAX_BRANCH_CHARS}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from radixrt.errors import RequestError
-from radixrt.messages.client import ClassifyReq, EmbedReq, GenerateReq, ScoreReq, TokenizeReq
+from radixrt.messages.client import Input, PartsInput, TextInput, TokenInput
 from radixrt.messages.parts import ChatPrompt, PromptPart, TemplateText
-from radixrt.messages.wire import Int32Array, pack_i32, unpack_i32
+from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.sampling_params import MAX_CHOICES
 from radixrt.tokenizer.chat_template import MAX_RENDER_CHARS, ChatTemplate, RenderedTooLong
 from radixrt.tokenizer.choices import ChoiceTokens, encode_choices
@@ -23,11 +23,11 @@ from radixrt.tokenizer.template_trace import strings
 from radixrt.tokenizer.tokenizer import Tokenizer
 
 
-def needs_encoding(req: GenerateReq) -> bool:
-    """Return whether the prompt has a text; otherwise it is token ids."""
-    if req.parts is not None:
-        return any(not isinstance(part, list) for part in req.parts)
-    return req.input_ids is None
+def needs_encoding(given: Input) -> bool:
+    """Return whether a prompt has a text; otherwise it is token ids."""
+    if isinstance(given, PartsInput):
+        return any(not isinstance(part, list) for part in given.parts)
+    return not isinstance(given, TokenInput)
 
 
 def max_input_tokens(context_length: int, num_slots: int) -> int:
@@ -65,54 +65,40 @@ class PromptEncoder:
         self._context_length = context_length
         self.max_input_tokens = max_input_tokens(context_length, context_length)
 
-    def input_ids(self, req: GenerateReq | TokenizeReq) -> bytes:
-        """Encode a prompt as an int32 column; raises RequestError naming the field."""
-        self._check_given(req)
-        ids, param = self._encoded(req)
-        kept = req.truncate_prompt_tokens if isinstance(req, GenerateReq) else None
-        return self._checked(ids if kept is None else ids[-4 * kept :], param)
+    def input_ids(self, given: Input, before: str = "", keep_last: int | None = None) -> bytes:
+        """Encode a prompt, other than a pair, as an int32 column.
 
-    def turn_len(self, chat: ChatPrompt | None, input_ids: bytes) -> int:
+        Args:
+            before: written before a text.
+            keep_last: a longer prompt is cut to its last tokens, so many; None for never.
+
+        Raises:
+            RequestError: naming the prompt.
+        """
+        self._check_tokenizer(given)
+        ids, param = self._encoded(given, before)
+        return self._checked(ids if keep_last is None else ids[-4 * keep_last :], param)
+
+    def turn_len(self, chat: Input, input_ids: bytes) -> int:
         """Number of tokens of an encoded conversation up to the end of its last message; 0 if unknown."""
-        if chat is None or self._generation_prompts is None:
+        if not isinstance(chat, ChatPrompt) or self._generation_prompts is None:
             return 0
         encoder = self._chat_encoder(chat)
         return self._generation_prompts.turn_len(
             chat, unpack_i32(input_ids), lambda text: encoder.encode([TemplateText(text)], "messages")
         )
 
-    def _encoded(self, req: GenerateReq | TokenizeReq) -> tuple[bytes, str]:
+    def _encoded(self, given: Input, before: str) -> tuple[bytes, str]:
         """Return the prompt as an int32 column, and the client's name for it."""
-        if req.input_ids is not None:
-            return req.input_ids, "input_ids"
-        if req.chat is not None:
-            return self._chat(req.chat), "messages"
-        if req.parts is not None:
-            self._check_parts(req.parts)
-            return pack_i32([*self._begin(req.parts), *self._parts.encode(req.parts, INPUT_PARTS)]), INPUT_PARTS
-        assert req.prompt is not None
-        return pack_i32(self._encode(req.prompt, "prompt")), "prompt"
-
-    def pooled(self, req: EmbedReq | ClassifyReq, before: str = "") -> list[bytes]:
-        """Encode the prompts of an embedding or classification request as int32 columns.
-
-        Args:
-            before: written before each text.
-
-        Raises:
-            RequestError: naming the prompt.
-        """
-        if isinstance(req, ClassifyReq) and req.chat is not None:
-            return [self._checked(self._chat(req.chat), "messages")]
-        if req.input_ids is not None:
-            return [self._checked(ids, f"input_ids[{i}]") for i, ids in enumerate(req.input_ids)]
-        return self.texts(req.prompts or (), "prompts", before)
-
-    def texts(self, texts: Sequence[str], param: str, before: str = "") -> list[bytes]:
-        """Encode texts, each with `before` in front of it, as int32 columns; raises RequestError naming the text."""
-        self.check_text(param)
-        names = ((text, f"{param}[{i}]") for i, text in enumerate(texts))
-        return [self._checked(pack_i32(self._encode(before + text, name)), name) for text, name in names]
+        if isinstance(given, TokenInput):
+            return given.ids, given.param
+        if isinstance(given, ChatPrompt):
+            return self._chat(given), "messages"
+        if isinstance(given, PartsInput):
+            self._check_parts(given.parts)
+            return pack_i32([*self._begin(given.parts), *self._parts.encode(given.parts, INPUT_PARTS)]), INPUT_PARTS
+        assert isinstance(given, TextInput)
+        return pack_i32(self._encode(before + given.text, given.param)), given.param
 
     def pair(self, first: str, first_name: str, second: str, second_name: str) -> bytes:
         """Encode two texts as the tokenizer encodes a pair; raises RequestError naming a text."""
@@ -132,14 +118,14 @@ class PromptEncoder:
         except RequestError as error:
             raise RequestError(error.message, param=param, code=error.code, status=error.status) from error
 
-    def choices(self, req: ScoreReq) -> ChoiceTokens:
-        """Encode a prompt and the choices after it; raises RequestError naming the field."""
-        self._check_given(req)
+    def choices(self, given: Input, choices: list[str]) -> ChoiceTokens:
+        """Encode a prompt, other than a pair, and the choices after it; raises RequestError naming the field."""
+        self._check_tokenizer(given)
         self.check_text("choices")
-        self._check_choices(req.choices)
-        prefix, parts, param = self._scored_parts(req)
-        encoder = self._parts if req.chat is None else self._chat_encoder(req.chat)
-        tokens = encode_choices(encoder, prefix, parts, param, req.choices)
+        self._check_choices(choices)
+        prefix, parts, param = self._scored_parts(given)
+        encoder = self._chat_encoder(given) if isinstance(given, ChatPrompt) else self._parts
+        tokens = encode_choices(encoder, prefix, parts, param, choices)
         self._checked(pack_i32(tokens.prompt_ids), param)
         if tokens.kept == 0:
             raise RequestError(
@@ -165,9 +151,9 @@ class PromptEncoder:
             raise RequestError("this model has no token that begins a text; use another method", param="method")
         return self._tokenizer.eos_ids[:1]
 
-    def checked_ids(self, token_ids: bytes) -> Int32Array:
-        """Check token ids that are to be detokenized; raises RequestError."""
-        return unpack_i32(self._checked(token_ids, "tokens")) if token_ids else np.empty(0, np.int32)
+    def check_targets(self, targets: list[int]) -> None:
+        """Refuse token ids outside the vocabulary; raises RequestError."""
+        self._check_ids(np.asarray(targets, np.int64), "targets")
 
     def check_text(self, param: str) -> None:
         """Refuse a field that needs a tokenizer if there is none."""
@@ -178,29 +164,29 @@ class PromptEncoder:
                 param=param,
             )
 
-    def _check_given(self, req: GenerateReq | ScoreReq | TokenizeReq) -> None:
-        if [req.prompt, req.input_ids, req.chat, req.parts].count(None) != 3:
-            raise RequestError(
-                f"exactly one of prompt, input_ids, messages and {INPUT_PARTS} must be given", param="prompt"
-            )
-        if req.prompt is not None or req.chat is not None:
-            self.check_text("prompt" if req.chat is None else "messages")
-        for i, part in enumerate(req.parts or ()):
-            if not isinstance(part, list):
-                self.check_text(f"{INPUT_PARTS}[{i}]")
+    def _check_tokenizer(self, given: Input) -> None:
+        """Refuse a prompt that needs a tokenizer if there is none."""
+        if isinstance(given, PartsInput):
+            for i, part in enumerate(given.parts):
+                if not isinstance(part, list):
+                    self.check_text(f"{INPUT_PARTS}[{i}]")
+        elif isinstance(given, TextInput):
+            self.check_text(given.param.partition("[")[0])
+        elif isinstance(given, ChatPrompt):
+            self.check_text("messages")
 
-    def _scored_parts(self, req: ScoreReq) -> tuple[tuple[int, ...], list[PromptPart], str]:
+    def _scored_parts(self, given: Input) -> tuple[tuple[int, ...], list[PromptPart], str]:
         """Return the token ids before the parts, the parts, and the client's name for the parts."""
-        if req.parts is not None:
-            self._check_parts(req.parts)
-            return self._begin(req.parts), req.parts, INPUT_PARTS
-        if req.input_ids is not None:
-            return (), [unpack_i32(self._checked(req.input_ids, "input_ids")).tolist()], "input_ids"
-        if req.chat is not None:
-            return (), self._chat_parts(req.chat), "messages"
-        assert req.prompt is not None
-        self._check_length(len(req.prompt), "prompt")
-        return self._tokenizer.prefix_ids, [TemplateText(req.prompt)], "prompt"
+        if isinstance(given, PartsInput):
+            self._check_parts(given.parts)
+            return self._begin(given.parts), given.parts, INPUT_PARTS
+        if isinstance(given, TokenInput):
+            return (), [unpack_i32(self._checked(given.ids, given.param)).tolist()], given.param
+        if isinstance(given, ChatPrompt):
+            return (), self._chat_parts(given), "messages"
+        assert isinstance(given, TextInput)
+        self._check_length(len(given.text), given.param)
+        return self._tokenizer.prefix_ids, [TemplateText(given.text)], given.param
 
     def _begin(self, parts: list[PromptPart]) -> tuple[int, ...]:
         """Token ids before a prompt in parts: those that begin a text (bos) if its first part is a user's text."""

@@ -1,7 +1,7 @@
 """`TokenizerWorker`: work of the tokenizer process, without sockets: handles one message, and sends messages to the
 scheduler and to the client.
 
-Every `Request` sent to the scheduler is valid: its parameters are within bounds, its token ids within the
+Every TokenizedReq sent to the scheduler is valid: its parameters are within bounds, its token ids within the
 vocabulary, and its prompt is neither empty nor too long. Every request gets exactly one finish. Requests with texts
 reach the scheduler in the order in which they came; outputs and requests of token ids overtake them (see
 `PromptQueue`).
@@ -17,22 +17,21 @@ from radixrt.channel import Outbox
 from radixrt.errors import RequestError
 from radixrt.messages.cache_events import FromWatched, PageWatch, PageWatched, ToWatched
 from radixrt.messages.client import (
-    ClassifyReq,
-    DetokenizeReq,
-    EmbedReq,
+    ClientRequest,
+    EmbeddingInfo,
     EngineReady,
-    GenerateReq,
+    InputRow,
     OutputBatch,
-    RelevanceReq,
+    PairInput,
     RequestOutput,
-    ScoreReq,
-    TokenizeReq,
+    TextInput,
+    TokenInput,
     ToMain,
     ToTokenizer,
 )
 from radixrt.messages.fleet import FromRouter
 from radixrt.messages.parts import FINISH_ABORT, FINISH_STOP, Finish, FinishError, Timings, Usage
-from radixrt.messages.request import Request
+from radixrt.messages.request import Request, Row
 from radixrt.messages.scheduler import (
     AbortReq,
     ControlReply,
@@ -46,22 +45,20 @@ from radixrt.messages.scheduler import (
 from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.messages.wire import pack_i32
 from radixrt.models.model_tasks import ModelTasks
-from radixrt.tokenizer.classification import ClassifyState, check_classification
-from radixrt.tokenizer.embedding import EmbedState, check_embedding, text_prompt
+from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.fill_in import find_fill_in_tokens
 from radixrt.tokenizer.info import tokenizer_info
 from radixrt.tokenizer.limits import check_envelope, check_hidden_states, check_logprobs
-from radixrt.tokenizer.pooled_state import PooledState
+from radixrt.tokenizer.pairs import PairEncoder
 from radixrt.tokenizer.prompt_encoder import PromptEncoder, max_input_tokens, needs_encoding
 from radixrt.tokenizer.prompt_queue import EVERYTHING, Prepare, PromptQueue, Start
-from radixrt.tokenizer.relevance import RelevanceState, check_pairs, make_scorer
+from radixrt.tokenizer.reads import ReadState, read_continuations, read_row
 from radixrt.tokenizer.request_state import RequestState, unpack_ids
-from radixrt.tokenizer.scoring import UNCONDITIONAL, ScoreState
 from radixrt.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-State = RequestState | ScoreState | PooledState
+State = RequestState | ReadState
 """State of a live request."""
 
 
@@ -103,7 +100,7 @@ class TokenizerWorker:
         self._vocab_size = vocab_size
         self._context_length = context_length
         self._tasks = tasks or ModelTasks()
-        self._scorer = make_scorer(self._tasks.relevance, self._tasks.embedding, tokenizer, self._prompts)
+        self._pairs = PairEncoder(self._prompts, self._tasks.relevance, tokenizer)
         self._to_scheduler = to_scheduler
         self._to_main = to_main
         self._live: dict[str, State] = {}
@@ -117,17 +114,15 @@ class TokenizerWorker:
         """Handle one message. Never raises because of a request's content."""
         if isinstance(message, TokenBatch):
             self._detokenize(message)
-        elif isinstance(message, GenerateReq):
-            program = EVERYTHING if message.program is None else message.program.program
-            encodes = needs_encoding(message)
-            self._submit(message.rid, partial(self._generate, message), encodes=encodes, program=program)
-        elif isinstance(message, ScoreReq):
-            self._submit(message.rid, partial(self._score, message))
-        elif isinstance(message, (EmbedReq, ClassifyReq, RelevanceReq)):
-            encodes = isinstance(message, RelevanceReq) or message.input_ids is None
-            self._submit(message.rid, partial(self._pool, message), encodes=encodes)
-        elif isinstance(message, (TokenizeReq, DetokenizeReq)):
-            self._submit(message.rid, partial(self._answer, message))
+        elif isinstance(message, ClientRequest):
+            hint = message.envelope.program
+            encodes = any(needs_encoding(row.input) or row.continuations is not None for row in message.rows)
+            self._submit(
+                message.rid,
+                partial(self._prepare, message),
+                encodes=encodes or not message.computes,
+                program=EVERYTHING if hint is None or message.sampling is None else hint.program,
+            )
         elif isinstance(message, AbortReq):
             self._abort(message)
         elif isinstance(message, (ReleaseReq, ControlReq)):
@@ -167,79 +162,63 @@ class TokenizerWorker:
             return
         self.queue.submit(rid, prepare, encodes=encodes, program=program)
 
-    def _generate(self, req: GenerateReq) -> Start:
-        check_envelope(req)
-        self._check_generates()
-        req.sampling.validate(self._vocab_size)
-        if req.sampling.n != 1:
-            raise RequestError("n must be 1 for a request in the engine; send one for each completion", param="n")
-        if req.sampling.stop:
-            self._prompts.check_text("stop")
-        if req.sampling.constraint is not None:
-            self._prompts.check_text(req.sampling.constraint.kind)
-        ids = self._prompts.input_ids(req)
-        check_logprobs(req.sampling, len(ids) // 4, self._context_length)
-        check_hidden_states(req.sampling, len(ids) // 4, self._tasks.embedding.size)
-        state = RequestState(
-            req.rid, req.sampling, ids, stream=req.stream, tokenizer=self._tokenizer,
-            return_prompt_ids=req.return_prompt_ids,
-        )  # fmt: skip
-        tokenized = Request.generate(
-            req.rid, ids, req.sampling, req.priority, req.cache_salt, req.timeout_s, req.program,
-            self._prompts.turn_len(req.chat, ids),
-        )  # fmt: skip
-        return lambda: self._begin(state, tokenized)
-
-    def _score(self, req: ScoreReq) -> Start:
-        check_envelope(req)
-        self._check_generates()
-        bos = self._prompts.begins_text() if req.method == UNCONDITIONAL else ()
-        state = ScoreState(req, self._prompts.choices(req), bos)
-        return lambda: self._begin(state, state.request())
-
-    def _pool(self, req: EmbedReq | ClassifyReq | RelevanceReq) -> Start:
-        check_envelope(req)
-        if isinstance(req, EmbedReq):
-            state: PooledState = self._embed(req)
-        elif isinstance(req, ClassifyReq):
-            state = self._classify(req)
+    def _prepare(self, req: ClientRequest) -> Start:
+        """Encode the rows of a request; raises RequestError naming the field."""
+        check_envelope(req.envelope)
+        row = req.rows[0]
+        if req.sampling is not None:
+            return self._generate(req, row, req.sampling)
+        if not req.computes:
+            return self._answer(req, row)
+        if row.targets or row.continuations is not None:
+            self._check_generates()
+        if row.continuations is not None:
+            bos = self._prompts.begins_text() if row.continuations.unconditional else None
+            tokens = self._prompts.choices(row.input, row.continuations.texts)
+            state, rows, prefixes = read_continuations(req.rid, tokens, bos)
         else:
-            state = self._relate(req)
-        return lambda: self._begin(state, state.request())
+            state, prefixes = ReadState(req.rid), []
+            rows = [self._read_row(req, each) for each in req.rows]
+        return lambda: self._begin(state, Request(req.envelope, rows, prefixes))
 
-    def _embed(self, req: EmbedReq) -> EmbedState:
-        if self._tasks.classifier is not None:
-            raise RequestError(
-                f"{self._model} is a sequence classification model, which embeds nothing; it classifies (/classify, "
-                "Engine.classify)",
-                param="model", code="not_an_embedding_model",
-            )  # fmt: skip
-        spec = self._tasks.embedding
-        check_embedding(req, spec)
-        return EmbedState(req, self._prompts.pooled(req, text_prompt(req, spec)), spec)
+    def _read_row(self, req: ClientRequest, row: InputRow) -> Row:
+        self._prompts.check_targets(row.targets)
+        return read_row(self._input_ids(req, row), row)
 
-    def _classify(self, req: ClassifyReq) -> ClassifyState:
-        spec = self._tasks.classifier
-        if spec is None:
-            raise RequestError(
-                f"{self._model} is not a sequence classification model (such as Qwen3ForSequenceClassification); "
-                "/v1/decisions scores answers of a generative model",
-                param="model", code="not_a_classifier",
-            )  # fmt: skip
-        check_classification(req)
-        return ClassifyState(req, self._prompts.pooled(req), spec)
+    def _input_ids(self, req: ClientRequest, row: InputRow) -> bytes:
+        """Return the prompt of a row as an int32 column; raises RequestError naming the prompt."""
+        given, texts = row.input, req.texts
+        if isinstance(given, PairInput):
+            told = None if given.instruction < 0 else texts[given.instruction].text
+            return self._pairs.encode(texts[given.query], texts[given.document], told)
+        before = texts[given.before].text if isinstance(given, TextInput) and given.before >= 0 else ""
+        return self._prompts.input_ids(given, before, row.keep_last)
 
-    def _relate(self, req: RelevanceReq) -> RelevanceState:
-        if self._scorer is None:
-            self._prompts.check_text("queries")
-            raise RequestError(
-                f"{self._model} scores no pairs of texts: it is neither an embedding model (modules.json of "
-                "sentence-transformers), nor a sequence classification model with one label, nor a reranker "
-                "(--score-template); /v1/decisions scores answers of a generative model",
-                param="model", code="not_a_scoring_model",
-            )  # fmt: skip
-        check_pairs(req)
-        return RelevanceState(req, self._scorer)
+    def _generate(self, req: ClientRequest, row: InputRow, sampling: SamplingParams) -> Start:
+        self._check_generates()
+        sampling.validate(self._vocab_size)
+        if sampling.n != 1:
+            raise RequestError("n must be 1 for a request in the engine; send one for each completion", param="n")
+        if sampling.stop:
+            self._prompts.check_text("stop")
+        if sampling.constraint is not None:
+            self._prompts.check_text(sampling.constraint.kind)
+        ids = self._input_ids(req, row)
+        check_logprobs(sampling, len(ids) // 4, self._context_length)
+        check_hidden_states(sampling, len(ids) // 4, self._tasks.embedding.size)
+        state = RequestState(
+            req.rid,
+            sampling,
+            ids,
+            stream=req.stream,
+            tokenizer=self._tokenizer,
+            return_prompt_ids=req.return_prompt_ids,
+        )
+        given, turn_len = req.envelope, self._prompts.turn_len(row.input, ids)
+        tokenized = Request.generate(
+            req.rid, ids, sampling, given.priority, given.cache_salt, given.timeout_s, given.program, turn_len
+        )
+        return lambda: self._begin(state, tokenized)
 
     def _begin(self, state: State, tokenized: Request) -> None:
         self._live[tokenized.rid] = state
@@ -254,16 +233,17 @@ class TokenizerWorker:
                 param="model", code="model_only_classifies" if classifies else "model_only_embeds",
             )  # fmt: skip
 
-    def _answer(self, req: TokenizeReq | DetokenizeReq) -> Start:
-        """Answer a request that does not involve the scheduler."""
-        if isinstance(req, TokenizeReq):
-            delta = RequestOutput(req.rid, finish=Finish(FINISH_STOP), prompt_ids=self._prompts.input_ids(req))
+    def _answer(self, req: ClientRequest, row: InputRow) -> Start:
+        """Answer a request that does not involve the scheduler: with token ids, or with their text."""
+        if row.decode is None:
+            output = RequestOutput(req.rid, finish=Finish(FINISH_STOP), prompt_ids=self._input_ids(req, row))
         else:
             self._prompts.check_text("tokens")
-            ids = self._prompts.checked_ids(req.token_ids).tolist()
-            text = self._tokenizer.decode(ids, skip_special_tokens=req.skip_special_tokens)
-            delta = RequestOutput(req.rid, text, finish=Finish(FINISH_STOP))
-        return lambda: self._to_main.send(OutputBatch([delta]))
+            empty = isinstance(row.input, TokenInput) and not row.input.ids
+            ids = unpack_ids(b"" if empty else self._input_ids(req, row))
+            text = self._tokenizer.decode(list(ids), skip_special_tokens=row.decode)
+            output = RequestOutput(req.rid, text, finish=Finish(FINISH_STOP))
+        return lambda: self._to_main.send(OutputBatch([output]))
 
     def _abort(self, req: AbortReq) -> None:
         if self.queue.cancel(req.rid):
@@ -325,7 +305,7 @@ class TokenizerWorker:
 
     def _ready(self, ready: SchedulerReady) -> EngineReady:
         self._prompts.max_input_tokens = max_input_tokens(self._context_length, ready.num_slots)
-        template = self._tokenizer.chat_template
+        template, embedding = self._tokenizer.chat_template, self._tasks.embedding
         return EngineReady(
             model=self._model,
             vocab_size=self._vocab_size,
@@ -344,4 +324,13 @@ class TokenizerWorker:
             labels=() if self._tasks.classifier is None else self._tasks.classifier.labels,
             num_states=ready.num_states,
             fill_in=find_fill_in_tokens(self._tokenizer.control_tokens),
+            embedding=EmbeddingInfo(
+                embedding.pooling,
+                embedding.normalize,
+                embedding.size,
+                dict(embedding.prompts.by_name),
+                embedding.prompts.default,
+            ),
+            activation="none" if self._tasks.classifier is None else self._tasks.classifier.activation,
+            relevance=self._pairs.info,
         )

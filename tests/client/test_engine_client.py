@@ -13,13 +13,15 @@ import pytest
 
 from radixrt.client.answers import raise_for_error
 from radixrt.client.engine_client import EngineClient, EngineStatus
-from radixrt.client.requests import expand_n, new_rid
 from radixrt.errors import EngineError, RequestError
-from radixrt.messages.client import EngineReady, GenerateReq, OutputBatch, RequestOutput, ToTokenizer
+from radixrt.messages.client import ClientRequest, EngineReady, OutputBatch, RequestOutput, ToTokenizer
 from radixrt.messages.parts import Finish, FinishError
 from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq
 from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.sampling_params import SamplingParams
+from radixrt.tasks.generate import expand_n
+from radixrt.tasks.prompts import new_rid
+from tests.client_requests import generating
 
 WAIT_S = 30.0
 """Timeout for events that are certain to occur, in seconds."""
@@ -60,8 +62,8 @@ def client(outbox: ScriptedOutbox) -> EngineClient:
     return EngineClient(outbox)
 
 
-def request(rid: str = "a", **fields: Any) -> GenerateReq:
-    return GenerateReq(rid, SamplingParams(), prompt="hello", **fields)
+def request(rid: str = "a", **fields: Any) -> ClientRequest:
+    return generating(rid, SamplingParams(), prompt="hello", **fields)
 
 
 def deliver(client: EngineClient, *deltas: RequestOutput) -> None:
@@ -72,7 +74,7 @@ def text_of(deltas: list[RequestOutput]) -> str:
     return "".join(delta.text for delta in deltas)
 
 
-def refusal(client: EngineClient, req: GenerateReq) -> RequestError:
+def refusal(client: EngineClient, req: ClientRequest) -> RequestError:
     with pytest.raises(RequestError) as raised:
         client.stream(req)
     return raised.value
@@ -166,7 +168,7 @@ def test_threads_may_submit_at_the_same_time(client: EngineClient, outbox: Scrip
     answered: set[str] = set()
     while len(answered) < 20:
         for message in list(outbox.sent):
-            assert isinstance(message, GenerateReq)
+            assert isinstance(message, ClientRequest)
             if message.rid not in answered:
                 answered.add(message.rid)
                 deliver(client, RequestOutput(message.rid, message.rid, finish=STOP))
@@ -242,7 +244,7 @@ def test_an_abandoned_stream_may_be_collected_while_another_request_is_sent(
     abandoned = [client.stream(request("left"))]
     deliver(client, RequestOutput("left", "x"))
     next(abandoned[0])
-    outbox.script = lambda message: isinstance(message, GenerateReq) and abandoned.clear()
+    outbox.script = lambda message: isinstance(message, ClientRequest) and abandoned.clear()
     sender = threading.Thread(target=client.stream, args=(request("next"),), daemon=True)
     sender.start()
     sender.join(WAIT_S)
@@ -270,7 +272,7 @@ def test_draining_refuses_what_is_new_and_lets_the_rest_end(client: EngineClient
     client.draining = True
     error = refusal(client, request("b"))
     assert (error.code, error.status) == ("shutting_down", 503)
-    assert len(outbox.of(GenerateReq)) == 1
+    assert len(outbox.of(ClientRequest)) == 1
     client.abort("b")
     assert outbox.aborted == ["b"]
     deliver(client, RequestOutput("a", "x", finish=STOP))
@@ -372,7 +374,7 @@ def test_requests_survive_a_restarted_runner(client: EngineClient, outbox: Scrip
     assert client.status == EngineStatus("restarting", "it died")
     assert client.failure is None
     later = client.stream(request("b"))
-    assert [message.rid for message in outbox.of(GenerateReq)] == ["a", "b"]
+    assert [message.rid for message in outbox.of(ClientRequest)] == ["a", "b"]
     client.dispatch(engine_ready(0))
     assert client.status.state == "restarting", "late, from the epoch that has failed"
     client.dispatch(engine_ready(1))
@@ -394,7 +396,7 @@ def test_requests_end_with_the_tokenizer_and_new_ones_go_to_the_next(
     assert [delta.finish for delta in stream] == [Finish("error", error=error)]
     assert client.stats is None
     again = client.stream(request("a"))
-    assert [len(each.of(GenerateReq)) for each in (outbox, following)] == [1, 1]
+    assert [len(each.of(ClientRequest)) for each in (outbox, following)] == [1, 1]
     client.dispatch(engine_ready(1))
     deliver(client, RequestOutput("a", "x", finish=STOP))
     assert text_of(list(again)) == "x"
@@ -429,9 +431,9 @@ def test_one_completion_is_the_request_itself() -> None:
     assert expand_n(one) == [one]
 
 
-def expanded(n: int, seed: int | None) -> list[GenerateReq]:
+def expanded(n: int, seed: int | None) -> list[ClientRequest]:
     sampling = SamplingParams(n=n, seed=seed, temperature=0.5)
-    return expand_n(GenerateReq("r", sampling, prompt="x", priority=3, cache_salt="s", timeout_s=1.0, stream=True))
+    return expand_n(generating("r", sampling, prompt="x", priority=3, cache_salt="s", timeout_s=1.0, stream=True))
 
 
 @pytest.mark.parametrize(
@@ -450,7 +452,7 @@ def test_n_completions_are_n_requests_whose_seeds_count_up(seed: int | None, see
     for r in requests:
         r.sampling.validate()
         assert r == msgspec.structs.replace(
-            expanded(1, None)[0], rid=r.rid, sampling=SamplingParams(temperature=0.5, seed=r.sampling.seed)
+            expanded(1, None)[0], envelope=r.envelope, sampling=SamplingParams(temperature=0.5, seed=r.sampling.seed)
         )
 
 

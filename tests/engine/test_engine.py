@@ -17,9 +17,9 @@ from radixrt.engine.engine import Engine
 from radixrt.engine.in_process import InProcessEngine
 from radixrt.engine.settings import resolve_settings
 from radixrt.errors import EngineError
-from radixrt.messages.client import GenerateReq
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
+from tests.client_requests import generating
 from tests.engine.helpers import (
     GREEDY,
     LONG,
@@ -227,7 +227,7 @@ def test_messages_may_cross_their_wire_form(engine: Engine, tiny_model: Callable
     client = encoded.start()
     try:
         params = {**GREEDY, "logprobs": 2, "prompt_logprobs": 1, "repetition_penalty": 1.2, "logit_bias": {9: 1.0}}
-        request = GenerateReq("r", SamplingParams(**params), input_ids=pack_i32([3, 4, 5]))
+        request = generating("r", SamplingParams(**params), input_ids=pack_i32([3, 4, 5]))
         (delta,) = client.stream(request)
     finally:
         encoded.close()

@@ -8,19 +8,19 @@ from collections.abc import Callable
 import pytest
 import tokenizers
 
-from radixrt.client.answers import as_completion
 from radixrt.client.collector import OutputCollector
-from radixrt.client.requests import Part, new_rid, pack_parts
 from radixrt.engine.engine import Completion, Engine
 from radixrt.errors import RequestError
-from radixrt.messages.client import GenerateReq
 from radixrt.sampling_params import SamplingParams
+from radixrt.tasks.generate import as_completion
+from radixrt.tasks.prompts import Part, new_rid, pack_parts
+from tests.client_requests import generating
 from tests.engine.helpers import GREEDY, TEXT, one
 
 
 def run(engine: Engine, parts: list[Part], *, stream: bool = False) -> Completion:
     async def go() -> Completion:
-        request = GenerateReq(new_rid(), SamplingParams(**GREEDY), parts=pack_parts(parts), stream=stream)
+        request = generating(new_rid(), SamplingParams(**GREEDY), parts=pack_parts(parts), stream=stream)
         collector = OutputCollector()
         async for output in engine.client.astream(request):
             whole = collector.add(output)
@@ -47,4 +47,4 @@ def test_parts_of_wrong_types(engine: Engine, bad: object, tiny_model: Callable[
     with pytest.raises(RequestError, match=r"input_parts\[1\]"):
         run(engine, ["a", bad])  # type: ignore[list-item]
     with pytest.raises(RequestError, match=r"input_parts\[0\]"):
-        engine.client.stream(GenerateReq("r", SamplingParams(), parts=[5]))  # type: ignore[list-item]
+        engine.client.stream(generating("r", SamplingParams(), parts=[5]))  # type: ignore[list-item]

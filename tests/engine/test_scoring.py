@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from radixrt.client.requests import new_rid
 from radixrt.engine.engine import Decision, Engine
 from radixrt.errors import RequestError
-from radixrt.messages.client import GenerateReq
 from radixrt.messages.parts import ProgramHint, TemplateText
 from radixrt.sampling_params import SamplingParams
+from radixrt.tasks.prompts import new_rid
+from tests.client_requests import generating
 from tests.engine.helpers import GREEDY, TEXT, assert_eventually, one
 
 CHOICES = [" Paris", " Berlin", " a city"]
@@ -85,7 +85,7 @@ def test_mistakes_name_the_field(engine: Engine, prompt: object, choices: object
 
 def test_programs_are_counted_and_released(engine: Engine) -> None:
     hint = ProgramHint("p", "0", will_continue=True)
-    request = GenerateReq(new_rid(), SamplingParams(**GREEDY), prompt=TEXT * 3, program=hint)
+    request = generating(new_rid(), SamplingParams(**GREEDY), prompt=TEXT * 3, program=hint)
     list(engine.client.stream(request))
     engine.score(TEXT * 3, CHOICES, program=ProgramHint("p", "0"))
     engine.release("p", "0")

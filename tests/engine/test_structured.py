@@ -14,11 +14,11 @@ import pydantic
 import pytest
 import typing_extensions
 
-from radixrt.client.requests import jobs, streamed_job
 from radixrt.constraint import as_structured_options
 from radixrt.engine.engine import Completion, Engine
 from radixrt.errors import RequestError
 from radixrt.sampling_params import SamplingParams, StructuredOptions
+from radixrt.tasks.generate import jobs, streamed_job
 from tests.engine.helpers import TEXT, many, one, refusal
 
 SHORT: dict[str, Any] = {"max_tokens": 60, "seed": 1}

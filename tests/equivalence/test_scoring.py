@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import radixrt
-from radixrt.client.answers import Decision
 from radixrt.messages.parts import TemplateText
+from radixrt.tasks.score import Decision
 from radixrt.tokenizer.tokenizer import Tokenizer
 from tests.equivalence.reference import reference_logits
 

@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixrt.messages import cache_events, client, fleet, parts, runner, scheduler, scheduler_stats, wire
-from radixrt.messages.client import GenerateReq, OutputBatch, RequestOutput, TokenLogprob, ToMain, ToTokenizer
+from radixrt.messages.client import OutputBatch, RequestOutput, TokenLogprob, ToMain, ToTokenizer
 from radixrt.messages.fleet import ToRouter
 from radixrt.messages.parts import Finish
 from radixrt.messages.runner import FromRunner, ToRunner
 from radixrt.messages.scheduler import ToScheduler
 from radixrt.messages.wire import Message, pack_f32, pack_i32, unpack_f32, unpack_i32
 from radixrt.sampling_params import SamplingParams
+from tests.client_requests import generating
 
 UNIONS: dict[str, Any] = {
     "ToTokenizer": ToTokenizer,
@@ -109,14 +110,14 @@ def test_a_union_takes_no_message_of_another(union: str) -> None:
 
 
 def test_defaults_are_left_out_of_sampling_params_and_come_back() -> None:
-    request = GenerateReq("r", SamplingParams(), prompt="x")
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(request))[2] == {}
+    request = generating("r", SamplingParams(), prompt="x")
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(request))[3] == {}
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=ToTokenizer) == request
 
 
 def test_stop_given_as_a_string_or_list_crosses_as_a_tuple() -> None:
     for stop in ("ab", ["ab"], ("ab",)):
-        request = GenerateReq("r", SamplingParams(stop=stop, stop_token_ids=[3]))  # type: ignore[arg-type]
+        request = generating("r", SamplingParams(stop=stop, stop_token_ids=[3]), prompt="x")  # type: ignore[arg-type]
         back = msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=ToTokenizer)
         assert back.sampling.stop == ("ab",)
         assert back.sampling.stop_token_ids == (3,)

@@ -11,33 +11,51 @@ from typing import Any
 import msgspec
 
 from radixrt.client.engine_client import EngineClient
-from radixrt.client.validation import Question
 from radixrt.messages.cache_events import FromWatched, ToWatched
 from radixrt.messages.client import (
-    ClassifyReq,
-    DetokenizeReq,
-    EmbedReq,
+    ClientRequest,
+    ContinuationTokens,
+    EmbeddingInfo,
     EngineReady,
-    GenerateReq,
     OutputBatch,
-    RelevanceReq,
+    PairInput,
+    PartsInput,
+    RelevanceInfo,
     RequestOutput,
-    TokenizeReq,
+    TextInput,
+    TokenInput,
     TokenLogprob,
     ToMain,
     ToTokenizer,
 )
-from radixrt.messages.parts import Finish, FinishError, HiddenStates, Timings, Usage
+from radixrt.messages.parts import ChatPrompt, Finish, FinishError, HiddenStates, Timings, Usage
 from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq, ReleaseReq
 from radixrt.messages.scheduler_stats import LoadStats, ProgramStats, SchedulerStats, StepTimes
 from radixrt.messages.wire import pack_f32, pack_i32
-from radixrt.tokenizer.selection import select
 
 MODEL = "fake"
 VOCAB = 1000
 MAX_INPUT = 512
 
-Script = Callable[[GenerateReq], Iterable[RequestOutput | float]]
+
+class Sent:
+    """A request that the engine got, with the fields of its envelope and its prompt in one place."""
+
+    def __init__(self, request: ClientRequest) -> None:
+        self.request = request
+        self.rid = request.rid
+        row = request.rows[0]
+        self.prompt = row.input.text if isinstance(row.input, TextInput) else None
+        self.input_ids = row.input.ids if isinstance(row.input, TokenInput) else None
+        self.parts = row.input.parts if isinstance(row.input, PartsInput) else None
+        self.chat = row.input if isinstance(row.input, ChatPrompt) else None
+        self.truncate_prompt_tokens = row.keep_last
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.request if hasattr(self.request, name) else self.request.envelope, name)
+
+
+Script = Callable[[Sent], Iterable[RequestOutput | float]]
 """Deltas to send, and seconds to wait in between."""
 
 
@@ -55,6 +73,8 @@ def info() -> EngineReady:
         chat_templates={"default": "{{ messages }}"},
         special_tokens={"bos_token": "<s>"},
         tokenizer_info=b'{"eos_token":"</s>"}',
+        embedding=EmbeddingInfo(normalize=False, prompts={"query": "Query: "}),
+        relevance=RelevanceInfo("classifier"),
     )
 
 
@@ -89,14 +109,14 @@ def token(word: str, logprob: float | None, k: int) -> TokenLogprob:
 
 
 def error_delta(
-    request: GenerateReq, message: str, status: int, code: str | None = None, param: str | None = None,
+    request: Sent, message: str, status: int, code: str | None = None, param: str | None = None,
     retry_after_s: float | None = None,
 ) -> RequestOutput:  # fmt: skip
     error = FinishError(message, param, code, status, retry_after_s)
     return RequestOutput(request.rid, finish=Finish("error", error=error))
 
 
-def speak(request: GenerateReq, words: list[str], pause: float = 0.0) -> Iterable[RequestOutput | float]:
+def speak(request: Sent, words: list[str], pause: float = 0.0) -> Iterable[RequestOutput | float]:
     """The words, one token each, as a stream or all at once; with the log-probabilities that were asked for."""
     sampling = request.sampling
     limit = len(words) if sampling.max_tokens is None else min(sampling.max_tokens, len(words))
@@ -144,26 +164,24 @@ def speak(request: GenerateReq, words: list[str], pause: float = 0.0) -> Iterabl
         )
 
 
-def answer(question: Question) -> RequestOutput:
-    """Choice i is one token, i, with a log-probability of -i; the vector of prompt i is [i, 0.1], the scores of its
-    labels [i, 0.5], and the score of pair i is i / 10."""
+def answer(question: Sent) -> RequestOutput:
+    """Choice i is one token, i, with a log-probability of -i; row i reads [i, 0.1] of an embedding, [i, 0.5] of two
+    labels, and i / 10 of a pair."""
     ends: Any = {"finish": Finish("stop"), "usage": Usage(10, 0, 4), "timings": Timings(0.01, 0.02)}
-    if isinstance(question, (EmbedReq, ClassifyReq)):
-        count = len(question.prompts or question.input_ids or [""])
-        if isinstance(question, EmbedReq):
-            return RequestOutput(question.rid, embeddings=pack_f32([[i, 0.1] for i in range(count)]), **ends)
-        return RequestOutput(question.rid, pooled_scores=pack_f32([[i, 0.5] for i in range(count)]), **ends)
-    if isinstance(question, RelevanceReq):
-        pairs = max(len(question.queries), len(question.documents))
-        return RequestOutput(question.rid, pooled_scores=pack_f32([i / 10 for i in range(pairs)]), **ends)
     prompt_ids = pack_i32(range(10))
-    if isinstance(question, TokenizeReq):
-        return RequestOutput(question.rid, finish=Finish("stop"), prompt_ids=prompt_ids)
-    if isinstance(question, DetokenizeReq):
-        return RequestOutput(question.rid, "text", finish=Finish("stop"))
-    ids = [[i] for i in range(len(question.choices))]
-    decision = select(question.method, ids, [[-float(i)] for i in range(len(ids))], [[0.0]] * len(ids), 9)
-    return RequestOutput(question.rid, decision=decision, prompt_ids=prompt_ids, **ends)
+    row, count = question.rows[0], len(question.rows)
+    if not question.computes:
+        text = "" if row.decode is None else "text"
+        return RequestOutput(question.rid, text, finish=Finish("stop"), prompt_ids=prompt_ids)
+    if row.continuations is not None:
+        size = len(row.continuations.texts)
+        tokens = ContinuationTokens([[i] for i in range(size)], 9)
+        values = [-float(i) for i in range(size)] + [0.0] * size * row.continuations.unconditional
+        return RequestOutput(question.rid, values=pack_f32(values), continuations=tokens, prompt_ids=prompt_ids, **ends)
+    if isinstance(row.input, PairInput):
+        return RequestOutput(question.rid, values=pack_f32([i / 10 for i in range(count)]), **ends)
+    second = 0.1 if question.task == "embed" else 0.5
+    return RequestOutput(question.rid, values=pack_f32([[i, second] for i in range(count)]), **ends)
 
 
 class FakeEngine:
@@ -179,8 +197,8 @@ class FakeEngine:
     def __init__(self) -> None:
         self.script: Script = lambda request: speak(request, ["Hello", ",", " world", "!"])
         self.answer: Callable[[Any], RequestOutput] = answer
-        self.requests: list[GenerateReq] = []
-        self.questions: list[Any] = []
+        self.requests: list[Sent] = []
+        self.questions: list[Sent] = []
         self.watched: Callable[[ToWatched], list[FromWatched]] = lambda message: []
         self.released: list[ReleaseReq] = []
         self.aborted: list[str] = []
@@ -210,13 +228,13 @@ class FakeEngine:
 
     def _serve(self) -> None:
         while (message := self._inbox.get()) is not None:
-            if isinstance(message, GenerateReq):
-                self.requests.append(message)
+            if isinstance(message, ClientRequest) and message.sampling is not None:
+                self.requests.append(Sent(message))
                 self._open.add(message.rid)
-                threading.Thread(target=self._play, args=(message,), daemon=True).start()
-            elif isinstance(message, Question):
-                self.questions.append(message)
-                self.deliver(OutputBatch([self.answer(message)]))
+                threading.Thread(target=self._play, args=(self.requests[-1],), daemon=True).start()
+            elif isinstance(message, ClientRequest):
+                self.questions.append(Sent(message))
+                self.deliver(OutputBatch([self.answer(self.questions[-1])]))
             elif isinstance(message, ReleaseReq):
                 self.released.append(message)
             elif isinstance(message, AbortReq):
@@ -232,7 +250,7 @@ class FakeEngine:
             elif isinstance(message, ControlReq):
                 self.deliver(msgspec.structs.replace(self.control_reply, id=message.id))
 
-    def _play(self, request: GenerateReq) -> None:
+    def _play(self, request: Sent) -> None:
         for item in self.script(request):
             if isinstance(item, float):
                 time.sleep(item)

@@ -17,9 +17,8 @@ import threading
 from collections.abc import Iterator
 
 from radixrt.config import ServerConfig
-from radixrt.messages.client import GenerateReq
 from radixrt.server import serve
-from tests.server.fake_engine import MODEL, FakeEngine, speak
+from tests.server.fake_engine import MODEL, FakeEngine, Sent, speak
 
 
 def main() -> None:
@@ -30,7 +29,7 @@ def main() -> None:
         if sys.stdin.readline():
             released.set()
 
-    def script(request: GenerateReq) -> Iterator[object]:
+    def script(request: Sent) -> Iterator[object]:
         count = request.sampling.max_tokens or 0
         for i, word in enumerate(speak(request, ["x"] * (count + 1))):
             yield 0.01

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from radixrt.messages.client import GenerateReq, RequestOutput
-from tests.server.fake_engine import MODEL, FakeEngine, error_delta, speak
+from radixrt.messages.client import RequestOutput
+from tests.server.fake_engine import MODEL, FakeEngine, Sent, error_delta, speak
 from tests.server.helpers import Caller, check_error, events
 
 TEXT = "Hello, world!"
@@ -91,7 +91,7 @@ def test_logprobs_are_aligned_with_tokens_and_finite(caller: Caller, stream: boo
 
 
 def test_text_that_is_held_back_makes_no_empty_chunk(caller: Caller) -> None:
-    def script(request: GenerateReq):
+    def script(request: Sent):
         yield RequestOutput(request.rid, "", b"\1\0\0\0")
         yield from speak(request, ["x"])
 
@@ -226,7 +226,7 @@ def test_retry_after_is_what_the_engine_predicts(caller: Caller, seconds: float 
 
 
 def test_engine_error_after_the_first_token_is_an_event(caller: Caller) -> None:
-    def script(request: GenerateReq):
+    def script(request: Sent):
         yield RequestOutput(request.rid, "Hel")
         yield error_delta(request, "broken", 500, "step_failed")
 
@@ -243,7 +243,7 @@ def test_500_tells_clients_not_to_repeat_it(caller: Caller) -> None:
 
 
 def test_one_failing_choice_fails_all_and_aborts_the_rest(caller: Caller) -> None:
-    def script(request: GenerateReq):
+    def script(request: Sent):
         if request.rid.endswith("-1"):
             yield 0.05
             yield error_delta(request, "no", 429)
@@ -256,7 +256,7 @@ def test_one_failing_choice_fails_all_and_aborts_the_rest(caller: Caller) -> Non
 
 
 def test_engine_death_ends_a_stream_with_an_error(engine: FakeEngine) -> None:
-    def script(request: GenerateReq):
+    def script(request: Sent):
         yield RequestOutput(request.rid, "Hel")
         engine.client.fail("the scheduler died (exit code -9)")
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from radixrt.messages.client import GenerateReq, RequestOutput
+from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import FillInTokens, Finish, FinishError, TemplateText
 from radixrt.messages.wire import unpack_i32
-from tests.server.fake_engine import MAX_INPUT, VOCAB, info, speak
+from tests.server.fake_engine import MAX_INPUT, VOCAB, Sent, info, speak
 from tests.server.helpers import Caller, check_error, events
 
 TEXT = "Hello, world!"
@@ -34,7 +34,7 @@ def test_four_forms_of_prompt(caller: Caller, prompt: object, sent: list) -> Non
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_choices_are_ordered_by_prompt_then_n(caller: Caller, stream: bool) -> None:
-    def script(request: GenerateReq):
+    def script(request: Sent):
         yield 0.05 if request.prompt == "a" else 0.0
         yield from speak(request, [f"{request.prompt}{request.rid[-1]}"])
 
@@ -52,7 +52,7 @@ def test_choices_are_ordered_by_prompt_then_n(caller: Caller, stream: bool) -> N
 def test_the_best_of_several_completions_are_returned(caller: Caller, logprobs: int | None) -> None:
     words = {"0": ["x", "impossible"], "1": ["long", "one"], "2": ["x", "y"]}
 
-    def script(request: GenerateReq):
+    def script(request: Sent):
         (output,) = speak(request, words[request.rid[-1]] if request.prompt == "a" else ["b" + request.rid[-1]])
         better = -0.25 if request.rid[-1] == "2" else -1.0
         rows = [msgspec.structs.replace(row, logprob=row.logprob * -better) for row in output.logprobs or []]

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from radixrt.messages.client import RequestOutput, ScoreReq
+from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import Finish, FinishError, TemplateText
 from radixrt.messages.wire import pack_i32
-from tests.server.fake_engine import FakeEngine
+from tests.client_requests import scoring
+from tests.server.fake_engine import FakeEngine, Sent
 from tests.server.helpers import Caller, check_error
 
 PREDICATE = {"type": "predicate", "instructions": "It is about money."}
@@ -30,7 +31,7 @@ def shares(n: int) -> list[float]:
     return [w / sum(weights) for w in weights]
 
 
-def messages_of(question: ScoreReq) -> list[dict[str, str]]:
+def messages_of(question: Sent) -> list[dict[str, str]]:
     assert question.chat is not None
     found: list[dict[str, str]] = json.loads(question.chat.messages)
     return found
@@ -52,7 +53,11 @@ def test_questions(caller: Caller) -> None:
     assert answer["usage"]["input_tokens"] == 30
     assert answer["usage"]["input_tokens_details"] == {"cached_tokens": 12, "cache_write_tokens": 18}
     asked = caller.engine.questions
-    assert [q.choices for q in asked] == [["Yes", "No"], ['"billing"', '"support"', "true"], ['"low"', '"high"']]
+    assert [q.rows[0].continuations.texts for q in asked] == [
+        ["Yes", "No"],
+        ['"billing"', '"support"', "true"],
+        ['"low"', '"high"'],
+    ]
     for question in asked:
         (message,) = messages_of(question)
         assert message["content"].startswith("I was charged twice.\n\n")
@@ -104,7 +109,7 @@ def test_choices(caller: Caller, prompt: dict[str, Any], sent: dict[str, Any]) -
     }  # fmt: skip
     envelope = {"priority": 3, "cache_salt": "s", "timeout_s": 9.0}
     rid = response.headers["x-request-id"]
-    assert caller.engine.questions == [ScoreReq(rid, ["a", "b"], "greedy", **envelope, **sent)]
+    assert [q.request for q in caller.engine.questions] == [scoring(rid, ["a", "b"], "greedy", **envelope, **sent)]
     assert caller.post("/v1/decisions", {**body, "return_prompt_ids": True}).json()["prompt_ids"] == list(range(10))
 
 
@@ -169,7 +174,7 @@ def test_each_field_is_checked_and_named(caller: Caller, body: dict[str, Any], p
 
 
 def test_errors_of_the_engine_have_the_clients_names(engine: FakeEngine, caller: Caller) -> None:
-    def refuse(question: ScoreReq) -> RequestOutput:
+    def refuse(question: Sent) -> RequestOutput:
         param = "prompt" if question.chat is None else "messages"
         return RequestOutput(
             question.rid, finish=Finish("error", error=FinishError(f"{param} is bad", param, None, 400))

@@ -7,16 +7,16 @@ import socket
 import httpx
 import pytest
 
-from radixrt.messages.client import GenerateReq, RequestOutput
-from tests.server.fake_engine import FakeEngine
+from radixrt.messages.client import RequestOutput
+from tests.server.fake_engine import FakeEngine, Sent
 from tests.server.helpers import Caller, asgi_call
 
 
-def silent(request: GenerateReq):
+def silent(request: Sent):
     yield 60.0
 
 
-def one_word(request: GenerateReq):
+def one_word(request: Sent):
     yield RequestOutput(request.rid, "word")
     yield 60.0
 

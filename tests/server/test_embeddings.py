@@ -5,30 +5,35 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+import msgspec
 import pytest
 
-from radixrt.messages.client import EmbedReq, RequestOutput
+from radixrt.messages.client import Input, RequestOutput, TextInput, TokenInput
 from radixrt.messages.parts import Finish, FinishError
 from radixrt.messages.wire import pack_f32, pack_i32
 from radixrt.server.tenants import Tenant
-from tests.server.fake_engine import FakeEngine
+from tests.client_requests import pooling
+from tests.server.fake_engine import FakeEngine, Sent
 from tests.server.helpers import Caller, check_error
 
 
 @pytest.mark.parametrize(
     ("given", "sent"),
     [
-        ("hi", {"prompts": ["hi"]}),
-        (["a", "b"], {"prompts": ["a", "b"]}),
-        ([1, 2], {"input_ids": [pack_i32([1, 2])]}),
-        ([[1, 2], [3]], {"input_ids": [pack_i32([1, 2]), pack_i32([3])]}),
+        ("hi", [TextInput("hi", "input", before=0)]),
+        (["a", "b"], [TextInput("a", "input[0]", before=0), TextInput("b", "input[1]", before=0)]),
+        ([1, 2], [TokenInput(pack_i32([1, 2]), "input")]),
+        ([[1, 2], [3]], [TokenInput(pack_i32([1, 2]), "input[0]"), TokenInput(pack_i32([3]), "input[1]")]),
     ],
 )
-def test_inputs(caller: Caller, given: Any, sent: dict[str, Any]) -> None:
+def test_inputs(caller: Caller, given: Any, sent: list[Input]) -> None:
     fields = {"dimensions": 2, "normalize": False, "priority": 3, "cache_salt": "s", "timeout": 9, "rid": "r"}
-    fields |= {"prompt_name": "query", "prompt": "Find: "}
+    texts = []
+    if isinstance(sent[0], TextInput):
+        fields |= {"prompt": "Find: "}
+        texts = [TextInput("Find: ")]
     response = caller.post("/v1/embeddings", {"input": given, "model": "fake", **fields})
-    count = len(sent.get("prompts", sent.get("input_ids")))
+    count = len(sent)
     assert response.json() == {
         "object": "list",
         "data": [
@@ -37,9 +42,10 @@ def test_inputs(caller: Caller, given: Any, sent: dict[str, Any]) -> None:
         "model": "fake",
         "usage": {"prompt_tokens": 10, "total_tokens": 10, "prompt_tokens_details": {"cached_tokens": 4}},
     }
-    envelope = {"dimensions": 2, "normalize": False, "priority": 3, "cache_salt": "s", "timeout_s": 9.0}
-    envelope |= {"prompt_name": "query", "prompt_text": "Find: "}
-    assert caller.engine.questions == [EmbedReq(response.headers["x-request-id"], **sent, **envelope)]
+    rid = response.headers["x-request-id"]
+    (asked,) = caller.engine.questions
+    expected = pooling(rid, sent, priority=3, cache_salt="s", timeout_s=9.0)
+    assert asked.request == msgspec.structs.replace(expected, texts=texts)
 
 
 def test_formats(caller: Caller) -> None:
@@ -83,8 +89,8 @@ def test_each_field_is_checked_and_named(caller: Caller, body: dict[str, Any], p
 
 
 def test_errors_of_the_engine_have_the_clients_names(engine: FakeEngine, caller: Caller) -> None:
-    def refuse(question: EmbedReq) -> RequestOutput:
-        name = f"prompts[{len(question.prompts or ()) - 1}]"
+    def refuse(question: Sent) -> RequestOutput:
+        name = question.rows[-1].input.param
         error = FinishError(f"{name} is too long", name, "context_length_exceeded", 400)
         return RequestOutput(question.rid, finish=Finish("error", error=error))
 
@@ -104,10 +110,8 @@ def test_another_model(caller: Caller) -> None:
 
 
 def test_a_tenants_prefixes_are_its_own() -> None:
-    request = EmbedReq("r", prompts=["x"], cache_salt="s")
+    request = pooling("r", [TextInput("x")], cache_salt="s")
     alice, bob = (Tenant(name).own(request, "1") for name in ("alice", "bob"))
-    assert isinstance(alice, EmbedReq)
-    assert isinstance(bob, EmbedReq)
-    assert alice.cache_salt != bob.cache_salt
+    assert alice.envelope.cache_salt != bob.envelope.cache_salt
     grouped = [Tenant(name, cache_group="g").own(request, "1") for name in ("alice", "bob")]
     assert grouped[0] == grouped[1]

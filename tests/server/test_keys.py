@@ -11,13 +11,13 @@ import pytest
 
 from radixrt.config import ServerConfig
 from radixrt.errors import ConfigError
-from radixrt.messages.client import GenerateReq, RequestOutput
+from radixrt.messages.client import RequestOutput
 from radixrt.messages.scheduler import ReleaseReq
 from radixrt.server.http.access import ADMIN_PATHS, OPEN_FILES, OPEN_PATHS
 from radixrt.server.http.keys import KeyRing
 from radixrt.server.routes.table import ROUTES
 from radixrt.server.tenants import EVERYONE, NOBODY, Tenant
-from tests.server.fake_engine import FakeEngine
+from tests.server.fake_engine import FakeEngine, Sent
 from tests.server.helpers import Caller, check_error, events
 from tests.server_process import without_model
 
@@ -238,7 +238,7 @@ def test_program_of_another_key_is_out_of_reach(keyed: Caller) -> None:
 def test_same_rid_of_two_keys_neither_collides_nor_can_be_aborted(keyed: Caller) -> None:
     answers: list[object] = []
 
-    def script(request: GenerateReq):
+    def script(request: Sent):
         yield RequestOutput(request.rid, "first")
         if request.cache_salt == "k5:alice":  # while Alice's runs, Bob tries
             answers.append(keyed.post("/abort", {"rid": "r"}, headers=BOB).json())
@@ -257,7 +257,7 @@ def test_same_rid_of_two_keys_neither_collides_nor_can_be_aborted(keyed: Caller)
 
 
 def test_admin_aborts_another_keys_request(keyed: Caller) -> None:
-    def script(request: GenerateReq):
+    def script(request: Sent):
         yield RequestOutput(request.rid, "first")
         assert keyed.post("/abort", {"rid": "r"}, headers=OPERATOR).json() == {"aborted": 1}
         yield 60.0
@@ -273,7 +273,7 @@ def test_admin_aborts_another_keys_request(keyed: Caller) -> None:
 def test_limits_are_429_with_retry_after(keyed: Caller) -> None:
     statuses: list[int] = []
 
-    def script(request: GenerateReq):
+    def script(request: Sent):
         yield RequestOutput(request.rid, "first")
         if len(statuses) < 1:
             statuses.append(0)

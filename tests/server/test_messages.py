@@ -10,11 +10,11 @@ import httpx
 import pytest
 
 from radixrt.chat.dialect import Dialect, make_dialect
-from radixrt.messages.client import GenerateReq, RequestOutput
+from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import ChatPrompt, Finish, Usage
 from tests.chat import templates
 from tests.chat.templates import template
-from tests.server.fake_engine import MODEL, FakeEngine, error_delta, speak
+from tests.server.fake_engine import MODEL, FakeEngine, Sent, error_delta, speak
 from tests.server.helpers import Caller, named_events
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -296,7 +296,7 @@ def test_message_is_aborted_by_its_id(engine: FakeEngine) -> None:
     caller = Caller(engine)
     aborted: list[dict[str, int]] = []
 
-    def script(request: GenerateReq) -> Iterable[RequestOutput | float]:
+    def script(request: Sent) -> Iterable[RequestOutput | float]:
         aborted.append(caller.post("/abort", {"rid": "msg_r"}).json())
         yield from speak(request, ["hi"])
 

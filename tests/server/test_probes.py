@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from radixrt.messages.client import GenerateReq, RequestOutput
+from radixrt.messages.client import RequestOutput
 from radixrt.server import deep_check
-from tests.server.fake_engine import FakeEngine, info
+from tests.server.fake_engine import FakeEngine, Sent, info
 from tests.server.helpers import Caller, check_error
 
 NAMES = ["ModelRunner"]
@@ -57,7 +57,7 @@ def test_a_deep_check_takes_one_token(caller: Caller, engine: FakeEngine) -> Non
 def test_a_deep_check_without_an_answer_is_a_503(
     caller: Caller, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def silent(request: GenerateReq) -> Iterable[RequestOutput]:
+    def silent(request: Sent) -> Iterable[RequestOutput]:
         time.sleep(0.1)
         return ()
 

@@ -8,8 +8,8 @@ import re
 import pytest
 
 from radixrt.config import ServerConfig
-from radixrt.messages.client import GenerateReq, RequestOutput
-from tests.server.fake_engine import FakeEngine, error_delta
+from radixrt.messages.client import RequestOutput
+from tests.server.fake_engine import FakeEngine, Sent, error_delta
 from tests.server.helpers import Caller, asgi_call
 
 ACCESS = "radixrt.server.http.middleware"
@@ -51,7 +51,7 @@ def test_requests_with_the_same_id_are_different_requests(engine: FakeEngine) ->
     caller = Caller(engine)
     first: list[str] = []
 
-    def script(request: GenerateReq):
+    def script(request: Sent):
         if not first:
             first.append(request.rid)
             assert chat(caller, "abc").status_code == 200

@@ -13,7 +13,7 @@ import pytest
 from radixrt.chat.answer import AnswerForm
 from radixrt.config import ServerConfig
 from radixrt.errors import RequestError
-from radixrt.messages.client import GenerateReq, RequestOutput
+from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import Finish, Usage
 from radixrt.sampling_params import SamplingParams
 from radixrt.server.answers.responses import ResponseBuilder
@@ -21,7 +21,7 @@ from radixrt.server.protocol.response_fields import ResponsesRequest
 from radixrt.server.protocol.response_options import begun_response
 from radixrt.server.response_store import ResponseStore, StoredResponse
 from radixrt.server.tenants import Tenant
-from tests.server.fake_engine import FakeEngine, error_delta
+from tests.server.fake_engine import FakeEngine, Sent, error_delta
 from tests.server.helpers import Caller, asgi_call, check_error
 from tests.server_process import without_model
 
@@ -29,7 +29,7 @@ PATH = "/v1/responses"
 ALICE, BOB, ADMIN = ({"Authorization": f"Bearer sk-{name}"} for name in ("alice", "bob", "admin"))
 
 
-def one_word(request: GenerateReq) -> Any:
+def one_word(request: Sent) -> Any:
     yield RequestOutput(request.rid, "word")
     yield 60.0
 

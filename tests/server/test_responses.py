@@ -15,12 +15,13 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from radixrt.chat.dialect import Dialect, make_dialect
-from radixrt.messages.client import GenerateReq, RequestOutput
+from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import ConstraintInfo, Finish, Usage
+from radixrt.messages.request import Envelope
 from radixrt.messages.wire import pack_i32
 from tests.chat import templates
 from tests.chat.templates import template
-from tests.server.fake_engine import FakeEngine, error_delta, speak
+from tests.server.fake_engine import FakeEngine, Sent, error_delta, speak
 from tests.server.helpers import Caller, check_error, named_events
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -49,7 +50,7 @@ EVERYTHING = [
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
-def think(request: GenerateReq) -> Any:
+def think(request: Sent) -> Any:
     """Say `EVERYTHING`, with the ids that the markers have in the dialect."""
     ids = {"<think>": 8, "</think>": 9}
     for output in speak(request, EVERYTHING):
@@ -123,7 +124,7 @@ def test_the_engine_receives_the_same_as_from_a_chat(
     caller = Caller(engine, dialect=THINKING)
     made = caller.post("/v1/responses", {"input": "hi", **fields})
     assert made.status_code == caller.chat(**chat_fields).status_code == 200, made.text
-    mine, chats = (msgspec.structs.replace(request, rid="") for request in engine.requests)
+    mine, chats = (msgspec.structs.replace(each.request, envelope=Envelope("")) for each in engine.requests)
     pointers = json.loads(json.dumps(mine.sampling.structural_tag or "").replace("/parameters", "/function/parameters"))
     tag = pointers.replace("text.format", "response_format") or None
     assert msgspec.structs.replace(mine, sampling=msgspec.structs.replace(mine.sampling, structural_tag=tag)) == chats
@@ -294,7 +295,7 @@ def test_an_empty_answer_is_a_message(create: Callable, engine: FakeEngine) -> N
 
 
 def test_a_constraint_reports_how_it_was_enforced(create: Callable, engine: FakeEngine) -> None:
-    def script(request: GenerateReq) -> Any:
+    def script(request: Sent) -> Any:
         info = ConstraintInfo(backend="llguidance", forced_tokens=3)
         yield RequestOutput(request.rid, "{}", finish=Finish("length", forced_close=True), constraint=info)
 
@@ -309,7 +310,7 @@ def test_a_constraint_reports_how_it_was_enforced(create: Callable, engine: Fake
     ("status", "code"), [(500, "server_error"), (429, "rate_limit_exceeded"), (400, "invalid_prompt")]
 )
 def test_an_error_in_mid_stream(create: Callable, engine: FakeEngine, status: int, code: str) -> None:
-    def script(request: GenerateReq) -> Any:
+    def script(request: Sent) -> Any:
         yield RequestOutput(request.rid, "Hel")
         yield error_delta(request, "it broke", status, "broken")
 

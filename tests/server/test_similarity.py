@@ -7,13 +7,24 @@ from typing import Any
 import msgspec
 import pytest
 
-from radixrt.messages.client import ClassifyReq, RelevanceReq, RequestOutput
+from radixrt.messages.client import RequestOutput, TextInput, TokenInput
 from radixrt.messages.parts import Finish, FinishError
+from radixrt.messages.request import Envelope
 from radixrt.messages.wire import pack_i32
-from tests.server.fake_engine import FakeEngine, info
+from tests.server.fake_engine import FakeEngine, Sent, info
 from tests.server.helpers import Caller, check_error
 
 USAGE = {"prompt_tokens": 10, "total_tokens": 10, "prompt_tokens_details": {"cached_tokens": 4}}
+
+
+def pairs(question: Sent) -> list[tuple[str, str, str | None]]:
+    """Query, document and instruction of each row."""
+    texts = [each.text for each in question.texts]
+    given = [row.input for row in question.rows]
+    return [
+        (texts[each.query], texts[each.document], None if each.instruction < 0 else texts[each.instruction])
+        for each in given
+    ]
 
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/v2/rerank"])
@@ -27,7 +38,8 @@ def test_rerank(caller: Caller, path: str) -> None:
     assert answer == {"id": "r", "model": "fake", "results": texts, "usage": USAGE}
     (question,) = caller.engine.questions
     rid = question.rid
-    assert question == RelevanceReq(rid, ["q"], ["a", "b", "c"], retrieves=True)
+    assert pairs(question) == [("q", "a", None), ("q", "b", None), ("q", "c", None)]
+    assert rid == question.rid
     best = caller.post("/v1/rerank", {**body, "top_n": 2, "return_documents": False}).json()["results"]
     assert best == [{"index": i, "relevance_score": pytest.approx(i / 10)} for i in (2, 1)]
 
@@ -56,8 +68,9 @@ def test_score(caller: Caller, fields: dict[str, Any], queries: list[str], docum
         "object": "list", "model": "fake", "usage": USAGE,
     }  # fmt: skip
     (question,) = caller.engine.questions
-    asked = {"instruction": "Find it.", "activation": False, "priority": 2, "cache_salt": "s", "timeout_s": 9.0}
-    assert question == RelevanceReq(question.rid, queries, documents, **asked)
+    sides = [each * (count if len(each) == 1 else 1) for each in (queries, documents)]
+    assert pairs(question) == [(*pair, "Find it.") for pair in zip(*sides, strict=True)]
+    assert question.envelope == Envelope(question.rid, 2, "s", 9.0)
 
 
 @pytest.mark.parametrize("path", ["/classify", "/v1/classify"])
@@ -77,13 +90,14 @@ def test_classify(caller: Caller, path: str) -> None:
     }
     columns = [pack_i32([1]), pack_i32([2])]
     for given, sent in (
-        ("a", {"prompts": ["a"]}),
-        ([1], {"input_ids": columns[:1]}),
-        ([[1], [2]], {"input_ids": columns}),
+        ("a", [TextInput("a", "input")]),
+        ([1], [TokenInput(columns[0], "input")]),
+        ([[1], [2]], [TokenInput(column, f"input[{i}]") for i, column in enumerate(columns)]),
     ):
         assert caller.post(path, {"input": given}).status_code == 200
         question = caller.engine.questions[-1]
-        assert question == ClassifyReq(question.rid, **sent)
+        assert [row.input for row in question.rows] == sent
+        assert (question.task, question.rows[0].pooling) == ("classify", "last")
     messages = [{"role": "user", "content": "hi"}]
     assert caller.post(path, {"messages": messages}).status_code == 200
     chat = caller.engine.questions[-1].chat
@@ -132,21 +146,27 @@ def test_each_field_is_checked_and_named(caller: Caller, path: str, body: dict[s
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "engines", "param"),
+    ("path", "body", "index", "param"),
     [
-        ("/v1/rerank", {"query": "a", "documents": ["b"]}, "queries[0]", "query"),
-        ("/v1/rerank", {"query": "a", "documents": ["b", "c"]}, "documents[1]", "documents[1]"),
-        ("/v1/score", {"text_1": "a", "text_2": ["b", "c"]}, "queries[0]", "text_1"),
-        ("/v1/score", {"text_1": "a", "text_2": ["b", "c"]}, "documents[1]", "text_2[1]"),
-        ("/classify", {"input": "a"}, "prompts[0]", "input"),
-        ("/classify", {"input": ["a", "b"]}, "prompts[1]", "input[1]"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}, 0, "query"),
+        ("/v1/rerank", {"query": "a", "documents": ["b", "c"]}, 2, "documents[1]"),
+        ("/v1/score", {"text_1": "a", "text_2": ["b", "c"]}, 0, "text_1"),
+        ("/v1/score", {"text_1": "a", "text_2": ["b", "c"]}, 2, "text_2[1]"),
+        ("/classify", {"input": "a"}, 0, "input"),
+        ("/classify", {"input": ["a", "b"]}, 1, "input[1]"),
     ],
 )
 def test_errors_of_the_engine_have_the_clients_names(
-    caller: Caller, path: str, body: dict[str, Any], engines: str, param: str
+    caller: Caller, path: str, body: dict[str, Any], index: int, param: str
 ) -> None:
-    error = FinishError(f"{engines} is too long", engines, "context_length_exceeded", 400)
-    caller.engine.answer = lambda question: RequestOutput(question.rid, finish=Finish("error", error=error))
+    def refuse(question: Sent) -> RequestOutput:
+        name = (question.texts or [row.input for row in question.rows])[index].param
+        error = FinishError(f"{name} is too long", name, "context_length_exceeded", 400)
+        return RequestOutput(question.rid, finish=Finish("error", error=error))
+
+    if path == "/classify":
+        caller.engine.deliver(msgspec.structs.replace(info(), labels=("bad", "good")))
+    caller.engine.answer = refuse
     assert check_error(caller.post(path, body), 400, param) == f"{param} is too long"
 
 
@@ -159,5 +179,7 @@ def test_errors_of_the_engine_have_the_clients_names(
     ],
 )
 def test_an_aborted_request_is_an_error(engine: FakeEngine, caller: Caller, path: str, body: dict[str, Any]) -> None:
+    if path == "/classify":
+        engine.deliver(msgspec.structs.replace(info(), labels=("bad", "good")))
     engine.answer = lambda question: RequestOutput(question.rid, finish=Finish("abort"))
     assert caller.post(path, body).status_code == 499

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from radixrt.constraint import StructuredOptions
-from radixrt.messages.client import GenerateReq, RequestOutput
+from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import ConstraintInfo, Finish, Usage
-from tests.server.fake_engine import error_delta, speak
+from tests.server.fake_engine import Sent, error_delta, speak
 from tests.server.helpers import Caller, check_error, events
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {}}}
@@ -293,7 +293,7 @@ ENFORCED = {
 }
 
 
-def closed_early(request: GenerateReq) -> list[RequestOutput]:
+def closed_early(request: Sent) -> list[RequestOutput]:
     first, *rest = speak(request, ["{", "}"])
     deltas = [first, *rest]
     last = msgspec.structs.replace(
@@ -323,7 +323,7 @@ def test_native_answer_tells_it_too(caller: Caller) -> None:
 
 
 def test_engine_errors_about_other_fields_keep_the_clients_names(caller: Caller) -> None:
-    def too_small(request: GenerateReq) -> list[RequestOutput]:
+    def too_small(request: Sent) -> list[RequestOutput]:
         return [error_delta(request, "max_tokens is 1, but the shortest output has 5", 400, "x", "max_tokens")]
 
     caller.engine.script = too_small

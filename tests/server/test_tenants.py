@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixrt.errors import RequestError
-from radixrt.messages.client import GenerateReq, RequestOutput, ScoreReq, TokenizeReq
+from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import Finish, ProgramHint, Usage
-from radixrt.sampling_params import SamplingParams
+from radixrt.messages.request import Envelope
 from radixrt.server.tenants import EVERYONE, Accounts, Tenant
+from tests.client_requests import generating, scoring
 
 NAMES = st.text("ab1:gk", min_size=1, max_size=12)
 SALTS = st.text("ab1:gk", max_size=12)
@@ -57,13 +58,12 @@ def test_namespaces_are_the_same_in_every_process() -> None:
 
 def test_requests_carry_their_tenants_names() -> None:
     hint = ProgramHint("p", "b")
-    request = GenerateReq("mine", SamplingParams(), prompt="x", cache_salt="s", program=hint)
+    request = generating("mine", prompt="x", cache_salt="s", program=hint)
     own = Tenant("alice").own(request, "made.1")
-    assert (own.rid, own.cache_salt) == ("made.1", "k5:alices")  # type: ignore[union-attr]
-    assert own.program == ProgramHint("5:alicep", "b")  # type: ignore[union-attr]
-    score = Tenant("alice", cache_group="team").own(ScoreReq("mine", ["a"], prompt="x"), "made.2")
-    assert (score.rid, score.cache_salt) == ("made.2", "g4:team")  # type: ignore[union-attr]
-    assert Tenant("alice").own(TokenizeReq("mine", prompt="x"), "made.3") == TokenizeReq("made.3", prompt="x")
+    assert own.envelope == Envelope("made.1", cache_salt="k5:alices", program=ProgramHint("5:alicep", "b"))
+    assert (own.rows, own.sampling) == (request.rows, request.sampling)
+    score = Tenant("alice", cache_group="team").own(scoring("mine", ["a"], prompt="x"), "made.2")
+    assert score.envelope == Envelope("made.2", cache_salt="g4:team")
 
 
 def test_without_keys_names_stay_the_clients() -> None:

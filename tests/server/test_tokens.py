@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from radixrt.config import ServerConfig
-from radixrt.messages.client import DetokenizeReq, TokenizeReq
 from radixrt.messages.parts import TemplateText
 from radixrt.messages.wire import pack_i32
+from tests.client_requests import detokenizing, tokenizing
 from tests.server.fake_engine import FakeEngine, info
 from tests.server.helpers import Caller, check_error
 
@@ -27,7 +27,7 @@ def test_tokenize(caller: Caller, body: dict[str, Any], sent: dict[str, Any]) ->
     answer = caller.post("/tokenize", body).json()
     assert answer == {"tokens": list(range(10)), "count": 10, "max_model_len": 520}
     (question,) = caller.engine.questions
-    assert question == TokenizeReq(question.rid, **sent)
+    assert question.request == tokenizing(question.rid, **sent)
 
 
 @pytest.mark.parametrize("field", ["messages", "prompt"])  # lm-eval sends messages as the prompt
@@ -58,11 +58,10 @@ def test_control_tokens_are_allowed_by_the_request_or_by_the_option(engine: Fake
 def test_detokenize(caller: Caller) -> None:
     assert caller.post("/detokenize", {"tokens": [1, 2]}).json() == {"prompt": "text"}
     assert caller.post("/detokenize", {"tokens": [], "skip_special_tokens": True}).json() == {"prompt": "text"}
-    assert [(q.token_ids, q.skip_special_tokens) for q in caller.engine.questions] == [
-        (pack_i32([1, 2]), False),
-        (b"", True),
+    assert [q.request for q in caller.engine.questions] == [
+        detokenizing(caller.engine.questions[0].rid, pack_i32([1, 2]), False),
+        detokenizing(caller.engine.questions[1].rid, b"", True),
     ]
-    assert all(isinstance(q, DetokenizeReq) for q in caller.engine.questions)
 
 
 def test_chat_template(engine: FakeEngine, caller: Caller) -> None:

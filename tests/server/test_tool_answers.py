@@ -12,13 +12,13 @@ import pytest
 from radixrt.chat.dialect import make_dialect
 from radixrt.constraint import StructuredOptions
 from radixrt.errors import RequestError
-from radixrt.messages.client import GenerateReq, RequestOutput
+from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import ConstraintInfo, Finish, Usage
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import NO_FREE_TEXT, StopScope
 from tests.chat import templates
 from tests.chat.templates import template
-from tests.server.fake_engine import MODEL, FakeEngine, speak
+from tests.server.fake_engine import MODEL, FakeEngine, Sent, speak
 from tests.server.helpers import Caller, events
 from tests.server.tool_chats import (
     CALL_GET,
@@ -147,7 +147,7 @@ def test_streamed_calls(ask: Any) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("reason", "told"), [("stop", "tool_calls"), ("length", "length"), ("abort", "length")])
 def test_finish_reason_of_calls(engine: FakeEngine, stream: bool, reason: Any, told: str) -> None:
-    def script(request: GenerateReq) -> Iterable[RequestOutput]:
+    def script(request: Sent) -> Iterable[RequestOutput]:
         yield RequestOutput(
             request.rid, CALL_GET, b"", Finish(reason, forced_close=True), constraint=ConstraintInfo("llguidance")
         )
@@ -206,7 +206,7 @@ def test_marker_tokens_are_kept_in_the_text(ask: Any, engine: FakeEngine) -> Non
 # --- reasoning ---
 
 
-def thinks(request: GenerateReq) -> Iterable[RequestOutput]:
+def thinks(request: Sent) -> Iterable[RequestOutput]:
     """Token 9 is the end marker."""
     for i, (text, ids) in enumerate(
         [("<think>", [8]), ("\nhm", [1, 2]), ("</think>", [9]), ("\n\n{", [5]), ("}", [6])]
@@ -217,7 +217,7 @@ def thinks(request: GenerateReq) -> Iterable[RequestOutput]:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_reasoning_is_apart_and_counted(engine: FakeEngine, stream: bool) -> None:
-    def script(request: GenerateReq) -> Iterable[RequestOutput]:
+    def script(request: Sent) -> Iterable[RequestOutput]:
         deltas = list(thinks(request))
         if request.stream:
             yield from deltas

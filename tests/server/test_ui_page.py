@@ -17,13 +17,13 @@ from benchmarks.common.synthetic_scheduler import SyntheticScheduler
 from radixrt.config import ServerConfig
 from radixrt.lang.observe.report_page import report_page
 from radixrt.messages.cache_events import FromWatched, ToWatched
-from radixrt.messages.client import GenerateReq, RequestOutput, TokenLogprob
+from radixrt.messages.client import RequestOutput, TokenLogprob
 from radixrt.messages.fleet import ROUTER_OBSTACLES, HeldRequest, RouterQueue
 from radixrt.messages.parts import Finish, Timings, Usage
 from radixrt.messages.wire import pack_i32
 from radixrt.server import create_app
 from tests.lang.observe.runs import large_run, small_run
-from tests.server.fake_engine import MODEL, FakeEngine, speak
+from tests.server.fake_engine import MODEL, FakeEngine, Sent, speak
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 
@@ -31,7 +31,7 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 LIVE = "document.querySelector('#about').textContent.startsWith('live')"
 
 
-def say(request: GenerateReq) -> Iterable[RequestOutput | float]:
+def say(request: Sent) -> Iterable[RequestOutput | float]:
     """A hostile text; for a constrained request its tokens, of which the second is forced."""
     if request.sampling.constraint is None:
         return speak(request, [HOSTILE, " and", " so on"])

@@ -8,9 +8,9 @@ from typing import Any
 from radixrt.chat.dialect import make_dialect
 from radixrt.constrained.tags.structural_tag import read_structural_tag
 from radixrt.constraint import StructuredOptions
-from radixrt.messages.client import GenerateReq
 from tests.chat import templates
 from tests.chat.templates import template
+from tests.server.fake_engine import Sent
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 GET = {"type": "function", "function": {"name": "get", "description": "d", "parameters": CITY}}
@@ -28,7 +28,7 @@ THINKING = make_dialect(template(templates.HERMES_THINKING), tokens={"<think>": 
 FUNCTION = {"name": "f", "parameters": {}}
 
 
-def tag_of(request: GenerateReq) -> dict[str, Any]:
+def tag_of(request: Sent) -> dict[str, Any]:
     """The structural tag of a request, which also must be one."""
     source = request.sampling.structural_tag
     read_structural_tag(source, StructuredOptions())[0]

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from radixrt.messages.client import GenerateReq
 from radixrt.messages.wire import unpack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.server.protocol.prompts import fill_in
 from radixrt.tokenizer.fill_in import FORMATS, find_fill_in_tokens
 from radixrt.tokenizer.prompt_encoder import PromptEncoder
 from radixrt.tokenizer.tokenizer import Tokenizer
+from tests.client_requests import generating
 from tests.tokenizer.conftest import byte_level
 from tests.tokenizer.test_chat_template import MakeFolder
 
@@ -45,8 +45,8 @@ def test_the_prompt_has_both_texts_behind_their_tokens(filling: Tokenizer) -> No
     encoder = PromptEncoder(filling, vocab_size=filling.vocab_size, context_length=1000)
     hostile = f"def f(){found.before_middle}:"
     for prompt, suffix in [("def f(x):\n", "\n    return x"), (hostile, "<|file_sep|>"), ("", "x")]:
-        request = fill_in(GenerateReq("r", SamplingParams(stop_token_ids=(5,))), prompt, suffix, found)
-        ids = unpack_i32(encoder.input_ids(request)).tolist()
+        request = fill_in(generating("r", SamplingParams(stop_token_ids=(5,)), prompt="x"), prompt, suffix, found)
+        ids = unpack_i32(encoder.input_ids(request.rows[0].input)).tolist()
         places = [i for i, token in enumerate(ids) if token in found.end_ids]
         assert [ids[i] for i in places] == before, "texts of users write no control tokens"
         assert filling.decode(ids[: places[1]], skip_special_tokens=False) == found.before_prefix + prompt
@@ -58,6 +58,6 @@ def test_token_ids_in_front_are_taken_as_they_are(filling: Tokenizer) -> None:
     found = find_fill_in_tokens(filling.control_tokens)
     assert found is not None
     encoder = PromptEncoder(filling, vocab_size=filling.vocab_size, context_length=1000)
-    request = fill_in(GenerateReq("r", SamplingParams(ignore_eos=True)), [7, 8, 9], "x", found)
-    assert unpack_i32(encoder.input_ids(request)).tolist()[1:4] == [7, 8, 9]
+    request = fill_in(generating("r", SamplingParams(ignore_eos=True), prompt="x"), [7, 8, 9], "x", found)
+    assert unpack_i32(encoder.input_ids(request.rows[0].input)).tolist()[1:4] == [7, 8, 9]
     assert request.sampling.stop_token_ids == ()

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from radixrt.heartbeat import Heartbeat
-from radixrt.messages.client import GenerateReq, ToTokenizer
+from radixrt.messages.client import ClientRequest, ToTokenizer
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.loop import serve
 from radixrt.tokenizer.tokenizer import Tokenizer
+from tests.client_requests import generating
 from tests.tokenizer.test_prompt_queue import ThreadedBench
 
 
@@ -49,8 +50,8 @@ def test_the_heartbeat_stops_while_an_encoding_is_stuck(tokenizer: Tokenizer, mo
     def note() -> None:
         seen.append(heartbeat.count)
 
-    def long_prompt() -> GenerateReq:
-        return GenerateReq("long", SamplingParams(), prompt="long")
+    def long_prompt() -> ClientRequest:
+        return generating("long", SamplingParams(), prompt="long")
 
     def encode_for(seconds: float) -> None:
         assert bench.encoding.wait(60)

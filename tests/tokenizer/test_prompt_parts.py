@@ -6,13 +6,14 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from radixrt.messages.client import GenerateReq, TokenizeReq
+from radixrt.messages.client import PartsInput
 from radixrt.messages.parts import PromptPart, TemplateText
 from radixrt.messages.request import Request
 from radixrt.messages.wire import unpack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.prompt_encoder import PromptEncoder
 from radixrt.tokenizer.tokenizer import Tokenizer
+from tests.client_requests import generating
 from tests.requests import prompt_of
 from tests.tokenizer.worker_bench import CONTEXT, Bench
 
@@ -23,7 +24,7 @@ def encode(tokenizer: Tokenizer, *parts: PromptPart) -> list[int]:
     encoder = PromptEncoder(tokenizer, vocab_size=tokenizer.vocab_size, context_length=10_000)
     if not any(parts):
         return list(tokenizer.prefix_ids)  # no prompt of its own: refused
-    return unpack_i32(encoder.input_ids(TokenizeReq("r", parts=list(parts)))).tolist()
+    return unpack_i32(encoder.input_ids(PartsInput(list(parts)))).tolist()
 
 
 @pytest.mark.parametrize("family", ["byte_level", "byte_fallback", "gemma_like", "unigram", "word_piece"])
@@ -109,7 +110,7 @@ def byte_level(loaded: dict[str, Tokenizer]) -> Tokenizer:
 
 def test_parts_reach_the_scheduler_as_ids(bench: Bench) -> None:
     parts: list[PromptPart] = [TemplateText("<|im_start|>user\n"), "hi", [5, 6]]
-    bench.handle(GenerateReq("r", OK, parts=parts, stream=True))
+    bench.handle(generating("r", OK, parts=parts, stream=True))
     sent = bench.scheduler.recv()
     assert isinstance(sent, Request)
     ids = sent.tokens(0).tolist()
@@ -132,22 +133,18 @@ BAD: dict[str, tuple[list[PromptPart], str]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_parts_name_the_part(bench: Bench, name: str) -> None:
     parts, param = BAD[name]
-    error = bench.refused(GenerateReq("r", OK, parts=parts))
+    error = bench.refused(generating("r", OK, parts=parts))
     assert (error.param, error.status) == (param, 400)
-
-
-def test_parts_beside_a_prompt_are_refused(bench: Bench) -> None:
-    assert bench.refused(GenerateReq("r", OK, prompt="a", parts=["a"])).param == "prompt"
 
 
 def test_a_huge_part_is_refused_without_tokenizing_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench.tokenizer, "encode", lambda *_: pytest.fail("tokenized"))
-    error = bench.refused(GenerateReq("r", OK, parts=["word " * 1_600_000, [5]]))
+    error = bench.refused(generating("r", OK, parts=["word " * 1_600_000, [5]]))
     assert error.code == "context_length_exceeded"
 
 
 def test_half_a_surrogate_pair(bench: Bench) -> None:
-    bench.worker.handle(GenerateReq("r", OK, parts=["a", "\ud800"]))  # cannot cross the wire, but comes from Python
+    bench.worker.handle(generating("r", OK, parts=["a", "\ud800"]))  # cannot cross the wire, but comes from Python
     (delta,) = bench.deltas()
     assert delta.finish is not None
     assert delta.finish.error is not None

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from radixrt.errors import RequestError
-from radixrt.messages.client import DetokenizeReq, GenerateReq, ScoreReq, TokenizeReq
 from radixrt.messages.parts import Finish, ProgramHint
 from radixrt.messages.request import Request
 from radixrt.messages.scheduler import AbortReq, ControlReq, ReleaseReq
@@ -19,6 +18,7 @@ from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.prompt_queue import ENCODED_CHARS_PER_S, TASK_S, PromptQueue
 from radixrt.tokenizer.tokenizer import Tokenizer
+from tests.client_requests import detokenizing, generating, scoring, tokenizing
 from tests.requests import prompt_of
 from tests.tokenizer.worker_bench import Bench
 
@@ -44,7 +44,7 @@ class ThreadedBench(Bench):
         super().__init__(tokenizer, queue=PromptQueue(threaded=True, clock=lambda: self.now), context_length=10**6)
 
     def begin_long(self, rid: str = "long", chars: int = 4) -> None:
-        self.handle(GenerateReq(rid, OK, prompt="long".ljust(chars)))
+        self.handle(generating(rid, OK, prompt="long".ljust(chars)))
         assert self.encoding.wait(LIMIT_S)
 
     def sent(self, count: int) -> list[Any]:
@@ -85,7 +85,7 @@ def bench(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Thr
 
 
 def test_outputs_overtake_prompts(bench: ThreadedBench) -> None:
-    bench.handle(GenerateReq("r", OK, prompt="hi", stream=True))
+    bench.handle(generating("r", OK, prompt="hi", stream=True))
     assert [message.rid for message in bench.sent(1)] == ["r"]
     bench.begin_long()
     assert bench.tokens("a")[0].text == "a"
@@ -99,10 +99,10 @@ def test_outputs_overtake_prompts(bench: ThreadedBench) -> None:
 
 def test_requests_keep_their_order(bench: ThreadedBench) -> None:
     bench.begin_long()
-    bench.handle(GenerateReq("b", OK, prompt="hi"))
-    bench.handle(ScoreReq("c", ["yes", "no"], prompt="hi "))
+    bench.handle(generating("b", OK, prompt="hi"))
+    bench.handle(scoring("c", ["yes", "no"], prompt="hi "))
     bench.handle(ReleaseReq("program"))
-    bench.handle(GenerateReq("d", OK, prompt="ho"))
+    bench.handle(generating("d", OK, prompt="ho"))
     bench.handle(ControlReq("1", "drain"))
     assert bench.scheduler.recv() is None
     bench.go_on.set()
@@ -120,14 +120,14 @@ IDS = {"input_ids": pack_i32([5])}
 @pytest.mark.parametrize("prompt", [IDS, {"parts": [[5], [6]]}], ids=["input_ids", "parts"])
 def test_token_ids_overtake_texts(bench: ThreadedBench, prompt: dict[str, Any]) -> None:
     bench.begin_long()
-    bench.handle(GenerateReq("a", OK, **prompt))
+    bench.handle(generating("a", OK, **prompt))
     assert [message.rid for message in bench.sent(1)] == ["a"]
-    bench.handle(GenerateReq("b", OK, parts=[[5], "text"]))
-    bench.handle(ScoreReq("c", ["yes", "no"], **prompt))
+    bench.handle(generating("b", OK, parts=[[5], "text"]))
+    bench.handle(scoring("c", ["yes", "no"], **prompt))
     assert bench.scheduler.recv() is None
-    bench.handle(GenerateReq("a", OK, **prompt))
+    bench.handle(generating("a", OK, **prompt))
     assert bench.scheduler.recv() is None, "an id of a live request"
-    bench.handle(GenerateReq("d", OK, input_ids=pack_i32([10**6])))
+    bench.handle(generating("d", OK, input_ids=pack_i32([10**6])))
     (refused,) = bench.deltas()
     assert (refused.rid, refused.finish.error.param) == ("d", "input_ids")
     bench.go_on.set()
@@ -137,12 +137,12 @@ def test_token_ids_overtake_texts(bench: ThreadedBench, prompt: dict[str, Any]) 
 def test_token_ids_do_not_overtake_actions_that_concern_them(bench: ThreadedBench) -> None:
     bench.begin_long()
     bench.handle(ReleaseReq("p"))
-    bench.handle(GenerateReq("same", OK, **IDS, program=ProgramHint("p")))
-    bench.handle(GenerateReq("other", OK, **IDS, program=ProgramHint("q")))
-    bench.handle(GenerateReq("none", OK, **IDS))
+    bench.handle(generating("same", OK, **IDS, program=ProgramHint("p")))
+    bench.handle(generating("other", OK, **IDS, program=ProgramHint("q")))
+    bench.handle(generating("none", OK, **IDS))
     assert [message.rid for message in bench.sent(2)] == ["other", "none"]
     bench.handle(ControlReq("1", "flush_cache"))
-    bench.handle(GenerateReq("late", OK, **IDS))
+    bench.handle(generating("late", OK, **IDS))
     assert bench.scheduler.recv() is None
     bench.go_on.set()
     long, release, same, flush, late = bench.sent(5)
@@ -151,7 +151,7 @@ def test_token_ids_do_not_overtake_actions_that_concern_them(bench: ThreadedBenc
     bench.go_on.clear()
     bench.encoding.clear()
     bench.begin_long("long again")
-    bench.handle(GenerateReq("again", OK, **IDS, program=ProgramHint("p")))
+    bench.handle(generating("again", OK, **IDS, program=ProgramHint("p")))
     assert [message.rid for message in bench.sent(1)] == ["again"], "the actions are over"
 
 
@@ -170,8 +170,8 @@ def test_encoding_is_overdue_after_a_time_in_proportion_to_the_text(bench: Threa
 
 def test_questions_are_answered_in_order(bench: ThreadedBench) -> None:
     bench.begin_long()
-    bench.handle(TokenizeReq("t", prompt="hi"))
-    bench.handle(DetokenizeReq("d", pack_i32(bench.tokenizer.encode("ho"))))
+    bench.handle(tokenizing("t", prompt="hi"))
+    bench.handle(detokenizing("d", pack_i32(bench.tokenizer.encode("ho"))))
     assert bench.deltas() == []
     bench.go_on.set()
     tokenized, detokenized = bench.answers(2)
@@ -181,13 +181,13 @@ def test_questions_are_answered_in_order(bench: ThreadedBench) -> None:
 @pytest.mark.parametrize("rid", ["long", "next"])
 def test_an_abort_ends_a_request_whose_prompt_is_not_encoded(bench: ThreadedBench, rid: str) -> None:
     bench.begin_long()
-    bench.handle(GenerateReq("next", OK, prompt="hi"))
+    bench.handle(generating("next", OK, prompt="hi"))
     bench.handle(AbortReq(rid))
     (aborted,) = bench.deltas()
     assert (aborted.rid, aborted.finish) == (rid, Finish("abort"))
     bench.handle(AbortReq(rid))  # not here any more: the scheduler's to answer
     assert bench.scheduler.recv() == AbortReq(rid)
-    bench.handle(GenerateReq("last", OK, prompt="ho"))
+    bench.handle(generating("last", OK, prompt="ho"))
     bench.go_on.set()
     assert [message.rid for message in bench.sent(2)] == [{"long": "next", "next": "long"}[rid], "last"]
     assert bench.deltas() == []
@@ -197,7 +197,7 @@ def test_an_abort_ends_a_request_whose_prompt_is_not_encoded(bench: ThreadedBenc
 def test_an_aborted_rid_is_free(bench: ThreadedBench) -> None:
     bench.begin_long("r")
     bench.handle(AbortReq("r"))
-    bench.handle(GenerateReq("r", OK, prompt="hi"))
+    bench.handle(generating("r", OK, prompt="hi"))
     bench.go_on.set()
     (message,) = bench.sent(1)
     assert prompt_of(message) == pack_i32(bench.tokenizer.encode("hi"))
@@ -208,21 +208,21 @@ def test_an_aborted_rid_is_free(bench: ThreadedBench) -> None:
 
 def test_a_rid_in_the_queue_is_not_disturbed_by_a_second_request(bench: ThreadedBench) -> None:
     bench.begin_long("r")
-    bench.handle(GenerateReq("r", OK, prompt="hi"))
-    bench.handle(GenerateReq("s", OK, prompt="hi"))
+    bench.handle(generating("r", OK, prompt="hi"))
+    bench.handle(generating("s", OK, prompt="hi"))
     bench.go_on.set()
     assert [message.rid for message in bench.sent(2)] == ["r", "s"]
     assert bench.deltas() == []
 
 
 def test_errors_end_their_requests(bench: ThreadedBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.handle(GenerateReq("a", OK, prompt=""))
-    bench.handle(TokenizeReq("b", input_ids=pack_i32([10**6])))
+    bench.handle(generating("a", OK, prompt=""))
+    bench.handle(tokenizing("b", input_ids=pack_i32([10**6])))
     refused = bench.answers(2)
     assert [output.rid for output in refused] == ["a", "b"]
     assert [output.finish.error.param for output in refused] == ["prompt", "input_ids"]
     monkeypatch.setattr(bench.tokenizer, "encode", lambda *_: 1 / 0)
-    bench.handle(GenerateReq("c", OK, prompt="hi"))
+    bench.handle(generating("c", OK, prompt="hi"))
     (failed,) = bench.answers(1)
     assert failed.finish.error.status == 500
     assert bench.worker.num_live == 0

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import pytest
 
-from radixrt.messages.client import ChoiceScores
 from radixrt.messages.parts import SelectMethod
-from radixrt.tokenizer.selection import select
+from radixrt.tasks.score import select, softmax
 
 L = math.log
 
 
+class Selected(NamedTuple):
+    choice: int
+    logprobs: list[float]
+    scores: list[float]
+    probabilities: list[float]
+
+
 def run(
     method: SelectMethod, choices: list[list[tuple[int, float]]], unconditional: list[list[float]] | None = None
-) -> ChoiceScores:
+) -> Selected:
     ids = [[token for token, _ in choice] for choice in choices]
-    result = select(method, ids, [[value for _, value in choice] for choice in choices], unconditional, 3)
+    found = select(method, ids, [[value for _, value in choice] for choice in choices], unconditional or [])
+    result = Selected(*found, softmax(found[2]))
     assert sum(result.probabilities) == pytest.approx(1.0)
-    assert result.kept == 3
-    assert result.token_ids == ids
     return result
 
 

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from radixrt.messages.client import GenerateReq, RequestOutput
+from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import Finish, FinishError, LogprobColumns, ReadValues, Usage
 from radixrt.messages.scheduler import AbortReq, TokenBatch, TokenDelta
 from radixrt.messages.wire import pack_f32, pack_i32, unpack_i32
 from radixrt.sampling_params import SamplingParams
+from tests.client_requests import generating
 from tests.tokenizer.worker_bench import TIMINGS, Bench
 
 
@@ -145,7 +146,7 @@ def test_without_detokenizing_there_are_ids_alone(bench: Bench, stream: bool) ->
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_has_the_prompts_ids_does_not_get_them_again(bench: Bench, stream: bool) -> None:
     column = pack_i32(bench.tokenizer.encode("hi"))
-    bench.handle(GenerateReq("r", SamplingParams(), input_ids=column, stream=stream, return_prompt_ids=False))
+    bench.handle(generating("r", SamplingParams(), input_ids=column, stream=stream, return_prompt_ids=False))
     deltas = bench.tokens("one") + bench.tokens("two", finish=Finish("length"))
     assert [delta.prompt_ids for delta in deltas] == [None] * len(deltas)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from radixrt.channel import LocalChannel
-from radixrt.messages.client import GenerateReq, OutputBatch, RequestOutput, ToMain, ToTokenizer
+from radixrt.messages.client import ClientRequest, OutputBatch, RequestOutput, ToMain, ToTokenizer
 from radixrt.messages.parts import Finish, FinishError, Timings, Usage
 from radixrt.messages.request import Request
 from radixrt.messages.scheduler import TokenBatch, TokenDelta, ToScheduler
@@ -13,6 +13,7 @@ from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.tokenizer import Tokenizer
 from radixrt.tokenizer.worker import TokenizerWorker
+from tests.client_requests import generating
 
 CONTEXT = 100
 TIMINGS = Timings(queue_s=0.1, prefill_s=0.2, decode_s=0.3)
@@ -24,6 +25,7 @@ class Bench:
     def __init__(self, tokenizer: Tokenizer, **options: Any) -> None:
         self.tokenizer = tokenizer
         self.last_sent: Request | None = None
+        self.call: Any = None
         self.inbox: LocalChannel[ToTokenizer] = LocalChannel(ToTokenizer)
         self.scheduler: LocalChannel[ToScheduler] = LocalChannel(ToScheduler)
         self.main: LocalChannel[ToMain] = LocalChannel(ToMain)
@@ -41,7 +43,7 @@ class Bench:
         self.worker.handle(received)
 
     def start(self, rid: str = "r", *, stream: bool = True, prompt: str = "hi", **sampling: Any) -> Request:
-        self.handle(GenerateReq(rid, SamplingParams(**sampling), prompt=prompt, stream=stream))
+        self.handle(generating(rid, SamplingParams(**sampling), prompt=prompt, stream=stream))
         sent = self.scheduler.recv()
         assert isinstance(sent, Request)
         return sent
@@ -63,7 +65,7 @@ class Bench:
             found += message.outputs
         return found
 
-    def refused(self, message: GenerateReq) -> FinishError:
+    def refused(self, message: ClientRequest) -> FinishError:
         """The error of a request that must not reach the scheduler."""
         self.handle(message)
         assert self.scheduler.recv() is None

@@ -12,13 +12,13 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from radixrt.client.answers import Decision
-from radixrt.client.pooled_answers import Embedding
-from radixrt.client.relevance import Reranking
-from radixrt.client.requests import Part
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import ProgramHint, SelectMethod
 from radixrt.sampling_params import SamplingParams
+from radixrt.tasks.embed import Embedding
+from radixrt.tasks.prompts import Part
+from radixrt.tasks.rerank import Reranking
+from radixrt.tasks.score import Decision
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,6 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 
-from radixrt.client.answers import Decision
-from radixrt.client.pooled_answers import Embedding
-from radixrt.client.relevance import Reranking
-from radixrt.client.requests import Part
 from radixrt.constraint import StructuredOptions
 from radixrt.errors import ConfigError, RequestError
 from radixrt.lang.backends.base import Backend, Call, ChatOutput, EmbedCall, Prompt, RerankCall, Unsupported
@@ -27,6 +23,10 @@ from radixrt.lang.backends.openai_schema import Format, response_format
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import ProgramHint, SelectMethod, Timings, Usage
 from radixrt.sampling_params import SamplingParams
+from radixrt.tasks.embed import Embedding
+from radixrt.tasks.prompts import Part
+from radixrt.tasks.rerank import Reranking
+from radixrt.tasks.score import Decision
 
 if TYPE_CHECKING:
     import openai

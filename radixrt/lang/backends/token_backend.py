@@ -12,21 +12,26 @@ import functools
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from radixrt.client.answers import Decision, as_decision, engine_errors, raise_for_error
+from radixrt.client.answers import engine_errors, raise_for_error
 from radixrt.client.http_client import HttpEngineClient, TokenClient
-from radixrt.client.pooled import aask_all, pooled_jobs
-from radixrt.client.pooled_answers import Embedding
-from radixrt.client.relevance import RankedDocument, Reranking, rerank_request
-from radixrt.client.requests import NO_DEADLINE_S, Part, new_rid, pack_parts, score_request
 from radixrt.lang.backends.base import Backend, Call, EmbedCall, Prompt, RerankCall
-from radixrt.messages.client import EmbedReq, GenerateReq, RequestOutput, TokenizeReq
-from radixrt.messages.parts import ProgramHint, SelectMethod, Usage
+from radixrt.messages.client import ClientRequest, InputRow, PartsInput, RequestOutput, TextInput
+from radixrt.messages.parts import ProgramHint, SelectMethod
+from radixrt.messages.request import Envelope
+from radixrt.tasks.embed import Embed, Embedding
+from radixrt.tasks.prompts import NO_DEADLINE_S, Part, inputs_of, new_envelope, pack_parts
+from radixrt.tasks.rerank import RankedDocument, Rerank, Reranking, texts_of
+from radixrt.tasks.run import TaskCall, add_usage, arun
+from radixrt.tasks.score import Decision, Score
+from radixrt.tasks.tokenize import Tokenize
 
 if TYPE_CHECKING:
     from radixrt.engine.engine import Engine
     from radixrt.tokenizer.prompt_parts import PartsEncoder
+
+A = TypeVar("A")
 
 DEFAULT_TIMEOUT_S = 600.0
 LONG_TEXT_CHARS = 100_000
@@ -52,14 +57,8 @@ class TokenBackend(Backend):
 
     async def generate(self, call: Call) -> AsyncGenerator[RequestOutput, None]:
         """See `Backend.generate`."""
-        request = GenerateReq(
-            new_rid(),
-            call.sampling,
-            parts=pack_parts(call.prompt.parts),
-            stream=call.stream,
-            timeout_s=self._timeout_s if call.timeout_s is None else call.timeout_s,
-            program=call.hint,
-        )
+        prompt = InputRow(PartsInput(pack_parts(call.prompt.parts)))
+        request = ClientRequest(self._envelope(call.hint, call.timeout_s), [prompt], call.sampling, call.stream)
         async with self._open:
             with engine_errors():
                 async with aclosing(self._client.astream(request)) as outputs:
@@ -72,39 +71,46 @@ class TokenBackend(Backend):
         self, prompt: Prompt, choices: Sequence[str], method: SelectMethod, hint: ProgramHint | None
     ) -> Decision:
         """See `Backend.select`."""
-        request = score_request(prompt.parts, choices, method, timeout_s=self._timeout_s, program=hint)
-        async with self._open:
-            with engine_errors():
-                return as_decision(request, await self._client.aask(request))
+        return await self._run(Score(PartsInput(pack_parts(prompt.parts)), choices, self._envelope(hint), method))
 
     async def embed(self, call: EmbedCall) -> Embedding:
         """See `Backend.embed`."""
-        jobs = pooled_jobs(
-            EmbedReq, call.texts, dimensions=call.dimensions, normalize=call.normalize, prompt_name=call.prompt_name,
-            prompt_text=call.prompt, timeout_s=self._timeout_s, program=call.hint,
-        )  # fmt: skip
-        async with self._open:
-            with engine_errors():
-                return Embedding.of(await aask_all(self._client, jobs))
+        asked = Embed(
+            await self._client.ainfo(),
+            inputs_of(call.texts, "prompts"),
+            self._envelope(call.hint),
+            dimensions=call.dimensions,
+            normalize=call.normalize,
+            prompt_name=call.prompt_name,
+            prompt=call.prompt,
+        )
+        return await self._run(asked)
 
     async def rerank(self, call: RerankCall) -> Reranking:
         """See `Backend.rerank`. The usage counts the query once for each request that is sent."""
-        results: list[RankedDocument] = []
-        usage = Usage()
+        info, results, usages = await self._client.ainfo(), list[RankedDocument](), []
         for start in range(0, len(call.documents), DOCUMENTS_AT_ONCE):
-            documents = call.documents[start : start + DOCUMENTS_AT_ONCE]
-            request = rerank_request(
-                call.query, documents, call.top_n, instruction=call.instruction, activation=call.activation,
-                timeout_s=self._timeout_s, program=call.hint,
-            )  # fmt: skip
-            async with self._open:
-                with engine_errors():
-                    found = Reranking.of(request, await self._client.aask(request), call.top_n)
+            asked = Rerank(
+                info,
+                TextInput(call.query, "query"),
+                texts_of(call.documents[start : start + DOCUMENTS_AT_ONCE], "documents"),
+                self._envelope(call.hint),
+                call.top_n,
+                instruction=call.instruction,
+                activation=call.activation,
+            )
+            found = await self._run(asked)
             results += [dataclasses.replace(each, index=start + each.index) for each in found.results]
-            tokens, cached = found.usage.prompt_tokens, found.usage.cached_tokens
-            usage = Usage(usage.prompt_tokens + tokens, 0, usage.cached_tokens + cached)
+            usages.append(found.usage)
         results.sort(key=lambda each: (-each.score, each.index))
-        return Reranking(results[: call.top_n], usage)
+        return Reranking(results[: call.top_n], add_usage(usages))
+
+    def _envelope(self, hint: ProgramHint | None, timeout_s: float | None = None) -> Envelope:
+        return new_envelope(timeout_s=self._timeout_s if timeout_s is None else timeout_s, program=hint)
+
+    async def _run(self, call: TaskCall[A]) -> A:
+        async with self._open:
+            return await arun(self._client, call)
 
     async def chat_template(self) -> Mapping[str, Any] | None:
         """See `Backend.chat_template`."""
@@ -115,9 +121,9 @@ class TokenBackend(Backend):
 
     async def tokenize(self, parts: Sequence[Part]) -> list[int]:
         """See `Backend.tokenize`."""
-        with engine_errors():
-            output = await self._client.aask(TokenizeReq(new_rid(), parts=pack_parts(parts)))
-        return output.prompt_token_ids
+        return await arun(
+            self._client, Tokenize(PartsInput(pack_parts(parts)), new_envelope(timeout_s=self._timeout_s))
+        )
 
     async def release(self, program: str, branch: str | None = None) -> None:
         """See `Backend.release`."""

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from radixrt.client.requests import as_sampling_params
 from radixrt.errors import shown
 from radixrt.lang.core.answer_type import VALUE_TOKENS, AnswerType
 from radixrt.lang.errors import ProgramError, place
 from radixrt.messages.parts import SelectMethod
 from radixrt.sampling_params import SamplingParams
+from radixrt.tasks.generate import as_sampling_params
 
 if TYPE_CHECKING:
     from radixrt.lang.core.tools import Offer

@@ -331,7 +331,7 @@ def function(body: Callable[..., Any] | None = None, /, **sampling: Any) -> Any:
         RequestError: a sampling parameter is unknown or out of bounds.
         ProgramError: the function cannot be a program.
     """
-    from radixrt.client.requests import as_sampling_params
+    from radixrt.tasks.generate import as_sampling_params
 
     as_sampling_params(sampling)
     if body is not None:

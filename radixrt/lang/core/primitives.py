@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import msgspec
 
-from radixrt.client.requests import as_sampling_params
 from radixrt.constrained.well_formed import check_well_formed
 from radixrt.errors import RequestError, shown
 from radixrt.lang.backends.base import Unsupported
 from radixrt.lang.core.answer_type import AnswerType, answer_type
 from radixrt.lang.core.expr import Expr, Gen, RoleBegin, RoleEnd, Select, Sequence_, as_expr, items_of
 from radixrt.messages.parts import SelectMethod
+from radixrt.tasks.generate import as_sampling_params
 
 if TYPE_CHECKING:
     from radixrt.lang.core.tools import Offer

@@ -8,7 +8,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from radixrt.chat.prompt import results_from_user, tool_instructions, with_instructions
-from radixrt.client.requests import Part
 from radixrt.errors import RequestError
 from radixrt.lang.backends.base import Prompt
 from radixrt.lang.core.chat_format import ChatFormat, Piece
@@ -23,6 +22,7 @@ from radixrt.lang.core.transcript import (
     link_results,
 )
 from radixrt.messages.parts import TemplateText
+from radixrt.tasks.prompts import Part
 
 if TYPE_CHECKING:
     from radixrt.chat.dialect import Dialect

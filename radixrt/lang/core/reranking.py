@@ -27,7 +27,7 @@ def rerank(
 ) -> Expr:  # fmt: skip
     """Documents in descending order of their relevance to a query; read as `state[name]`.
 
-    The value is a list of `radixrt.client.relevance.RankedDocument`, each with `index`, `score` and `document`. The
+    The value is a list of `radixrt.tasks.rerank.RankedDocument`, each with `index`, `score` and `document`. The
     model must be a reranker, an embedding model or a classifier of one label. It may be appended anywhere, and adds
     nothing to the conversation. As for other calls, appending returns at once.
 

@@ -13,9 +13,9 @@ from contextlib import aclosing
 
 import msgspec
 
-from radixrt.client.requests import pack_parts
 from radixrt.lang.backends.base import Backend, Call
 from radixrt.messages.client import RequestOutput
+from radixrt.tasks.prompts import pack_parts
 
 JOIN_SHARE = 0.1
 """Part of a call's time limit within which others may join it: they end with it, and keep the rest of theirs."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pydantic_core
 
-from radixrt.client.relevance import RankedDocument
+from radixrt.tasks.rerank import RankedDocument
 
 VECTORS, RANKINGS = "vectors", "rankings"
 """Keys of a line that list the names of vectors, and of ranked documents."""

@@ -15,10 +15,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from radixrt.client.answers import Decision
-from radixrt.client.pooled_answers import Embedding
-from radixrt.client.relevance import RankedDocument, Reranking
-from radixrt.client.requests import Part
 from radixrt.constrained.lark_input.syntax import NotTranslated
 from radixrt.constrained.productions import EmptyLanguage, Productions, Special, Term
 from radixrt.constrained.recognizer import Recognizer, State
@@ -31,6 +27,10 @@ from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import Finish, ProgramHint, SelectMethod, TemplateText, Timings, Usage
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
+from radixrt.tasks.embed import Embedding
+from radixrt.tasks.prompts import Part
+from radixrt.tasks.rerank import RankedDocument, Reranking
+from radixrt.tasks.score import Decision
 
 Variant = Literal[0, 1]
 

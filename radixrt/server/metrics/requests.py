@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from radixrt.client.validation import Request
-from radixrt.messages.client import DetokenizeReq, GenerateReq, RequestOutput, TokenizeReq
+from radixrt.messages.client import ClientRequest, RequestOutput
 from radixrt.messages.parts import FINISH_LENGTH, FINISH_STOP
 
 _LATENCY = (
@@ -55,7 +54,7 @@ class RequestRecord:
             end, so that the engine's own timings are all there is.
     """
 
-    request: Request
+    request: ClientRequest
     group: GroupRecord
     sent_at: float
     first_at: float | None = None
@@ -80,7 +79,7 @@ class RequestMetrics:
         Args:
             last: its last output.
         """
-        if isinstance(record.request, (TokenizeReq, DetokenizeReq)) or last.finish is None:
+        if not record.request.computes or last.finish is None:
             return
         reason = last.finish.reason
         self._ended.labels(reason).inc()
@@ -111,11 +110,12 @@ class RequestMetrics:
         if usage is None:
             return
         found["request_prompt_tokens"].observe(usage.prompt_tokens)
-        if not isinstance(record.request, GenerateReq):
+        sampling = record.request.sampling
+        if sampling is None:
             return
         found["request_generation_tokens"].observe(usage.completion_tokens)
-        if record.request.sampling.max_tokens is not None:
-            found["request_params_max_tokens"].observe(record.request.sampling.max_tokens)
+        if sampling.max_tokens is not None:
+            found["request_params_max_tokens"].observe(sampling.max_tokens)
         group.longest = max(group.longest, usage.completion_tokens)
         group.unfinished -= 1
         if not group.unfinished:

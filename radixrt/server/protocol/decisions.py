@@ -17,7 +17,6 @@ import msgspec
 from radixrt.chat.dialect import Dialect
 from radixrt.chat.types import ChatMessage
 from radixrt.errors import RequestError, shown, unsupported
-from radixrt.messages.client import ChoiceScores
 from radixrt.messages.parts import ChatPrompt, SelectMethod, TemplateText
 from radixrt.server.answers.decisions import (
     ChoiceDecision,
@@ -28,7 +27,7 @@ from radixrt.server.answers.decisions import (
     ScoreDecision,
 )
 from radixrt.server.protocol.fields import RoutingFields
-from radixrt.tokenizer.selection import softmax
+from radixrt.tasks.score import softmax
 
 MAX_QUESTIONS = 400
 MAX_OPTIONS = 255
@@ -113,9 +112,9 @@ class AskedQuestion:
     prompt: ChatPrompt
     answers: list[str]
 
-    def answer(self, scores: ChoiceScores) -> Decision:
-        """Build the question's answer."""
-        name, probabilities = self.question.name, softmax(scores.logprobs)
+    def answer(self, logprobs: list[float]) -> Decision:
+        """Build the question's answer from the log-probabilities of its answers."""
+        name, probabilities = self.question.name, softmax(logprobs)
         if self.question.type == "predicate":
             return PredicateDecision(name, probabilities[0])
         best = max(range(len(probabilities)), key=probabilities.__getitem__)

@@ -19,6 +19,7 @@ from radixrt.config import ServerConfig
 from radixrt.errors import RequestError, unsupported
 from radixrt.messages.client import EngineReady
 from radixrt.messages.parts import ProgramHint, TemplateText
+from radixrt.messages.request import Envelope
 from radixrt.sampling_params import HiddenPositions, SamplingParams
 from radixrt.server.answers.parts import TokenReport
 from radixrt.server.request_context import RequestContext
@@ -50,7 +51,7 @@ class ProgramFields(msgspec.Struct, kw_only=True):
 
 
 class RoutingFields(msgspec.Struct, kw_only=True):
-    """Fields that control the serving of a request; see `envelope_options`."""
+    """Fields that control the serving of a request; see `envelope_of`."""
 
     model: str | None = None
     rid: str | None = None
@@ -342,36 +343,30 @@ def check_stream_options(options: StreamOptions | None, stream: bool) -> bool:
     return options is not None and bool(options.include_usage)
 
 
-def routing_options(request: OpenAIFields | NativeRequest, context: RequestContext) -> dict[str, Any]:
-    """Check and return the fields of `GenerateReq` that control its serving."""
-    return {**envelope_options(request, context), "stream": bool(request.stream)}
+def envelope_of(request: OpenAIFields | NativeRequest | RoutingFields, context: RequestContext) -> Envelope:
+    """Check and return a request's envelope; a request without `rid` gets that of its context."""
+    envelope = Envelope(
+        context.rid if request.rid is None else request.rid,
+        request.priority or 0,
+        request.cache_salt or "",
+        request.timeout,
+        None if isinstance(request, OpenAIFields) else _program_hint(request.program),
+    )
+    check_envelope(envelope)
+    return envelope
 
 
-def envelope_options(request: OpenAIFields | NativeRequest | RoutingFields, context: RequestContext) -> dict[str, Any]:
-    """`routing_options` without `stream`; a request without `rid` gets that of its context."""
-    rid = request.rid
-    if rid is None:
-        rid = context.rid
-    priority, salt = request.priority or 0, request.cache_salt or ""
-    program = None if isinstance(request, OpenAIFields) else _program_hint(request.program)
-    check_envelope(rid, priority, salt, request.timeout, program)
-    return {
-        "rid": rid, "priority": priority, "cache_salt": salt, "timeout_s": request.timeout, "program": program,
-    }  # fmt: skip
-
-
-def check_envelope(
-    rid: str, priority: int, cache_salt: str, timeout_s: float | None, program: ProgramHint | None
-) -> None:
+def check_envelope(envelope: Envelope) -> None:
     """Hold the fields that every request has to the server's limits; raises RequestError naming the field."""
-    if not (1 <= len(rid) <= MAX_RID_CHARS and rid.isascii() and rid.isprintable()):
+    if not (1 <= len(envelope.rid) <= MAX_RID_CHARS and envelope.rid.isascii() and envelope.rid.isprintable()):
         raise RequestError(f"rid must be 1 to {MAX_RID_CHARS} printable ASCII characters", param="rid")
-    if abs(priority) > MAX_PRIORITY:
+    if abs(envelope.priority) > MAX_PRIORITY:
         raise RequestError(f"priority must be between {-MAX_PRIORITY} and {MAX_PRIORITY}", param="priority")
-    if len(cache_salt) > MAX_SALT_CHARS:
+    if len(envelope.cache_salt) > MAX_SALT_CHARS:
         raise RequestError(f"cache_salt must have at most {MAX_SALT_CHARS} characters", param="cache_salt")
-    if timeout_s is not None and not 0.0 < timeout_s <= MAX_TIMEOUT_S:
+    if envelope.timeout_s is not None and not 0.0 < envelope.timeout_s <= MAX_TIMEOUT_S:
         raise RequestError(f"timeout must be above 0 and at most {MAX_TIMEOUT_S:g} seconds", param="timeout")
+    program = envelope.program
     if program is None:
         return
     if not 1 <= len(program.program) <= MAX_RID_CHARS:

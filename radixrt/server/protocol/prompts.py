@@ -7,15 +7,15 @@ from typing import Any
 
 import msgspec
 
-from radixrt.chat.constraint import FieldNames
-from radixrt.client.requests import pack_parts
+from radixrt.client.validation import MAX_ROWS
 from radixrt.errors import RequestError
-from radixrt.messages.client import EngineReady, GenerateReq
+from radixrt.messages.client import ClientRequest, EngineReady, Input, InputRow, PartsInput, TextInput, TokenInput
 from radixrt.messages.parts import FillInTokens, PromptPart, TemplateText
+from radixrt.messages.request import Envelope
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.server.protocol.fields import MAX_COMPLETIONS, MAX_PARTS, MAX_PROMPTS
-from radixrt.tokenizer.pooled_state import MAX_PROMPTS as MAX_POOLED
+from radixrt.tasks.prompts import pack_parts
 
 Prompt = str | list[int]
 
@@ -63,7 +63,7 @@ def check_ids(ids: list[int], param: str, info: EngineReady) -> None:
 
 
 def read_parts(given: Sequence[str | list[int] | TemplateText], info: EngineReady, param: str) -> list[PromptPart]:
-    """Check the parts of one prompt and return them in the form of `GenerateReq`."""
+    """Check the parts of one prompt and return them in the form of `PartsInput`."""
     if len(given) > MAX_PARTS:
         raise RequestError(f"{param} holds {len(given)} parts; at most {MAX_PARTS} are allowed", param=param)
     for i, part in enumerate(given):
@@ -73,26 +73,31 @@ def read_parts(given: Sequence[str | list[int] | TemplateText], info: EngineRead
 
 
 def make_requests(
-    prompts: list[Prompt], param: str, sampling: SamplingParams, info: EngineReady, options: dict[str, Any]
-) -> list[GenerateReq]:
+    prompts: list[Prompt],
+    param: str,
+    sampling: SamplingParams,
+    info: EngineReady,
+    envelope: Envelope,
+    *,
+    stream: bool,
+    keep_last: int | None = None,
+) -> list[ClientRequest]:
     """Build one request for each prompt, which stands for n completions."""
     if len(prompts) * sampling.n > MAX_COMPLETIONS:
         raise RequestError(f"{len(prompts)} prompts times n is more than {MAX_COMPLETIONS} completions", param="n")
-    requests: list[GenerateReq] = []
+    requests: list[ClientRequest] = []
     for i, prompt in enumerate(prompts):
-        request = GenerateReq(sampling=sampling, **options)
-        if len(prompts) > 1:
-            request = msgspec.structs.replace(request, rid=f"{options['rid']}-p{i}")
+        own = msgspec.structs.replace(envelope, rid=f"{envelope.rid}-p{i}") if len(prompts) > 1 else envelope
         if isinstance(prompt, str):
-            request = msgspec.structs.replace(request, prompt=prompt)
+            given: Input = TextInput(prompt)
         else:
             check_ids(prompt, param, info)
-            request = msgspec.structs.replace(request, input_ids=pack_i32(prompt))
-        requests.append(request)
+            given = TokenInput(pack_i32(prompt))
+        requests.append(ClientRequest(own, [InputRow(given, keep_last=keep_last)], sampling, stream))
     return requests
 
 
-def fill_in(request: GenerateReq, prompt: Prompt, suffix: str, tokens: FillInTokens) -> GenerateReq:
+def fill_in(request: ClientRequest, prompt: Prompt, suffix: str, tokens: FillInTokens) -> ClientRequest:
     """The request for the text between a prompt and a suffix. `FILL_IN_NAMES` are the client's names of its parts."""
     parts = pack_parts([
         "",  # what the tokenizer writes before a text, such as bos
@@ -101,28 +106,25 @@ def fill_in(request: GenerateReq, prompt: Prompt, suffix: str, tokens: FillInTok
         TemplateText(tokens.before_middle),
     ])  # fmt: skip
     sampling = request.sampling
-    if not sampling.ignore_eos:
+    if sampling is not None and not sampling.ignore_eos:
         ends = dict.fromkeys([*sampling.stop_token_ids, *tokens.end_ids])
         sampling = msgspec.structs.replace(sampling, stop_token_ids=tuple(ends))
-    return msgspec.structs.replace(request, prompt=None, input_ids=None, parts=parts, sampling=sampling)
+    return msgspec.structs.replace(request, rows=[InputRow(PartsInput(parts))], sampling=sampling)
 
 
 FILL_IN_NAMES = {"input_parts": "prompt", "input_parts[2]": "prompt", "input_parts[4]": "suffix"}
 
 
-def read_input(given: str | list[str | int | list[int]], info: EngineReady) -> tuple[dict[str, Any], int, FieldNames]:
-    """Read the prompts of an embedding or classification request.
-
-    Returns:
-        The engine's field with the prompts, their number, and the client's names for the engine's fields.
-    """
-    prompts = split_prompts(given, "input", MAX_POOLED)
+def read_inputs(given: str | list[str | int | list[int]], info: EngineReady) -> list[Input]:
+    """Return the inputs of an embedding or classification request for the prompts that the field `input` holds."""
+    prompts = split_prompts(given, "input", MAX_ROWS)
     is_one = isinstance(given, str) or isinstance(given[0], int)
-    names = dict.fromkeys(("prompts[0]", "input_ids[0]"), "input") if is_one else {}
-    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    if texts:
-        return {"prompts": texts}, len(prompts), names
-    ids = [prompt for prompt in prompts if not isinstance(prompt, str)]
-    for i, each in enumerate(ids):
-        check_ids(each, "input" if is_one else f"input[{i}]", info)
-    return {"input_ids": [pack_i32(each) for each in ids]}, len(prompts), names
+    names = ["input"] if is_one else [f"input[{i}]" for i in range(len(prompts))]
+    inputs: list[Input] = []
+    for prompt, name in zip(prompts, names, strict=True):
+        if isinstance(prompt, str):
+            inputs.append(TextInput(prompt, name))
+        else:
+            check_ids(prompt, name, info)
+            inputs.append(TokenInput(pack_i32(prompt), name))
+    return inputs

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from radixrt.chat.plan import plan_chat
 from radixrt.chat.types import Conversation, ToolOptions
-from radixrt.messages.client import GenerateReq
+from radixrt.messages.client import ClientRequest, InputRow
 from radixrt.server.answers.chat import ChatEncoder
 from radixrt.server.answers.parts import UsageSum
 from radixrt.server.http.connection import generated
@@ -19,8 +19,8 @@ from radixrt.server.protocol.fields import (
     chat_decoder,
     chat_sampling_fields,
     check_stream_options,
+    envelope_of,
     kept_prompt_tokens,
-    routing_options,
     token_report,
 )
 from radixrt.server.request_context import RequestContext
@@ -32,8 +32,8 @@ async def chat_completions(service: Service, request: Request) -> Response:
     """OpenAI's chat completions. `radixrt.server.protocol.fields.ChatRequest` lists the accepted fields."""
     body, info = await receive(service, request, chat_decoder)
     context: RequestContext = request.state.context
-    options = routing_options(body, context)
-    include_usage = check_stream_options(body.stream_options, options["stream"])
+    envelope, stream = envelope_of(body, context), bool(body.stream)
+    include_usage = check_stream_options(body.stream_options, stream)
     kept, report = kept_prompt_tokens(body, info), token_report(body)
     limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     plan = plan_chat(
@@ -59,8 +59,8 @@ async def chat_completions(service: Service, request: Request) -> Response:
         info.vocab_size,
         {"prompt": "messages", "input_ids": "messages", "max_tokens": limit},
     )
-    requests = [GenerateReq(sampling=plan.sampling, chat=plan.prompt, truncate_prompt_tokens=kept, **options)]
-    answer_id, usage = f"chatcmpl-{options['rid']}", UsageSum(plan.sampling.n)
+    requests = [ClientRequest(envelope, [InputRow(plan.prompt, keep_last=kept)], plan.sampling, stream)]
+    answer_id, usage = f"chatcmpl-{envelope.rid}", UsageSum(plan.sampling.n)
     encoder = ChatEncoder(answer_id, int(time.time()), service.model_name, plan, include_usage, usage, report)
-    group = RequestGroup(context, options["rid"], requests, plan.names)
-    return generated(service, group, encoder, stream=options["stream"])
+    group = RequestGroup(context, envelope.rid, requests, plan.names)
+    return generated(service, group, encoder, stream=stream)

@@ -17,20 +17,20 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from radixrt.chat.constraint import FieldNames
 from radixrt.chat.prompt import chat_prompt
 from radixrt.chat.types import ChatMessage
-from radixrt.client.pooled import rows_of, with_caller_names
+from radixrt.client.validation import MAX_ROWS
 from radixrt.errors import RequestError
-from radixrt.messages.client import ClassifyReq, EngineReady, RequestOutput
+from radixrt.messages.client import EngineReady, Input
 from radixrt.server.answers.parts import prompt_usage
 from radixrt.server.answers.pooling import Classification, Classified
 from radixrt.server.http.connection import answered
 from radixrt.server.http.receive import receive
-from radixrt.server.protocol.fields import RoutingFields, envelope_options, read_conversation
-from radixrt.server.protocol.prompts import read_input
+from radixrt.server.protocol.fields import RoutingFields, envelope_of, read_conversation
+from radixrt.server.protocol.prompts import read_inputs
 from radixrt.server.request_context import RequestContext
 from radixrt.server.service import Service
+from radixrt.tasks.classify import Classify
 
 
 class ClassificationRequest(RoutingFields, kw_only=True):
@@ -52,42 +52,30 @@ async def classify(service: Service, request: Request) -> Response:
     """See the module's docstring."""
     body, info = await receive(service, request, classification_decoder)
     context: RequestContext = request.state.context
-    options = envelope_options(body, context)
-    given, count, names = _prompts(body, service, info)
-    question = ClassifyReq(**given, activation=body.use_activation is not False, **options)
+    envelope = envelope_of(body, context)
+    inputs = _inputs(body, service, info)
+    asked = Classify(info, inputs, envelope, activation=body.use_activation is not False, at_once=MAX_ROWS)
 
     async def answer() -> Classification:
-        try:
-            (output,) = await service.groups.ask(context, options["rid"], [question], names)
-        except RequestError as error:
-            raise with_caller_names(error, "input") from None
-        return _body(service, options["rid"], info, output, count)
+        found = await service.groups.run(context, asked, {})
+        labeled = zip(found.labels, found.scores.tolist(), strict=True)
+        return Classification(
+            id=envelope.rid,
+            created=int(time.time()),
+            model=service.model_name,
+            data=[Classified(i, label, row, len(row)) for i, (label, row) in enumerate(labeled)],
+            usage=prompt_usage(found.usage, completion_tokens=0),
+        )
 
     return answered(answer)
 
 
-def _prompts(
-    body: ClassificationRequest, service: Service, info: EngineReady
-) -> tuple[dict[str, Any], int, FieldNames]:
-    """Return the request's field with the prompts, their number, and the client's names for the engine's fields."""
+def _inputs(body: ClassificationRequest, service: Service, info: EngineReady) -> list[Input]:
     if (body.input is None) == (body.messages is None):
         raise RequestError("exactly one of input and messages is needed", param="input")
-    if body.messages is not None:
-        if body.add_generation_prompt is None:
-            body.add_generation_prompt = False
-        chat = read_conversation(body.messages, body, service.config)
-        return {"chat": chat_prompt(chat, None, service.dialect)}, 1, {}
-    assert body.input is not None
-    return read_input(body.input, info)
-
-
-def _body(service: Service, rid: str, info: EngineReady, output: RequestOutput, count: int) -> Classification:
-    scores = rows_of(output.pooled_scores, count)
-    best = scores.argmax(1).tolist()
-    return Classification(
-        id=rid,
-        created=int(time.time()),
-        model=service.model_name,
-        data=[Classified(i, info.labels[best[i]], row, len(row)) for i, row in enumerate(scores.tolist())],
-        usage=prompt_usage(output.usage, completion_tokens=0),
-    )
+    if body.input is not None:
+        return read_inputs(body.input, info)
+    if body.add_generation_prompt is None:
+        body.add_generation_prompt = False
+    chat = read_conversation(body.messages or [], body, service.config)
+    return [chat_prompt(chat, None, service.dialect)]

@@ -28,8 +28,8 @@ from radixrt.server.protocol.fields import (
     build_sampling,
     check_stream_options,
     completion_decoder,
+    envelope_of,
     kept_prompt_tokens,
-    routing_options,
     token_report,
 )
 from radixrt.server.protocol.prompts import FILL_IN_NAMES, Prompt, fill_in, make_requests, split_prompts
@@ -42,17 +42,16 @@ async def completions(service: Service, request: Request) -> Response:
     """OpenAI's text completions. `radixrt.server.protocol.fields.CompletionRequest` lists the accepted fields."""
     body, info = await receive(service, request, completion_decoder)
     context: RequestContext = request.state.context
-    options = routing_options(body, context)
-    include_usage = check_stream_options(body.stream_options, options["stream"])
+    envelope, stream = envelope_of(body, context), bool(body.stream)
+    include_usage = check_stream_options(body.stream_options, stream)
     prompts = split_prompts(body.prompt, "prompt")
     kept, report = kept_prompt_tokens(body, info), token_report(body)
     if kept is not None:
-        options["truncate_prompt_tokens"] = kept
         prompts = [prompt if isinstance(prompt, str) else prompt[-kept:] for prompt in prompts]
     asked = read_constraint(body)
     names = field_names(asked, input_ids="prompt", messages="prompt", **FILL_IN_NAMES)
-    sampling = completion_sampling(body, asked, info.vocab_size, prompts, stream=options["stream"])
-    requests = make_requests(prompts, "prompt", sampling, info, options)
+    sampling = completion_sampling(body, asked, info.vocab_size, prompts, stream=stream)
+    requests = make_requests(prompts, "prompt", sampling, info, envelope, stream=stream, keep_last=kept)
     if body.suffix:
         tokens = fill_in_tokens(body, info)
         pairs = zip(requests, prompts, strict=True)
@@ -62,14 +61,14 @@ async def completions(service: Service, request: Request) -> Response:
         for index in range(len(prompts) * sampling.n)
     ]
     encoder = CompletionEncoder(
-        f"cmpl-{options['rid']}",
+        f"cmpl-{envelope.rid}",
         service.model_name,
         choices,
         sampled=sampling.n,
         wanted=body.n or 1,
         include_usage=include_usage,
     )
-    return generated(service, RequestGroup(context, options["rid"], requests, names), encoder, stream=options["stream"])
+    return generated(service, RequestGroup(context, envelope.rid, requests, names), encoder, stream=stream)
 
 
 def completion_sampling(

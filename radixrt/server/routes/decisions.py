@@ -17,7 +17,7 @@ With `choices` it is radixrt's own, the route behind `rt.select`: texts that may
                         exactly one: the prompt, as /generate and /v1/chat/completions take it (one of them)
     choices             [str], all different
     method              "token_length_normalized", "greedy" or "unconditional_likelihood_normalized"; see
-                        `radixrt.tokenizer.selection`
+                        `radixrt.tasks.score`
     return_prompt_ids   answer with the prompt's token ids
     model, rid, priority, cache_salt, timeout, program (as /generate has it)
     -> `radixrt.server.answers.decisions.ScoredChoices`
@@ -25,27 +25,27 @@ With `choices` it is radixrt's own, the route behind `rt.select`: texts that may
 
 from __future__ import annotations
 
-from typing import Any
-
+import msgspec
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
 from radixrt.chat.prompt import chat_prompt
-from radixrt.client.requests import token_ids
 from radixrt.errors import RequestError
-from radixrt.messages.client import ChoiceScores, EngineReady, RequestOutput, ScoreReq
-from radixrt.messages.parts import Timings, Usage
+from radixrt.messages.client import EngineReady, Input, PartsInput, TextInput, TokenInput
 from radixrt.messages.wire import pack_i32
 from radixrt.server.answers.decisions import ChoiceMeta, Decisions, ScoredChoices
 from radixrt.server.answers.parts import InputDetails, InputUsage, ReasoningTokens, clean_logprob
 from radixrt.server.http.connection import answered
 from radixrt.server.http.receive import receive
 from radixrt.server.protocol.decisions import AskedQuestion, DecisionRequest, decision_decoder, read_questions
-from radixrt.server.protocol.fields import allows_control_tokens, envelope_options, read_conversation
+from radixrt.server.protocol.fields import allows_control_tokens, envelope_of, read_conversation
 from radixrt.server.protocol.prompts import check_ids, read_parts
 from radixrt.server.request_context import RequestContext
+from radixrt.server.request_groups import RequestGroup
 from radixrt.server.service import Service
+from radixrt.tasks.prompts import token_ids
+from radixrt.tasks.score import Decision, Score
 
 PROMPTS = ("text", "input_ids", "input_parts", "messages")
 
@@ -54,7 +54,7 @@ async def decisions(service: Service, request: Request) -> Response:
     """See the module's docstring."""
     body, info = await receive(service, request, decision_decoder)
     context: RequestContext = request.state.context
-    options = envelope_options(body, context)
+    envelope = envelope_of(body, context)
     if (body.questions is None) == (body.choices is None):
         raise RequestError("exactly one of questions and choices is needed", param="questions")
     asked = None
@@ -64,69 +64,62 @@ async def decisions(service: Service, request: Request) -> Response:
         )
     if asked is None:
         names = {"prompt": "text"}
-        requests = [_score_request(body, service, info, options)]
+        calls = [Score(_prompt(body, service, info), body.choices or [], envelope, body.method)]
     else:
         names = {"messages": "input"}
-        requests = [
-            ScoreReq(**{**options, "rid": f"{options['rid']}-q{i}"}, choices=each.answers, chat=each.prompt)
+        calls = [
+            Score(each.prompt, each.answers, msgspec.structs.replace(envelope, rid=f"{envelope.rid}-q{i}"))
             for i, each in enumerate(asked)
         ]
 
     async def answer() -> Decisions | ScoredChoices:
-        deltas = await service.groups.ask(context, options["rid"], requests, names)
-        return _scored_choices(body, options["rid"], deltas[0]) if asked is None else _decisions(service, asked, deltas)
+        requests = [call.requests[0] for call in calls]
+        outputs = await service.groups.collect(RequestGroup(context, envelope.rid, requests, names))
+        found = [call.answer([output]) for call, output in zip(calls, outputs, strict=True)]
+        return _scored_choices(body, envelope.rid, found[0]) if asked is None else _decisions(service, asked, found)
 
     return answered(answer)
 
 
-def _score_request(body: DecisionRequest, service: Service, info: EngineReady, options: dict[str, Any]) -> ScoreReq:
-    """Build the request from the prompt, given in exactly one form, and the choices."""
+def _prompt(body: DecisionRequest, service: Service, info: EngineReady) -> Input:
+    """Return the prompt, given in exactly one form."""
     if sum(getattr(body, name) is not None for name in PROMPTS) != 1:
         raise RequestError(f"exactly one of {', '.join(PROMPTS)} is needed", param="text")
-    prompt: dict[str, Any] = {"prompt": body.text}
     if body.input_ids is not None:
         if body.input_ids:
             check_ids(body.input_ids, "input_ids", info)
-        prompt = {"input_ids": pack_i32(token_ids(body.input_ids, "input_ids"))}
-    elif body.input_parts is not None:
-        prompt = {"parts": read_parts(body.input_parts, info, "input_parts")}
-    elif body.messages is not None:
-        chat = read_conversation(body.messages, body, service.config)
-        prompt = {"chat": chat_prompt(chat, None, service.dialect)}
-    return ScoreReq(**options, **prompt, choices=body.choices or [], method=body.method)
+        return TokenInput(pack_i32(token_ids(body.input_ids, "input_ids")))
+    if body.input_parts is not None:
+        return PartsInput(read_parts(body.input_parts, info, "input_parts"))
+    if body.messages is not None:
+        return chat_prompt(read_conversation(body.messages, body, service.config), None, service.dialect)
+    return TextInput(body.text or "")
 
 
 # --- the answers ---
 
 
-def _scores(delta: RequestOutput) -> ChoiceScores:
-    if delta.decision is None:
-        raise RequestError("the request was aborted", code="aborted", status=499)
-    return delta.decision
-
-
-def _scored_choices(body: DecisionRequest, rid: str, delta: RequestOutput) -> ScoredChoices:
-    found, usage, timings = _scores(delta), delta.usage or Usage(), delta.timings or Timings()
+def _scored_choices(body: DecisionRequest, rid: str, found: Decision) -> ScoredChoices:
+    usage, timings = found.usage, found.timings
     meta = ChoiceMeta(
         rid, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, timings.queue_s, timings.prefill_s
     )
     return ScoredChoices(
         found.choice,
-        (body.choices or [])[found.choice],
+        found.text,
         found.probabilities,
         [clean_logprob(value) for value in found.logprobs],
         found.scores,
         found.token_ids,
         found.kept,
         meta,
-        delta.prompt_token_ids if body.return_prompt_ids and delta.prompt_ids is not None else UNSET,
+        found.prompt_token_ids if body.return_prompt_ids else UNSET,
     )
 
 
-def _decisions(service: Service, asked: list[AskedQuestion], deltas: list[RequestOutput]) -> Decisions:
-    answers = [each.answer(_scores(delta)) for each, delta in zip(asked, deltas, strict=True)]
-    usages = [delta.usage or Usage() for delta in deltas]
-    tokens = sum(usage.prompt_tokens for usage in usages)
-    cached = sum(usage.cached_tokens for usage in usages)
+def _decisions(service: Service, asked: list[AskedQuestion], found: list[Decision]) -> Decisions:
+    answers = [each.answer(decision.logprobs) for each, decision in zip(asked, found, strict=True)]
+    tokens = sum(decision.usage.prompt_tokens for decision in found)
+    cached = sum(decision.usage.cached_tokens for decision in found)
     details = InputDetails(cached, tokens - cached)
     return Decisions(service.model_name, answers, InputUsage(tokens, details, 0, ReasoningTokens(0), tokens))

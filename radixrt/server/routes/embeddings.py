@@ -19,17 +19,16 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from radixrt.client.pooled import rows_of, with_caller_names
-from radixrt.errors import RequestError
-from radixrt.messages.client import EmbedReq, RequestOutput
+from radixrt.client.validation import MAX_ROWS
 from radixrt.server.answers.parts import prompt_usage
 from radixrt.server.answers.pooling import Embedding, Embeddings
 from radixrt.server.http.connection import answered
 from radixrt.server.http.receive import receive
-from radixrt.server.protocol.fields import RoutingFields, envelope_options
-from radixrt.server.protocol.prompts import read_input
+from radixrt.server.protocol.fields import RoutingFields, envelope_of
+from radixrt.server.protocol.prompts import read_inputs
 from radixrt.server.request_context import RequestContext
 from radixrt.server.service import Service
+from radixrt.tasks.embed import Embed
 
 
 class EmbeddingRequest(RoutingFields, kw_only=True):
@@ -50,32 +49,25 @@ async def embeddings(service: Service, request: Request) -> Response:
     """See the module's docstring."""
     body, info = await receive(service, request, embedding_decoder)
     context: RequestContext = request.state.context
-    prompts, count, names = read_input(body.input, info)
-    options = envelope_options(body, context)
-    question = EmbedReq(
-        **prompts,
+    asked = Embed(
+        info,
+        read_inputs(body.input, info),
+        envelope_of(body, context),
+        name="input",
         dimensions=body.dimensions,
         normalize=body.normalize,
         prompt_name=body.prompt_name,
-        prompt_text=body.prompt,
-        **options,
+        prompt=body.prompt,
+        at_once=MAX_ROWS,
     )
 
     async def answer() -> Embeddings:
-        try:
-            (output,) = await service.groups.ask(context, options["rid"], [question], names)
-        except RequestError as error:
-            raise with_caller_names(error, "input") from None
-        return _body(service, body, output, count)
+        found = await service.groups.run(context, asked, {})
+        if body.encoding_format == "base64":
+            values: list[Any] = [base64.b64encode(vector.tobytes()).decode() for vector in found.vectors]
+        else:
+            values = found.vectors.tolist()
+        data = [Embedding(index=i, embedding=value) for i, value in enumerate(values)]
+        return Embeddings(data=data, model=service.model_name, usage=prompt_usage(found.usage))
 
     return answered(answer)
-
-
-def _body(service: Service, body: EmbeddingRequest, output: RequestOutput, count: int) -> Embeddings:
-    vectors = rows_of(output.embeddings, count)
-    if body.encoding_format == "base64":
-        values: list[Any] = [base64.b64encode(vector.tobytes()).decode() for vector in vectors]
-    else:
-        values = vectors.tolist()
-    data = [Embedding(index=i, embedding=value) for i, value in enumerate(values)]
-    return Embeddings(data=data, model=service.model_name, usage=prompt_usage(output.usage))

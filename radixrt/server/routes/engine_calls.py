@@ -14,9 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from radixrt.client.validation import Request as AnyRequest
 from radixrt.errors import RequestError
-from radixrt.messages.client import DetokenizeReq, EngineReady, GenerateReq, RequestOutput, TokenizeReq
+from radixrt.messages.client import ClientRequest, EngineReady, PartsInput, RequestOutput
 from radixrt.messages.http import CONTENT_TYPE, EngineCall, encode_frame
 from radixrt.messages.parts import Finish, FinishError
 from radixrt.server.http.connection import Generated, send_events
@@ -38,11 +37,10 @@ async def answer_call(service: Service, request: Request) -> Response:
     """See the module's docstring."""
     body, _ = await receive(service, request, call_decoder)
     asked, context = body.request, request.state.context
-    if not isinstance(asked, (TokenizeReq, DetokenizeReq)):
-        check_envelope(asked.rid, asked.priority, asked.cache_salt, asked.timeout_s, asked.program)
-    if isinstance(asked, GenerateReq) and asked.sampling.n != 1:
+    check_envelope(asked.envelope)
+    if asked.sampling is not None and asked.sampling.n != 1:
         raise RequestError("n must be 1 for a request in the engine; send one for each completion", param="n")
-    if len(getattr(asked, "parts", None) or ()) > MAX_PARTS:
+    if any(isinstance(row.input, PartsInput) and len(row.input.parts) > MAX_PARTS for row in asked.rows):
         raise RequestError(f"a prompt may have at most {MAX_PARTS} parts", param="input_parts")
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -52,11 +50,7 @@ async def answer_call(service: Service, request: Request) -> Response:
     return Generated(answer)
 
 
-async def _frames(service: Service, context: RequestContext, asked: AnyRequest) -> AsyncGenerator[bytes, None]:
-    if not isinstance(asked, GenerateReq):
-        (output,) = await service.groups.ask(context, asked.rid, [asked], {})
-        yield encode_frame(output)
-        return
+async def _frames(service: Service, context: RequestContext, asked: ClientRequest) -> AsyncGenerator[bytes, None]:
     async with aclosing(service.groups.generate(RequestGroup(context, asked.rid, [asked], {}))) as outputs:
         async for _, output in outputs:
             yield encode_frame(output)

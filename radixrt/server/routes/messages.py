@@ -9,15 +9,15 @@ from starlette.responses import Response
 
 from radixrt.chat.plan import ChatPlan
 from radixrt.errors import RequestError
-from radixrt.messages.client import EngineReady, GenerateReq, TokenizeReq
-from radixrt.messages.wire import unpack_i32
+from radixrt.messages.client import ClientRequest, EngineReady, InputRow
+from radixrt.messages.request import Envelope
 from radixrt.server.answers.base import named_event
 from radixrt.server.answers.errors import messages_error
 from radixrt.server.answers.messages import CountedTokens, MessagesEncoder
 from radixrt.server.http.connection import generated
 from radixrt.server.http.errors import json_response
 from radixrt.server.http.receive import receive
-from radixrt.server.protocol.fields import allows_control_tokens, envelope_options
+from radixrt.server.protocol.fields import allows_control_tokens, envelope_of
 from radixrt.server.protocol.messages_fields import (
     CountTokensRequest,
     MessagesRequest,
@@ -29,6 +29,7 @@ from radixrt.server.protocol.messages_prompt import plan_messages
 from radixrt.server.request_context import RequestContext
 from radixrt.server.request_groups import RequestGroup
 from radixrt.server.service import Service
+from radixrt.tasks.tokenize import Tokenize
 
 
 async def messages(service: Service, request: Request) -> Response:
@@ -36,15 +37,15 @@ async def messages(service: Service, request: Request) -> Response:
     check_version(request.headers.get("anthropic-version"))
     body, info = await receive(service, request, messages_decoder)
     context: RequestContext = request.state.context
-    options = envelope_options(body, context)
+    envelope = envelope_of(body, context)
     plan = _plan(service, body, _sampling_fields(body), info)
     stream = bool(body.stream)
-    requests = [GenerateReq(sampling=plan.sampling, chat=plan.prompt, stream=stream, **options)]
+    requests = [ClientRequest(envelope, [InputRow(plan.prompt)], plan.sampling, stream)]
     hides_thinking = body.thinking is not None and body.thinking.display == "omitted"
-    encoder = MessagesEncoder(f"msg_{options['rid']}", service.model_name, plan, hides_thinking=hides_thinking)
+    encoder = MessagesEncoder(f"msg_{envelope.rid}", service.model_name, plan, hides_thinking=hides_thinking)
     return generated(
         service,
-        RequestGroup(context, options["rid"], requests, plan.names),
+        RequestGroup(context, envelope.rid, requests, plan.names),
         encoder,
         stream=stream,
         error_event=lambda error: named_event(messages_error(error, context.request_id)),
@@ -57,9 +58,8 @@ async def count_tokens(service: Service, request: Request) -> Response:
     body, info = await receive(service, request, count_tokens_decoder)
     context: RequestContext = request.state.context
     plan = _plan(service, body, {}, info)
-    (output,) = await service.groups.ask(context, context.rid, [TokenizeReq(context.rid, chat=plan.prompt)], plan.names)
-    assert output.prompt_ids is not None
-    return json_response(CountedTokens(len(unpack_i32(output.prompt_ids))))
+    ids = await service.groups.run(context, Tokenize(plan.prompt, Envelope(context.rid)), plan.names)
+    return json_response(CountedTokens(len(ids)))
 
 
 def _plan(service: Service, body: CountTokensRequest, sampling: dict[str, Any], info: EngineReady) -> ChatPlan:

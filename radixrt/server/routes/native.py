@@ -45,9 +45,8 @@ from radixrt.chat.constraint import (
     read_constraint,
     renamed,
 )
-from radixrt.client.requests import expand_n
 from radixrt.errors import RequestError
-from radixrt.messages.client import GenerateReq
+from radixrt.messages.client import ClientRequest, InputRow, PartsInput
 from radixrt.sampling_params import DEFAULT_MAX_TOKENS, MAX_LOGPROBS, MAX_PROMPT_LOGPROBS, SamplingParams
 from radixrt.server.answers.native import NativeEncoder, Shown
 from radixrt.server.http.connection import generated
@@ -57,15 +56,16 @@ from radixrt.server.protocol.fields import (
     NativeSampling,
     build_sampling,
     check_supported,
+    envelope_of,
     hidden_positions,
     native_decoder,
-    routing_options,
 )
 from radixrt.server.protocol.prompts import make_requests, read_parts, split_prompts
 from radixrt.server.request_context import RequestContext
 from radixrt.server.request_groups import RequestGroup
 from radixrt.server.routes.engine_calls import answer_call, is_engine_client
 from radixrt.server.service import Service
+from radixrt.tasks.generate import expand_n
 
 
 async def generate(service: Service, request: Request) -> Response:
@@ -75,22 +75,22 @@ async def generate(service: Service, request: Request) -> Response:
     body, info = await receive(service, request, native_decoder)
     check_supported(body)
     context: RequestContext = request.state.context
-    options = routing_options(body, context)
+    envelope, stream = envelope_of(body, context), bool(body.stream)
     param, given = _the_prompt(body)
     asked = _read_constraint(body)
     names = {"prompt": param, "messages": param, "input_ids": param}
     names |= _prefixed({**_field_names(body, asked), "stop": "stop"})
     sampling = native_sampling(body, asked, info.vocab_size)
     if body.input_parts is None:
-        requests = make_requests(split_prompts(given, param), param, sampling, info, options)
+        requests = make_requests(split_prompts(given, param), param, sampling, info, envelope, stream=stream)
     else:
         parts = read_parts(body.input_parts, info, param)
-        requests = [GenerateReq(sampling=sampling, parts=parts, **options)]
+        requests = [ClientRequest(envelope, [InputRow(PartsInput(parts))], sampling, stream)]
     shown = Shown(max(body.logprob_start_len or 0, 0), bool(body.return_prompt_ids), body.encoding_format == "base64")
     rids = [one.rid for request in requests for one in expand_n(request)]
     single = len(rids) == 1 and not (body.input_parts is None and _is_batch(given))
     encoder = NativeEncoder(rids, shown, single)
-    return generated(service, RequestGroup(context, options["rid"], requests, names), encoder, stream=options["stream"])
+    return generated(service, RequestGroup(context, envelope.rid, requests, names), encoder, stream=stream)
 
 
 def _the_prompt(body: NativeRequest) -> tuple[str, Any]:

@@ -11,6 +11,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -19,14 +20,14 @@ from radixrt.chat.constraint import renamed
 from radixrt.chat.plan import ChatPlan, plan_chat
 from radixrt.chat.types import Conversation
 from radixrt.errors import RequestError, shown, unsupported
-from radixrt.messages.client import EngineReady, GenerateReq
+from radixrt.messages.client import ClientRequest, EngineReady, InputRow
 from radixrt.server.answers.base import named_event
 from radixrt.server.answers.response_types import InputItems, ResponseDeleted, ResponseEvent
 from radixrt.server.answers.responses import CANCELLED, FAILED, ResponseBuilder, new_id
 from radixrt.server.http.connection import Generated, openai_error_event, send_events
 from radixrt.server.http.errors import as_request_error, json_response
 from radixrt.server.http.receive import receive
-from radixrt.server.protocol.fields import allows_control_tokens, envelope_options
+from radixrt.server.protocol.fields import allows_control_tokens, envelope_of
 from radixrt.server.protocol.response_fields import (
     ResponsesRequest,
     check_includable,
@@ -115,18 +116,18 @@ def _prepare(service: Service, body: ResponsesRequest, context: RequestContext, 
     )
     plan = _plan(service, body, conversation, sampling, info)
     response_id = new_id("resp")
-    options = envelope_options(body, context)
+    envelope = envelope_of(body, context)
     if body.rid is None:
-        options["rid"] = response_id.removeprefix("resp_")
+        envelope = msgspec.structs.replace(envelope, rid=response_id.removeprefix("resp_"))
     streams = bool(body.stream or body.background)
     is_stored = body.store is not False and store.stores
     response = begun_response(body, plan.sampling, response_id, service.model_name, store=is_stored)
     builder = ResponseBuilder(
         response, plan.form, with_logprobs=plan.sampling.logprobs is not None, as_summary=as_summary
     )
-    requests = [GenerateReq(sampling=plan.sampling, chat=plan.prompt, stream=streams, **options)]
-    group = RequestGroup(context, options["rid"], requests, plan.names)
-    stored = StoredResponse(builder, tenant, options["rid"], earlier, items) if is_stored else None
+    requests = [ClientRequest(envelope, [InputRow(plan.prompt)], plan.sampling, streams)]
+    group = RequestGroup(context, envelope.rid, requests, plan.names)
+    stored = StoredResponse(builder, tenant, envelope.rid, earlier, items) if is_stored else None
     return Run(group, builder, stored, bool(body.background))
 
 

@@ -7,33 +7,29 @@
 `radixrt.server.answers.pooling` has the types of the answers. For clients of vLLM they are also served as /rerank,
 /v2/rerank and /score. Results of /v1/rerank are in descending order. Both take instruction (the task, for models whose
 template has one), use_activation (false for logits), and model, rid, priority, cache_salt, timeout and program as
-/generate does. The model decides how a pair is scored; see `radixrt.tokenizer.relevance`.
+/generate does. The model decides how a pair is scored; see `radixrt.tasks.rerank`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from radixrt.client.pooled import rows_of
+from radixrt.client.validation import MAX_ROWS
 from radixrt.errors import RequestError
-from radixrt.messages.client import RelevanceReq
-from radixrt.server.answers.parts import PromptUsage, prompt_usage
+from radixrt.messages.client import TextInput
+from radixrt.server.answers.parts import prompt_usage
 from radixrt.server.answers.pooling import Ranked, RankedDocument, Ranking, Scored, Scores
 from radixrt.server.http.connection import answered
 from radixrt.server.http.receive import receive
-from radixrt.server.protocol.fields import RoutingFields, envelope_options
+from radixrt.server.protocol.fields import RoutingFields, envelope_of
 from radixrt.server.request_context import RequestContext
 from radixrt.server.service import Service
-from radixrt.tokenizer.pooled_state import MAX_PROMPTS
-
-Named = tuple[list[str], list[str]]
-"""Texts, and the client's name of each."""
+from radixrt.tasks.rerank import Relate, Rerank, texts_of
 
 
 class Document(msgspec.Struct, kw_only=True):
@@ -71,57 +67,63 @@ score_decoder = msgspec.json.Decoder(ScoreRequest)
 
 async def rerank(service: Service, request: Request) -> Response:
     """See the module's docstring."""
-    body, _ = await receive(service, request, rerank_decoder)
+    body, info = await receive(service, request, rerank_decoder)
     context: RequestContext = request.state.context
-    options = envelope_options(body, context)
+    envelope = envelope_of(body, context)
     documents = [each if isinstance(each, str) else each.text for each in body.documents]
-    _check_number(documents, "documents", MAX_PROMPTS - 1)
+    _check_number(documents, "documents", MAX_ROWS - 1)
     if body.top_n is not None and body.top_n < 1:
         raise RequestError(f"top_n must be at least 1, not {str(body.top_n)[:40]}", param="top_n")
-    named = [f"documents[{i}]" for i in range(len(documents))]
+    asked = Rerank(
+        info,
+        TextInput(body.query, "query"),
+        texts_of(documents, "documents"),
+        envelope,
+        body.top_n,
+        instruction=body.instruction,
+        activation=body.use_activation is not False,
+    )
 
     async def answer() -> Ranking:
-        scores, usage = await _relate(
-            service, context, options, body, ([body.query], ["query"]), (documents, named), retrieves=True
-        )
-        best = sorted(range(len(scores)), key=lambda i: -scores[i])[: body.top_n]
-        results = [Ranked(i, scores[i]) for i in best]
+        found = await service.groups.run(context, asked, {})
+        results = [Ranked(each.index, each.score) for each in found.results]
         if body.return_documents is not False:
-            results = [Ranked(i, scores[i], RankedDocument(documents[i])) for i in best]
-        return Ranking(options["rid"], service.model_name, results, usage)
+            results = [Ranked(each.index, each.score, RankedDocument(each.document)) for each in found.results]
+        return Ranking(envelope.rid, service.model_name, results, prompt_usage(found.usage))
 
     return answered(answer)
 
 
 async def score(service: Service, request: Request) -> Response:
     """See the module's docstring."""
-    body, _ = await receive(service, request, score_decoder)
+    body, info = await receive(service, request, score_decoder)
     context: RequestContext = request.state.context
-    options = envelope_options(body, context)
-    first, second = _pairs(body)
+    envelope = envelope_of(body, context)
+    sides, activation = _pairs(body), body.use_activation is not False
+    asked = Relate(info, *sides, envelope, instruction=body.instruction, activation=activation)
 
     async def answer() -> Scores:
-        scores, usage = await _relate(service, context, options, body, first, second, retrieves=False)
+        found = await service.groups.run(context, asked, {})
         return Scores(
-            id=options["rid"],
+            id=envelope.rid,
             created=int(time.time()),
             model=service.model_name,
-            data=[Scored(index=i, score=value) for i, value in enumerate(scores)],
-            usage=usage,
+            data=[Scored(index=i, score=value) for i, value in enumerate(found.scores.tolist())],
+            usage=prompt_usage(found.usage),
         )
 
     return answered(answer)
 
 
-def _pairs(body: ScoreRequest) -> tuple[Named, Named]:
+def _pairs(body: ScoreRequest) -> tuple[list[TextInput], list[TextInput]]:
     """Return the texts of both sides."""
     sides = ("text_1", "text_2") if body.queries is None and body.documents is None else ("queries", "documents")
     if sides[0] == "queries" and (body.text_1 is not None or body.text_2 is not None):
         raise RequestError("text_1 and text_2 are other names of queries and documents; give one pair", param="text_1")
     first, second = (_texts(getattr(body, name), name) for name in sides)
-    if len(first[0]) != len(second[0]) and 1 not in (len(first[0]), len(second[0])):
+    if len(first) != len(second) and 1 not in (len(first), len(second)):
         raise RequestError(
-            f"{sides[1]} holds {len(second[0])} texts, and {sides[0]} {len(first[0])}: give equally many, or one in "
+            f"{sides[1]} holds {len(second)} texts, and {sides[0]} {len(first)}: give equally many, or one in "
             "one of them",
             param=sides[1],
         )
@@ -133,26 +135,10 @@ def _check_number(texts: Sequence[str], param: str, most: int) -> None:
         raise RequestError(f"{param} must hold 1 to {most} texts, not {len(texts)}", param=param)
 
 
-def _texts(given: str | list[str] | None, param: str) -> Named:
+def _texts(given: str | list[str] | None, param: str) -> list[TextInput]:
     if given is None:
         raise RequestError(f"{param} is missing", param=param)
     if isinstance(given, str):
-        return [given], [param]
-    _check_number(given, param, MAX_PROMPTS // 2)
-    return given, [f"{param}[{i}]" for i in range(len(given))]
-
-
-async def _relate(
-    service: Service, context: RequestContext, options: dict[str, Any], body: RelevanceFields, queries: Named,
-    documents: Named, *, retrieves: bool,
-) -> tuple[list[float], PromptUsage]:  # fmt: skip
-    """Return the score of each pair, and the usage for the answer."""
-    question = RelevanceReq(
-        queries=queries[0], documents=documents[0], instruction=body.instruction,
-        activation=body.use_activation is not False, retrieves=retrieves, **options,
-    )  # fmt: skip
-    renamed = {f"queries[{i}]": name for i, name in enumerate(queries[1])}
-    renamed |= {f"documents[{i}]": name for i, name in enumerate(documents[1])}
-    (output,) = await service.groups.ask(context, options["rid"], [question], renamed)
-    pairs = max(len(queries[0]), len(documents[0]))
-    return rows_of(output.pooled_scores, pairs)[:, 0].tolist(), prompt_usage(output.usage)
+        return [TextInput(given, param)]
+    _check_number(given, param, MAX_ROWS // 2)
+    return texts_of(given, param)

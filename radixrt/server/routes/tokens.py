@@ -21,11 +21,10 @@ from starlette.responses import Response
 
 from radixrt.chat.prompt import chat_prompt
 from radixrt.chat.types import ChatMessage
-from radixrt.client.requests import token_ids
 from radixrt.errors import RequestError
-from radixrt.messages.client import DetokenizeReq, TokenizeReq
+from radixrt.messages.client import Input, PartsInput, TextInput
 from radixrt.messages.parts import TemplateText
-from radixrt.messages.wire import pack_i32
+from radixrt.messages.request import Envelope
 from radixrt.server.answers.service import ChatTemplates, Detokenized, Tokens
 from radixrt.server.http.errors import json_response
 from radixrt.server.http.receive import admit, receive
@@ -33,6 +32,7 @@ from radixrt.server.protocol.fields import read_conversation
 from radixrt.server.protocol.prompts import read_parts
 from radixrt.server.request_context import RequestContext
 from radixrt.server.service import Service
+from radixrt.tasks.tokenize import Detokenize, Tokenize
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -68,18 +68,15 @@ async def tokenize(service: Service, request: Request) -> Response:
     if [body.prompt, body.input_parts, body.messages].count(None) != 2:
         raise RequestError("exactly one of prompt, messages and input_parts is needed", param="prompt")
     if isinstance(body.prompt, str):
-        text = body.prompt
         raw = body.add_special_tokens is False
-        question = TokenizeReq(context.rid, **({"parts": [TemplateText(text)]} if raw else {"prompt": text}))
+        given: Input = PartsInput([TemplateText(body.prompt)]) if raw else TextInput(body.prompt)
     elif body.input_parts is not None:
-        question = TokenizeReq(context.rid, parts=read_parts(body.input_parts, info, "input_parts"))
+        given = PartsInput(read_parts(body.input_parts, info, "input_parts"))
     else:
         chat = read_conversation(body.messages or body.prompt or [], body, service.config)
-        question = TokenizeReq(context.rid, chat=chat_prompt(chat, None, service.dialect))
+        given = chat_prompt(chat, None, service.dialect)
     names = {} if body.input_parts is not None else {"input_parts": "prompt"}
-    (delta,) = await service.groups.ask(context, context.rid, [question], names)
-    assert delta.prompt_ids is not None
-    ids = delta.prompt_token_ids
+    ids = await service.groups.run(context, Tokenize(given, Envelope(context.rid)), names)
     return json_response(Tokens(ids, len(ids), info.context_length))
 
 
@@ -87,10 +84,9 @@ async def detokenize(service: Service, request: Request) -> Response:
     """See the module's docstring."""
     context: RequestContext = request.state.context
     body, _ = await receive(service, request, detokenize_decoder)
-    column = pack_i32(token_ids(body.tokens, "tokens"))
-    question = DetokenizeReq(context.rid, column, skip_special_tokens=bool(body.skip_special_tokens))
-    (delta,) = await service.groups.ask(context, context.rid, [question], {})
-    return json_response(Detokenized(delta.text))
+    skips = bool(body.skip_special_tokens)
+    asked = Detokenize(body.tokens, Envelope(context.rid), skip_special_tokens=skips)
+    return json_response(Detokenized(await service.groups.run(context, asked, {})))
 
 
 async def get_tokenizer_info(service: Service, request: Request) -> Response:

@@ -13,14 +13,15 @@ from starlette.responses import Response, StreamingResponse
 
 from radixrt._version import __version__
 from radixrt.errors import RequestError
-from radixrt.messages.client import DetokenizeReq
-from radixrt.messages.wire import pack_i32
+from radixrt.messages.request import Envelope
 from radixrt.server.answers.service import NodeText
 from radixrt.server.http.errors import json_response
 from radixrt.server.routes.replicas import replica_answer
 from radixrt.server.service import Service
 from radixrt.server.ui.hub import MAX_FEEDS, Feed
 from radixrt.server.ui.lines import line
+from radixrt.tasks.run import arun
+from radixrt.tasks.tokenize import Detokenize
 
 READ_S = 0.2
 FLEET_S = 1.0
@@ -146,5 +147,5 @@ async def ui_text(service: Service, request: Request) -> Response:
     if tokens is None:
         raise RequestError(f"there is no node {given} any more", param="node", code="not_found", status=404)
     rid = request.state.context.rid
-    output = await service.client.aask(DetokenizeReq(rid, pack_i32(tokens), skip_special_tokens=False))
-    return json_response(NodeText(int(given), output.text, len(tokens)))
+    text = await arun(service.client, Detokenize(tokens, Envelope(rid), skip_special_tokens=False))
+    return json_response(NodeText(int(given), text, len(tokens)))

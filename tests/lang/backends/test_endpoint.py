@@ -103,7 +103,7 @@ async def test_hidden_states(backend: Endpoint) -> None:
 
 
 async def test_embeddings(backend: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("radixrt.client.pooled.PROMPTS_PER_REQUEST", 2)
+    monkeypatch.setattr("radixrt.tasks.run.ROWS_PER_REQUEST", 2)
     texts = ["one", "two", "a third"]
     found = await backend.embed(EmbedCall(texts, dimensions=32))
     assert found.vectors.shape == (3, 32)

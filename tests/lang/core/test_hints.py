@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import radixrt as rt
-from radixrt.client.answers import Decision
 from radixrt.lang.backends.base import Call, Prompt
 from radixrt.lang.backends.token_backend import EngineBackend
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import ProgramHint, SelectMethod
+from radixrt.tasks.score import Decision
 from tests.engine.helpers import LONG
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 3}

@@ -15,7 +15,6 @@ import uvicorn
 
 import radixrt as rt
 from radixrt.cli import main
-from radixrt.client.relevance import Reranking
 from radixrt.config import ServerConfig
 from radixrt.errors import RequestError
 from radixrt.lang.backends.base import RerankCall
@@ -23,6 +22,7 @@ from radixrt.lang.backends.token_backend import Endpoint
 from radixrt.server import create_app
 from radixrt.server.routes import similarity
 from radixrt.server.routes.similarity import RerankRequest
+from radixrt.tasks.rerank import Reranking
 from tests.equivalence.test_relevance import QUERY, as_reranker
 from tests.lang.conftest import start
 from tests.tiny_models import make_tiny_model
@@ -80,15 +80,15 @@ def test_ranked_documents_are_values(reranker: rt.Engine, url: str, serves: bool
 
 def test_an_engine_hears_of_the_program(reranker: rt.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    ask = reranker.client.aask
+    send = reranker.client.astream
 
-    async def aask(request: Any) -> Any:
+    def astream(request: Any) -> Any:
         asked.append(request)
-        return await ask(request)
+        return send(request)
 
-    monkeypatch.setattr(reranker.client, "aask", aask)
+    monkeypatch.setattr(reranker.client, "astream", astream)
     state = search.run(backend=reranker)
-    assert {request.program.program for request in asked} == {state.log.program}
+    assert {request.envelope.program.program for request in asked} == {state.log.program}
 
 
 def test_a_plan(reranker: rt.Engine) -> None:

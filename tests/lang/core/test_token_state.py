@@ -17,12 +17,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import radixrt as rt
-from radixrt.client.requests import Part
 from radixrt.engine.engine import Engine
 from radixrt.lang.backends.base import Call
 from radixrt.lang.backends.token_backend import EngineBackend
 from radixrt.lang.observe.run_log import CallRecord
 from radixrt.messages.client import RequestOutput
+from radixrt.tasks.prompts import Part
 from radixrt.tokenizer.prompt_parts import PartsEncoder
 from radixrt.tokenizer.tokenizer import Tokenizer
 from tests.engine.helpers import one

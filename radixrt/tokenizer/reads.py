@@ -1,18 +1,25 @@
-"""`ScoreState`: state of one live scoring request, from the tokens of its choices to the selected choice."""
+"""Rows that read values from forward passes, and `ReadState`: state of a live request that generates nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from radixrt.messages.client import RequestOutput, ScoreReq
-from radixrt.messages.parts import FINISH_STOP, Finish, FinishError
-from radixrt.messages.request import Envelope, LogprobRead, Request, Row
-from radixrt.messages.scheduler import TokenDelta
-from radixrt.messages.wire import pack_i32, unpack_f32
-from radixrt.tokenizer.choices import ChoiceTokens
-from radixrt.tokenizer.selection import select
+import numpy as np
 
-UNCONDITIONAL = "unconditional_likelihood_normalized"
+from radixrt.messages.client import ContinuationTokens, InputRow, RequestOutput
+from radixrt.messages.parts import FINISH_STOP, Finish, FinishError
+from radixrt.messages.request import LogprobRead, Row, pooled_row
+from radixrt.messages.scheduler import TokenDelta
+from radixrt.messages.wire import Int32Array, pack_f32, pack_i32, unpack_f32
+from radixrt.tokenizer.choices import ChoiceTokens
+
+
+def read_row(ids: bytes, wanted: InputRow) -> Row:
+    """Return the row of an int32[n] prompt with the reads of the client's row, which has no continuations."""
+    if wanted.pooling is not None:
+        return pooled_row(ids, wanted.pooling)
+    last = len(ids) // 4 - 1
+    return Row(ids, logprobs=LogprobRead(pack_i32([last] * len(wanted.targets)), pack_i32(wanted.targets)))
 
 
 class _Node:
@@ -55,7 +62,7 @@ class ChoiceTree:
         Each position is scored by the first row that reaches it.
 
         Args:
-            prefix: index of the prefix in the scoring request.
+            prefix: index of the prefix in the request.
         """
         rows = []
         pending: list[tuple[_Node, list[int]]] = [(self._root, [])]
@@ -83,11 +90,13 @@ class ChoiceTree:
         return [[node.edge for node in path] for path in self._paths]
 
 
-class ScoreState:
-    """Builds a request's rows for the scheduler and converts their scores to its RequestOutput.
+class ReadState:
+    """Converts the values that a request's rows read to its one RequestOutput.
 
     Args:
-        bos: tokens that begin a text, for the method that also scores the choices without the prompt.
+        prompt_ids: int32[n] column that the output carries; None for none.
+        continuations: tokens of the request's continuations.
+        order: int32[n], index of each value of the output among those that the scheduler returns; None for the same.
 
     Attributes:
         stop_found: always False; see `RequestState`.
@@ -95,51 +104,61 @@ class ScoreState:
 
     stop_found = False
 
-    def __init__(self, req: ScoreReq, tokens: ChoiceTokens, bos: Sequence[int]) -> None:
-        self._req = req
-        self._tokens = tokens
-        self._prefixes = [tokens.prompt_ids[: tokens.kept]]
-        if req.method == UNCONDITIONAL:
-            self._prefixes.append(list(bos))
-        self._trees = [ChoiceTree(len(prefix), tokens.token_ids) for prefix in self._prefixes]
-
-    def request(self) -> Request:
-        """Build the request to the scheduler; must be called once."""
-        req = self._req
-        return Request(
-            Envelope(req.rid, req.priority, req.cache_salt, req.timeout_s, req.program),
-            [row for i, tree in enumerate(self._trees) for row in tree.rows(i)],
-            [pack_i32(prefix) for prefix in self._prefixes],
-        )
+    def __init__(
+        self,
+        rid: str,
+        prompt_ids: bytes | None = None,
+        continuations: ContinuationTokens | None = None,
+        order: Int32Array | None = None,
+    ) -> None:
+        self._rid = rid
+        self._prompt_ids = prompt_ids
+        self._continuations = continuations
+        self._order = order
 
     def take(self, delta: TokenDelta) -> RequestOutput | None:
         """Return the output to send to the client, or None before the finish."""
         finish = delta.finish
         if finish is None:
             return None
-        decision = None
+        values = None
         if finish.reason == FINISH_STOP and delta.values is not None:
-            logprobs = self._by_choice(unpack_f32(delta.values.logprobs[0].token_logprobs).tolist())
-            without = logprobs[1] if len(logprobs) > 1 else None
-            decision = select(self._req.method, self._tokens.token_ids, logprobs[0], without, self._tokens.kept)
+            read = delta.values
+            values = read.logprobs[0].token_logprobs if read.logprobs else read.hidden
+            if self._order is not None:
+                values = pack_f32(unpack_f32(values)[self._order])
         return RequestOutput(
-            self._req.rid,
+            self._rid,
             finish=finish,
             usage=delta.usage,
             timings=delta.timings,
-            prompt_ids=pack_i32(self._tokens.prompt_ids),
-            decision=decision,
+            prompt_ids=self._prompt_ids,
+            values=values,
+            continuations=self._continuations,
         )
 
     def fail(self, message: str) -> RequestOutput:
         """End the request with an error (status 500)."""
-        return RequestOutput(self._req.rid, finish=Finish("error", error=FinishError(message)))
+        return RequestOutput(self._rid, finish=Finish("error", error=FinishError(message)))
 
-    def _by_choice(self, scores: list[float]) -> list[list[list[float]]]:
-        """Log-probabilities of each choice's tokens, for each prefix."""
-        found = []
-        start = 0
-        for tree in self._trees:
-            found.append([[scores[start + edge] for edge in edges] for edges in tree.edges()])
-            start += tree.num_edges
-        return found
+
+def read_continuations(
+    rid: str, tokens: ChoiceTokens, bos: Sequence[int] | None
+) -> tuple[ReadState, list[Row], list[bytes]]:
+    """Return the state of a request that reads continuations, its rows and their prefixes.
+
+    Args:
+        bos: tokens that begin a text, to read the continuations after them too; None for only after the prompt.
+    """
+    prefixes = [tokens.prompt_ids[: tokens.kept], *([] if bos is None else [list(bos)])]
+    rows: list[Row] = []
+    order: list[int] = []
+    start = 0
+    for i, prefix in enumerate(prefixes):
+        tree = ChoiceTree(len(prefix), tokens.token_ids)
+        rows += tree.rows(i)
+        order += [start + edge for edges in tree.edges() for edge in edges]
+        start += tree.num_edges
+    found = ContinuationTokens(tokens.token_ids, tokens.kept)
+    state = ReadState(rid, pack_i32(tokens.prompt_ids), found, np.array(order, np.int32))
+    return state, rows, [pack_i32(prefix) for prefix in prefixes]

@@ -1,51 +1,37 @@
-"""Builds the requests of the offline API from the arguments of a call: prompts, sampling parameters, constraints."""
+"""Generation: completions of prompts, whole or streamed, with their sampling parameters and constraints."""
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypedDict
 
 import msgspec
-import numpy as np
 
+from radixrt.client.answers import raise_for_error
+from radixrt.client.collector import OutputCollector
 from radixrt.constraint import KINDS, StructuredOptions, as_structured_options
 from radixrt.errors import RequestError, shown
-from radixrt.messages.client import GenerateReq, ScoreReq, TokenizeReq
-from radixrt.messages.parts import ProgramHint, PromptPart, SelectMethod, TemplateText
-from radixrt.messages.wire import Int32Array, pack_i32
+from radixrt.messages.client import ClientRequest, InputRow, RequestOutput, TokenInput
+from radixrt.messages.parts import FINISH_ABORT, Finish, Timings, Usage
+from radixrt.messages.wire import pack_i32
 from radixrt.python_types import parse
 from radixrt.sampling_params import HiddenPositions, SamplingParams
-
-Prompt = str | Sequence[int]
-"""A text or token ids."""
-
-Part = str | Sequence[int] | TemplateText
-"""Part of a prompt: a user's text, token ids, or a text that the chat template wrote."""
-
-ScoredPrompt = Prompt | Sequence[Part]
-"""A text, token ids, or parts (see `GenerateReq.parts`)."""
-
-NO_DEADLINE_S = 1e9
-"""Timeout of offline requests: their caller waits for them; `request_timeout_s` is for servers."""
+from radixrt.tasks.prompts import Prompt, input_of, take_envelope, token_ids
 
 
-def new_rid() -> str:
-    """Return a unique request id."""
-    return uuid.uuid4().hex
-
-
-def expand_n(request: GenerateReq) -> list[GenerateReq]:
+def expand_n(request: ClientRequest) -> list[ClientRequest]:
     """Split a request for n completions into n requests for one; request i gets the seed + i, if there is a seed."""
     sampling = request.sampling
-    if sampling.n == 1:
+    if sampling is None or sampling.n == 1:
         return [request]
     out = []
     for i in range(sampling.n):
         seed = None if sampling.seed is None else (sampling.seed + i + 2**63) % 2**64 - 2**63
         one = msgspec.structs.replace(sampling, n=1, seed=seed)
-        out.append(msgspec.structs.replace(request, rid=f"{request.rid}-{i}", sampling=one))
+        envelope = msgspec.structs.replace(request.envelope, rid=f"{request.rid}-{i}")
+        out.append(msgspec.structs.replace(request, envelope=envelope, sampling=one))
     return out
 
 
@@ -93,28 +79,103 @@ class OutputReader:
         return text if self.schema is None else parse(self.schema, text)
 
 
+class Completion(RequestOutput, frozen=True, kw_only=True):
+    """One finished completion.
+
+    Attributes:
+        text: the output, without its stop string or end token unless the request asked for it.
+        token_ids: output token ids, the stop token included if one ended the request.
+        prompt_token_ids: token ids of the prompt as the model received it.
+        finish_reason: "stop", "length" or "abort".
+        matched_stop: stop string or stop token id that ended the request.
+        logprobs, prompt_logprobs: one entry for each token, if requested.
+        hidden_states: of the prompt, if requested: `hidden_states.array` is float32 [1 or prompt tokens, hidden size].
+        usage: token counts, cached ones included.
+        timings: seconds in the scheduler.
+        forced_close: whether a constrained output was closed early along the grammar's shortest completion.
+        constraint: how the constraint was enforced; None without a constraint.
+        reader: reads `parsed` from the text; None without a constraint.
+    """
+
+    finish: Finish
+    usage: Usage
+    timings: Timings
+    reader: OutputReader | None = None
+
+    @property
+    def finish_reason(self) -> str:
+        return self.finish.reason
+
+    @cached_property
+    def parsed(self) -> Any:
+        """Value of the output: of the type or schema for `json_schema`, the text for other constraints (the part after
+        the reasoning, if there is any); None without a constraint, or if the request was aborted.
+
+        Raises:
+            ValueError: the type has a rule that its schema cannot express, and the value breaks it (pydantic's
+                ValidationError).
+        """
+        if self.reader is None or self.finish_reason == FINISH_ABORT:
+            return None
+        return self.reader.value_of(self.text)
+
+    def __repr__(self) -> str:
+        names = ("text", "token_ids", "finish_reason", "matched_stop", "usage", "timings", "forced_close", "constraint")
+        return f"Completion({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+
+class Chunk(RequestOutput, frozen=True, kw_only=True):
+    """Increment of a streamed completion: new `text` and `token_ids`; the last one carries the whole `completion`."""
+
+    completion: Completion | None = None
+
+    def __repr__(self) -> str:
+        return f"Chunk(text={self.text!r}, token_ids={self.token_ids!r}, completion={self.completion!r})"
+
+
+def as_completion(
+    output: RequestOutput, reader: OutputReader | None = None, prompt_ids: bytes | None = None
+) -> Completion:
+    """Convert a whole output to a Completion.
+
+    Args:
+        reader: reads the completion's value; None without a constraint.
+        prompt_ids: int32[n] column of the prompt where the caller has it, since the engine does not send it back then.
+
+    Raises:
+        RequestError: the request ended with an error.
+    """
+    finish = output.finish
+    assert finish is not None
+    raise_for_error(finish)
+    fields = _fields(output)
+    fields["prompt_ids"] = output.prompt_ids or prompt_ids
+    fields["usage"] = output.usage or Usage()
+    fields["timings"] = output.timings or Timings()
+    return Completion(**fields, reader=reader)
+
+
+def _fields(output: RequestOutput) -> dict[str, Any]:
+    return {name: getattr(output, name) for name in RequestOutput.__struct_fields__}
+
+
 @dataclass(frozen=True)
 class Job:
     """Request for one completion, and the reader of its value; None without a constraint."""
 
-    request: GenerateReq
+    request: ClientRequest
     reader: OutputReader | None
 
+    def completion(self, output: RequestOutput | None) -> Completion:
+        """Return the completion from the whole output; raises RequestError if the request ended with an error."""
+        assert output is not None
+        prompt = self.request.rows[0].input
+        return as_completion(output, self.reader, prompt.ids if isinstance(prompt, TokenInput) else None)
 
-def split(prompts: Any) -> tuple[list[Prompt], bool]:
-    """Return the prompts as a list, and whether the argument was a single prompt: a text or a flat list of token ids.
-
-    Raises:
-        RequestError: the argument is neither a prompt nor a list of prompts.
-    """
-    if isinstance(prompts, str):
-        return [prompts], True
-    if not hasattr(prompts, "__iter__") or isinstance(prompts, (bytes, dict)):
-        raise RequestError(f"prompts must be texts or lists of token ids, not {shown(prompts)}", param="prompt")
-    prompts = list(prompts)
-    if prompts and not any(hasattr(p, "__len__") for p in prompts):
-        return [prompts], True
-    return prompts, False
+    def chunk(self, collector: OutputCollector, output: RequestOutput) -> Chunk:
+        """Return the chunk for the next increment, which the collector takes; raises as `completion`."""
+        whole = collector.add(output)
+        return Chunk(**_fields(output), completion=None if whole is None else self.completion(whole))
 
 
 def jobs(prompts: list[Prompt], params: Any, options: dict[str, Any]) -> Iterator[Job]:
@@ -211,75 +272,9 @@ def _with_hidden_states(params: Any, options: dict[str, Any]) -> Any:
     return {**(params or {}), "return_hidden_states": wanted} if params is None or isinstance(params, dict) else params
 
 
-def _request(prompt: Prompt, sampling: SamplingParams, options: dict[str, Any], *, stream: bool) -> GenerateReq:
-    text = prompt if isinstance(prompt, str) else None
-    return GenerateReq(
-        new_rid(),
-        sampling,
-        prompt=text,
-        input_ids=pack_i32(token_ids(prompt, "prompt")) if text is None else None,
-        stream=stream,
-        priority=options.get("priority", 0),
-        cache_salt=options.get("cache_salt", ""),
-        timeout_s=options.get("timeout_s", NO_DEADLINE_S),
-        return_prompt_ids=text is not None,
+def _request(prompt: Prompt, sampling: SamplingParams, options: dict[str, Any], *, stream: bool) -> ClientRequest:
+    """Build the request for the completions of a prompt; token ids are not sent back, since the caller has them."""
+    given = input_of(prompt) if isinstance(prompt, str) else TokenInput(pack_i32(token_ids(prompt, "prompt")))
+    return ClientRequest(
+        take_envelope(dict(options)), [InputRow(given)], sampling, stream, return_prompt_ids=isinstance(prompt, str)
     )
-
-
-def score_request(
-    prompt: ScoredPrompt, choices: Sequence[str], method: SelectMethod, *, priority: int = 0, cache_salt: str = "",
-    timeout_s: float = NO_DEADLINE_S, program: ProgramHint | None = None,
-) -> ScoreReq:  # fmt: skip
-    """Build a scoring request; raises RequestError if the prompt or the choices have a wrong type."""
-    if isinstance(choices, (str, bytes)) or not hasattr(choices, "__iter__"):
-        raise RequestError(f"choices must be a list of texts, not {shown(choices)}", param="choices")
-    return ScoreReq(
-        new_rid(),
-        list(choices),
-        method,
-        priority=priority,
-        cache_salt=cache_salt,
-        timeout_s=timeout_s,
-        program=program,
-        **prompt_fields(prompt),
-    )
-
-
-def tokenize_request(prompt: ScoredPrompt) -> TokenizeReq:
-    """Build a tokenizing request; raises RequestError if the prompt has a wrong type."""
-    return TokenizeReq(new_rid(), **prompt_fields(prompt))
-
-
-def prompt_fields(prompt: ScoredPrompt) -> dict[str, Any]:
-    """Return the request field for a prompt of this form, as a keyword argument."""
-    if isinstance(prompt, str):
-        return {"prompt": prompt}
-    if hasattr(prompt, "__iter__") and any(hasattr(part, "__len__") or hasattr(part, "template") for part in prompt):
-        return {"parts": pack_parts(prompt)}  # type: ignore[arg-type]  # told from token ids by its elements
-    return {"input_ids": pack_i32(token_ids(prompt, "prompt"))}
-
-
-def pack_parts(parts: Sequence[Part], param: str = "input_parts") -> list[PromptPart]:
-    """Convert a prompt in parts to the parts of a `GenerateReq`.
-
-    Raises:
-        RequestError: a part has a wrong type; names it with its index.
-    """
-    packed: list[PromptPart] = []
-    for i, part in enumerate(parts):
-        packed.append(part if isinstance(part, (str, TemplateText)) else token_ids(part, f"{param}[{i}]").tolist())
-    return packed
-
-
-def token_ids(ids: object, param: str) -> Int32Array:
-    """Convert a flat sequence of integers to int32[n]; raises RequestError naming `param`."""
-    try:
-        array = np.asarray(ids)
-    except (TypeError, ValueError, OverflowError):
-        array = np.empty((), object)
-    whole = array.ndim == 1 and (array.dtype.kind in "iu" or not len(array))
-    if not whole or (len(array) and not -(2**31) <= array.min() <= array.max() < 2**31):
-        raise RequestError(
-            f"{param} must be a text or a list of token ids, which are integers; not {shown(ids)}", param=param
-        )
-    return array.astype(np.int32)
