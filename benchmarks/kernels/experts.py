@@ -25,9 +25,9 @@ import torch
 
 from benchmarks.common import machine
 from benchmarks.common.cuda_timing import graph_us
+from benchmarks.common.device_rates import Device, measure_device
 from benchmarks.common.model_shapes import MXFP4_BYTES
 from benchmarks.common.tables import table
-from benchmarks.offline.workloads import H200
 from radixrt.kernels.packed_weights import PackedWeights
 from radixrt.kernels.triton import expert_gemm, expert_gemv
 from radixrt.kernels.triton.compile_ahead import compiling
@@ -95,11 +95,11 @@ def make_layer(name: str) -> Layer:
     return Layer(hidden, columns, count, routing, router, gate_up, down, MXFP4_BYTES if mxfp4 else 2.0)
 
 
-def floor_us(layer: Layer, experts: torch.Tensor) -> tuple[float, float, float]:
+def floor_us(layer: Layer, experts: torch.Tensor, device: Device) -> tuple[float, float, float]:
     """Bytes of the weights of the experts that are hit, operations, and the least microseconds for both."""
     each = 3 * layer.hidden * layer.columns
     nbytes, flops = layer.weight_bytes * each * len(experts.unique()), 2.0 * each * experts.numel()
-    return nbytes, flops, max(nbytes / H200.bytes_per_s, flops / H200.flops_per_s) * 1e6
+    return nbytes, flops, max(nbytes / device.bytes_per_s, flops / device.flops_per_s) * 1e6
 
 
 def cuts(tile: int, *, gated: bool, packed: bool = False) -> Iterator[Config]:
@@ -155,7 +155,7 @@ def tune(layer: Layer, tile: int, seconds: float) -> list[list[str]]:
     return found
 
 
-def measure(layer: Layer, tokens: int) -> list[str]:
+def measure(layer: Layer, tokens: int, device: Device) -> list[str]:
     """Cells of one number of tokens."""
     ours = CudaOps(early=True)
     inputs = []
@@ -175,7 +175,7 @@ def measure(layer: Layer, tokens: int) -> list[str]:
     routing = graph_us(lambda: ours.route(next(turn)[0], layer.router, layer.routing), calls=calls, replays=replays)
     pairs = timed(expert_gemv) if tokens <= 16 and not layer.packed else math.nan
     tiles = timed(expert_gemm)
-    nbytes, flops, floor = floor_us(layer, inputs[0][1])
+    nbytes, flops, floor = floor_us(layer, inputs[0][1], device)
     tile = tile_of(tokens, inputs[0][1].shape[1], layer.num_experts + layer.routing.num_shared)
     least = min(x for x in (pairs, tiles) if not math.isnan(x))
     return [
@@ -197,8 +197,10 @@ def main() -> None:
     args = parser.parse_args()
     for name, value in (machine.facts() | {"torch": torch.__version__}).items():
         print(f"{name}: {value}")
+    device = measure_device("cuda")
+    print(f"rates: {device}")
     layer = make_layer(args.shape)
-    print(table(HEADER, [measure(layer, tokens) for tokens in args.tokens]), flush=True)
+    print(table(HEADER, [measure(layer, tokens, device) for tokens in args.tokens]), flush=True)
     for tile in TILES if args.tune else ():
         header = ["GEMM", "tile", "tokens", "now µs", "best µs", "rows, step, stages, warps, tokens first, bulk"]
         print(table(header, tune(layer, tile, args.seconds)), flush=True)

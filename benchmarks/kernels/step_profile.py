@@ -12,7 +12,7 @@ prompts, `decode:ROWSxCONTEXT` one token for each of that many rows, `shared:ROW
 all rows have the first SHARED positions in common, `suffix:ROWSxNEWxCACHED` NEW tokens for each row behind CACHED ones
 that all have in common, and `shared_suffix` the same where these are computed once for all rows. The pool holds random
 numbers (a GPU multiplies zeros faster). The floor beside a step's time is what reading weights, keys and values once
-takes at the least, or its operations (see `benchmarks.offline.workloads.Device`); of N ranks, an Nth of that. What
+takes at the least, or its operations (see `benchmarks.common.device_rates`); of N ranks, an Nth of that. What
 ranks tell each other counts as "between ranks", but for drawing from parts of the logits, waiting included.
 """
 
@@ -29,10 +29,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.common import machine
+from benchmarks.common.device_rates import Device, measure_device
 from benchmarks.common.model_shapes import CONFIGS, Shape, shape_folder, shape_of
 from benchmarks.common.ranks import add_arguments, rank_info_of, run_on_ranks
 from benchmarks.common.tables import table
-from benchmarks.offline.workloads import H200, Device
 from radixrt.config import make_config
 from radixrt.distributed.rank_info import SINGLE_RANK, RankInfo
 from radixrt.engine import assembly
@@ -125,7 +125,7 @@ def make_step(text: str, *, states: bool = False) -> ForwardStep:
     return msgspec.structs.replace(step, state_src=slots, state_dst=slots)
 
 
-def floor_us(text: str, shape: Shape, device: Device = H200) -> float:
+def floor_us(text: str, shape: Shape, device: Device) -> float:
     """The least microseconds that a step takes on a device: by bytes or by operations, whichever takes longer."""
     name, _, sizes = text.partition(":")
     rows, context, *rest = (int(n) for n in sizes.split("x"))
@@ -205,7 +205,9 @@ def shares(profiler: profile) -> list[tuple[str, float]]:
     return found
 
 
-def profile_step(runner: ModelRunner, text: str, shape: Shape, rank_info: RankInfo, *, names: bool) -> None:
+def profile_step(
+    runner: ModelRunner, text: str, shape: Shape, rank_info: RankInfo, device: Device, *, names: bool
+) -> None:
     """Profile on rank 0 and print its tables; the others run the same steps."""
     work = warm_step(runner, text)
     took = wall_us(work)
@@ -237,7 +239,7 @@ def profile_step(runner: ModelRunner, text: str, shape: Shape, rank_info: RankIn
     rows.append(
         ["between kernels", "", f"{took - sum(micros.values()):.0f}", "", f"{1 - sum(micros.values()) / took:.1%}"]
     )
-    print(f"\n### {text}: {took:.0f} µs a step, floor {floor_us(text, shape) / rank_info.size:.0f}")
+    print(f"\n### {text}: {took:.0f} µs a step, floor {floor_us(text, shape, device) / rank_info.size:.0f}")
     print(table(["kind", "kernels", "µs a step", "µs each", "share"], rows))
     if names:
         for name, (us, count) in sorted(kernels.items(), key=lambda item: -item[1][0])[:14]:
@@ -258,13 +260,14 @@ def main() -> int:
         if args.ranks > 1:
             return run_on_ranks("benchmarks.kernels.step_profile", args.ranks, sys.argv[1:])
     rank_info = SINGLE_RANK if args.rank is None else rank_info_of(args, one_shot=args.all_reduce == "one_shot")
+    device = measure_device("cuda")
     for shape in args.shape or ["qwen3-0.6b"]:
         runner = start_runner(shape, rank_info)
         if not rank_info.rank:
             print(f"\n## {shape}" + (f" on {rank_info.size} GPUs, {args.all_reduce}" if rank_info.size > 1 else ""))
         with torch.inference_mode():
             for text in args.step or DEFAULT_STEPS:
-                profile_step(runner, text, shape_of(shape), rank_info, names=args.names)
+                profile_step(runner, text, shape_of(shape), rank_info, device, names=args.names)
         runner.shutdown()
     return 0
 

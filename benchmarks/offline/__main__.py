@@ -17,7 +17,8 @@ Token ids are uniform in 10..10000, all requests (of chat8, all of a turn) are s
 the end token is ignored. Each workload runs once to warm up and then --runs times, with other tokens each time and an
 empty prefix cache; the figure is the median. With --fresh each workload has an engine of its own, which eight small
 requests warm up before, so that the first run is what the first users get. Start-up is the time until the engine
-answers. With --filtered each workload also runs with top_p, and with top_p and top_k, in the same engine.
+answers. With --filtered each workload also runs with top_p, and with top_p and top_k, in the same engine. Floors follow
+from the rates of the device, measured before: a copy, and a GEMM of two 8192 x 8192 bf16 matrices.
 
 Run: python -m benchmarks.offline --shape qwen3-0.6b --shape llama-3.1-8b --explain --json offline.json
      python -m benchmarks.offline --shape qwen3-0.6b --shape llama-3.1-8b --fresh
@@ -42,6 +43,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.common.device_rates import Device, measure_apart
 from benchmarks.common.engine_options import parse_options
 from benchmarks.common.machine import facts
 from benchmarks.common.model_shapes import CONFIGS, shape_folder, shape_of
@@ -91,8 +93,8 @@ WARM_UP = (8, 64, 16)
 @dataclass(frozen=True)
 class Result:
     """One workload on one shape: tokens and seconds of each run, the rate of the first and the median of all, and what
-    the scheduler counted over all of them, of `SchedulerStats`. The floor is the last run's, and `uncached_floor_s` the
-    seconds of the one without any sharing."""
+    the scheduler counted over all of them, of `SchedulerStats`. `first_tokens` are seconds from the call to the first
+    token of each request of all runs. The floors are those of the last run, with and without sharing."""
 
     shape: str
     workload: str
@@ -101,16 +103,22 @@ class Result:
     seconds: list[float]
     first: float
     rate: float
-    floor: Floor
-    uncached_floor_s: float
     scheduler: dict[str, float]
+    first_tokens: list[float]
+    floors: tuple[Floor, Floor] | None = None
 
 
 COUNTED = ("extend_steps", "decode_steps", "retractions", "cached_tokens", "schedule_s", "runner_s", "commit_s")
 
 
-def run_once(engine: Any, workload: Workload, filters: dict[str, float]) -> float:
-    """Seconds from the call with all prompts to its return, of all turns; `filters` are more parameters of sampling.
+def run_once(
+    engine: Any, workload: Workload, filters: dict[str, float], first_tokens: list[float] | None = None
+) -> float:
+    """Seconds from the call with all prompts to its return, of all turns.
+
+    Args:
+        filters: more parameters of sampling.
+        first_tokens: becomes longer by the seconds from the call to the first token of each request.
 
     Raises:
         RuntimeError: a request did not get all its tokens.
@@ -123,9 +131,12 @@ def run_once(engine: Any, workload: Workload, filters: dict[str, float]) -> floa
     for turn in range(1 + len(workload.turns)):
         if turn:
             prompts = workload.next_prompts(turn, prompts, answers)
-        started = time.perf_counter()
+        called, started = time.monotonic(), time.perf_counter()  # the scheduler's clock is the monotonic one
         outputs = engine.generate(prompts, sampling, progress=False)
         seconds += time.perf_counter() - started
+        if first_tokens is not None:
+            times = [output.timings for output in outputs]
+            first_tokens += [each.arrived_at + each.queue_s + each.prefill_s - called for each in times]
         answers = [output.token_ids for output in outputs]
         got = [len(answer) for answer in answers]
         if got != workload.outputs:
@@ -143,19 +154,21 @@ def warm_up(engine: Any) -> None:
 
 def measure(
     engine: Any, shape: str, name: str, *, runs: int, scale: float, seed: int, fresh: bool = False, filters: str = "",
-    copies: int = 1,
+    copies: int = 1, device: Device | None = None,
 ) -> Result:  # fmt: skip
     """A warm-up run, unless the engine is to be `fresh`, and `runs` measured ones, the prefix cache empty before each;
-    `filters` is a key of FILTERS, and `copies` of the workload run at once."""
+    `filters` is a key of FILTERS, and `copies` of the workload run at once. Floors need the rates of a
+    `device`."""
     seconds: list[float] = []
     tokens: list[int] = []
+    first_tokens: list[float] = []
     before: dict[str, float] = {}
     for run in range(0 if fresh else -1, runs):
         workload = make_workload(name, seed=seed + run + 1, scale=scale, copies=copies)
         engine.flush_cache()
         if run == 0:
             before = counters(engine)
-        taken = run_once(engine, workload, FILTERS[filters])
+        taken = run_once(engine, workload, FILTERS[filters], first_tokens if run >= 0 else None)
         if run >= 0:
             seconds.append(taken)
             tokens.append(workload.counted_tokens)  # lengths are drawn anew for each run
@@ -163,9 +176,20 @@ def measure(
     after = counters(engine)
     spent = {key: after[key] - before[key] for key in after}
     rates = [count / taken for count, taken in zip(tokens, seconds, strict=True)]
-    floor, uncached = floor_of(workload, shape_of(shape)), uncached_floor_of(workload, shape_of(shape)).seconds
+    floors = None
+    if device is not None:
+        floors = floor_of(workload, shape_of(shape), device), uncached_floor_of(workload, shape_of(shape), device)
     return Result(
-        shape, name + filters, len(workload.paths), tokens, seconds, rates[0], median(rates), floor, uncached, spent
+        shape,
+        name + filters,
+        len(workload.paths),
+        tokens,
+        seconds,
+        rates[0],
+        median(rates),
+        spent,
+        first_tokens,
+        floors,
     )
 
 
@@ -200,11 +224,12 @@ HEADER = [
 
 
 def explanation(results: Sequence[Result], runs: int) -> str:
-    """Bytes and operations of each workload, the time that an H200 needs for them at least, how many times that is
+    """Bytes and operations of each workload, the time that the device needs for them at least, how many times that is
     without a prefix cache, and what it took."""
     rows = []
     for result in results:
-        floor, taken = result.floor, median(result.seconds)
+        assert result.floors is not None
+        (floor, uncached), taken = result.floors, median(result.seconds)
         steps = (result.scheduler["extend_steps"] + result.scheduler["decode_steps"]) / runs
         rows.append([
             result.workload,
@@ -215,7 +240,7 @@ def explanation(results: Sequence[Result], runs: int) -> str:
             f"{floor.decode_bytes / 1e9:.1f}",
             f"{floor.decode_s * 1e3:.1f}",
             f"{floor.seconds * 1e3:.1f}",
-            f"{result.uncached_floor_s / floor.seconds:.2f}",
+            f"{uncached.seconds / floor.seconds:.2f}",
             f"{taken * 1e3:.1f}",
             f"{floor.seconds / taken:.0%}",
             f"{steps:.0f}",
@@ -247,23 +272,23 @@ def _gpus() -> str:
         return f"unknown: {error}"
 
 
-def run_shape(shape: str, args: argparse.Namespace) -> tuple[float, list[Result]]:
+def run_shape(shape: str, device: Device, args: argparse.Namespace) -> tuple[float, list[Result]]:
     """Start the engine once, or with --fresh for each workload, run every workload, print as it goes; returns the
     seconds of the last start-up and the results."""
     options = TINY_OPTIONS if shape.startswith("tiny") else CUDA_OPTIONS
     options = {**options, "load_format": "dummy", "log_level": "warning"}
     options.update(parse_options(args.set))
     if not args.fresh:
-        return run_workloads(shape, options, args.workloads, args)
+        return run_workloads(shape, options, args.workloads, device, args)
     startup, results = 0.0, []
     for name in args.workloads:
-        startup, found = run_workloads(shape, options, [name], args)
+        startup, found = run_workloads(shape, options, [name], device, args)
         results += found
     return startup, results
 
 
 def run_workloads(
-    shape: str, options: dict[str, Any], workloads: Sequence[str], args: argparse.Namespace
+    shape: str, options: dict[str, Any], workloads: Sequence[str], device: Device, args: argparse.Namespace
 ) -> tuple[float, list[Result]]:
     """Run workloads on one engine; see `run_shape`."""
     from radixrt import Engine
@@ -283,7 +308,7 @@ def run_workloads(
             warm_up(engine)
         options = {"runs": args.runs, "scale": args.scale, "seed": args.seed, "fresh": args.fresh}
         for name, filters in itertools.product(workloads, FILTERS if args.filtered else [""]):
-            result = measure(engine, shape, name, filters=filters, **options)
+            result = measure(engine, shape, name, filters=filters, device=device, **options)
             results.append(result)
             seconds = ", ".join(f"{s:.3f}" for s in result.seconds)
             print(f"{result.workload}: {result.rate:,.0f} tok/s, {seconds} s", flush=True)
@@ -306,10 +331,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.runs < 1 or not args.scale > 0:
         parser.error("--runs must be at least 1 and --scale above 0")
     machine = machine_facts()
+    on_cpu = machine["gpus"] == "none" or parse_options(args.set).get("device") == "cpu"
+    device = measure_apart("cpu" if on_cpu else "cuda")
+    machine["rates"] = str(device)
     print("\n".join(f"{name}: {value}" for name, value in machine.items()))
     written: dict[str, Any] = {"machine": machine, "arguments": {**vars(args), "json": str(args.json)}, "shapes": {}}
     for shape in args.shape or ["tiny"]:
-        startup, results = run_shape(shape, args)
+        startup, results = run_shape(shape, device, args)
         print("\n" + table(HEADER, [result_row(result, scaled=args.scale != 1.0) for result in results]))
         if shape in PEER_STARTUP_S:
             vllm, sglang = PEER_STARTUP_S[shape]

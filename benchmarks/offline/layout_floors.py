@@ -15,9 +15,10 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from benchmarks.common.device_rates import Device
 from benchmarks.common.model_shapes import CONFIGS, Shape, shape_of
 from benchmarks.offline.layout_plan import Layout
-from benchmarks.offline.workloads import H200, Device, Workload, floor_of
+from benchmarks.offline.workloads import Workload, floor_of
 from radixrt.models.model_config import parse_model_spec
 
 
@@ -52,8 +53,8 @@ def divide(workload: Workload, parts: int) -> list[Workload]:
     ]
 
 
-def layout_floor(workload: Workload, name: str, layout: Layout, device: Device = H200) -> float:
-    """Return the seconds that a workload without turns takes at least, on GPUs of this capability."""
+def layout_floor(workload: Workload, name: str, layout: Layout, device: Device) -> float:
+    """Return the seconds that a workload without turns takes at least, on GPUs of these rates."""
     shape = rank_shape(name, layout.tp)
     return max(_replica_floor(part, shape, layout.pp, device) for part in divide(workload, layout.replicas))
 

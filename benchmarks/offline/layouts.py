@@ -8,8 +8,8 @@ listed with the reason.
     weights   GiB on each GPU
     KV room   tokens that the KV pools of all replicas hold
     TTFT      time to first token: from the call with all requests to a request's first token; p50 and p99
-    floor     the least time by the bytes and operations of each GPU, an H200, see `layout_floors`; what goes between
-              GPUs takes no time in it
+    floor     the least time by the rates of a GPU, which are measured before: a copy and a GEMM; see `layout_floors`.
+              What goes between GPUs takes no time in it. --plan where there is no GPU takes the rates of an H200
     times     tokens a second, relative to one GPU
 
 With --copies N, N of each workload run at once, on one GPU too: so many replicas then have as much work each as one GPU
@@ -36,6 +36,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.common.device_rates import H200, Device, measure_apart
 from benchmarks.common.engine_options import parse_options
 from benchmarks.common.model_shapes import CONFIGS, shape_folder
 from benchmarks.offline.__main__ import CUDA_OPTIONS, TINY_OPTIONS, machine_facts, measure
@@ -57,33 +58,6 @@ from radixrt.errors import ConfigError, EngineError, ModelLoadError, RequestErro
 WORKLOADS = ("single", "decode64", "prefill", "mixed256", "shared4k", "tree")
 
 
-class TimedEngine:
-    """An engine whose calls keep the times to their first tokens.
-
-    Attributes:
-        first_tokens: for each call of `generate`, seconds from the call to the first token of each request.
-    """
-
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-        self.first_tokens: list[list[float]] = []
-
-    @property
-    def stats(self) -> Any:
-        return self._engine.stats
-
-    def flush_cache(self) -> None:
-        self._engine.flush_cache()
-
-    def generate(self, prompts: Sequence[list[int]], sampling: Sequence[dict[str, Any]], *, progress: bool) -> Any:
-        """As `Engine.generate`; the scheduler's clock is that of this machine's processes."""
-        called = time.monotonic()
-        outputs = self._engine.generate(prompts, sampling, progress=progress)
-        times = [output.timings for output in outputs]
-        self.first_tokens.append([each.arrived_at + each.queue_s + each.prefill_s - called for each in times])
-        return outputs
-
-
 def run_layout(shape: str, layout: Layout, fit: Fit, args: argparse.Namespace) -> tuple[Started, list[Cell]]:
     """Start an engine in a layout and run every workload on it; an engine or a workload that fails is the reason for
     which it has no more results."""
@@ -102,7 +76,7 @@ def run_layout(shape: str, layout: Layout, fit: Fit, args: argparse.Namespace) -
             room = info.num_slots * layout.replicas  # of replicas, the announced pool is the smallest one
             started = dataclasses.replace(started, kv_tokens=room, startup_s=seconds)
             for name in args.workloads:
-                cells.append(run_workload(TimedEngine(made), shape, layout, name, args))
+                cells.append(run_workload(made, shape, layout, name, args))
                 print(f"{shape}, {layout.name}, {name}: {cells[-1].rate:,.0f} tok/s", flush=True)
     except (ConfigError, EngineError, ModelLoadError, RequestError, RuntimeError) as error:
         started = dataclasses.replace(started, problem=" ".join(str(error).split()))
@@ -110,20 +84,18 @@ def run_layout(shape: str, layout: Layout, fit: Fit, args: argparse.Namespace) -
     return started, cells
 
 
-def run_workload(engine: TimedEngine, shape: str, layout: Layout, name: str, args: argparse.Namespace) -> Cell:
+def run_workload(engine: Any, shape: str, layout: Layout, name: str, args: argparse.Namespace) -> Cell:
     """Warm up, then measure every run; its floor is that of the very requests that it had."""
     sizes = {"scale": args.scale, "copies": args.copies}
     result = measure(engine, shape, name, runs=args.runs, seed=args.seed, **sizes)
-    firsts = [seconds for call in engine.first_tokens[1:] for seconds in call]  # the first call is the warm-up
-    floors = [
-        layout_floor(make_workload(name, seed=args.seed + run + 1, **sizes), shape, layout) for run in range(args.runs)
-    ]
+    workloads = [make_workload(name, seed=args.seed + run + 1, **sizes) for run in range(args.runs)]
+    floors = [layout_floor(workload, shape, layout, args.rates) for workload in workloads]
     return Cell(
         layout,
         name,
         rates=[tokens / seconds for tokens, seconds in zip(result.tokens, result.seconds, strict=True)],
-        ttft_p50=median(firsts),
-        ttft_p99=percentile(firsts, 99),
+        ttft_p50=percentile(result.first_tokens, 50),
+        ttft_p99=percentile(result.first_tokens, 99),
         floor_share=median(floor / seconds for floor, seconds in zip(floors, result.seconds, strict=True)),
     )
 
@@ -159,6 +131,29 @@ def machine_of(args: argparse.Namespace) -> tuple[str, int, int]:
     if not torch.cuda.is_available():
         raise SystemExit("--device cuda: this machine shows no GPU; use --device cpu, or --plan with --memory-gib")
     return "cuda", torch.cuda.device_count(), given or _least_gpu_bytes()
+
+
+def rates_of(args: argparse.Namespace) -> Device:
+    """Measure a GPU, or the CPU; a plan for GPUs that are elsewhere has the rates of an H200."""
+    import torch
+
+    if args.device == "cuda" and not torch.cuda.is_available():
+        return H200
+    return measure_apart(args.device)
+
+
+def compile_kernels(shape: str, layout: Layout, args: argparse.Namespace) -> None:
+    """Start an engine that waits for FlashInfer's kernels, and close it: otherwise those that this machine lacks would
+    be compiled while the first layout is measured, and its prompts computed by slower ones."""
+    from radixrt import Engine
+
+    options = {"attention_backend": "flashinfer", **options_of(shape, args)}
+    begun = time.perf_counter()
+    try:
+        with Engine(str(shape_folder(shape)), show_progress=False, **options, **layout.options):
+            print(f"{shape}: kernels are compiled and loaded, {time.perf_counter() - begun:.0f} s", flush=True)
+    except (ConfigError, EngineError, ModelLoadError) as error:
+        print(f"{shape}: kernels are not compiled beforehand: {' '.join(str(error).split())}", flush=True)
 
 
 def _least_gpu_bytes() -> int:
@@ -213,6 +208,9 @@ def run_shape(shape: str, args: argparse.Namespace, written: dict[str, Any]) -> 
     fits = fits_of(shape, args.layouts, args.memory, args)
     started: list[Started] = []
     cells: list[Cell] = []
+    fitting = [layout for layout in args.layouts if not fits[layout].problem]
+    if args.device == "cuda" and fitting:
+        compile_kernels(shape, fitting[0], args)
     for layout in args.layouts:
         start, found = run_layout(shape, layout, fits[layout], args)
         started.append(start)
@@ -239,7 +237,7 @@ def plan_shape(shape: str, args: argparse.Namespace, written: dict[str, Any]) ->
     fits = fits_of(shape, args.layouts, args.memory, args)
     made = [make_workload(name, seed=args.seed, scale=args.scale, copies=args.copies) for name in args.workloads]
     rates = {
-        layout: {work.name: work.counted_tokens / layout_floor(work, shape, layout) for work in made}
+        layout: {work.name: work.counted_tokens / layout_floor(work, shape, layout, args.rates) for work in made}
         for layout, fit in fits.items()
         if not fit.problem
     }
@@ -253,10 +251,11 @@ def plan_shape(shape: str, args: argparse.Namespace, written: dict[str, Any]) ->
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse_arguments(argv)
-    machine = machine_facts()
+    args.rates = rates_of(args)
+    machine = {**machine_facts(), "rates": str(args.rates)}
     print("\n".join(f"{name}: {value}" for name, value in machine.items()))
     names = [layout.name for layout in args.layouts]
-    arguments = {**vars(args), "json": str(args.json), "layouts": names}
+    arguments = {**vars(args), "json": str(args.json), "layouts": names, "rates": dataclasses.asdict(args.rates)}
     written: dict[str, Any] = {"machine": machine, "arguments": arguments, "shapes": {}}
     for shape in args.shape:
         (plan_shape if args.plan else run_shape)(shape, args, written)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.common.device_rates import Device
 from benchmarks.common.model_shapes import Shape
 
 LOWEST_ID, HIGHEST_ID = 10, 10_000
@@ -199,18 +200,6 @@ def make_workload(name: str, *, seed: int, scale: float = 1.0, copies: int = 1) 
 
 
 @dataclass(frozen=True)
-class Device:
-    """Capability of a device: bytes read a second, and operations of bf16 GEMMs a second."""
-
-    bytes_per_s: float = 4.25e12
-    flops_per_s: float = 790e12
-
-
-H200 = Device()
-"""Measured: device copy, bytes read and written; a GEMM of two 8192 x 8192 bf16 matrices."""
-
-
-@dataclass(frozen=True)
 class Floor:
     """The least that a workload asks of a device: all requests of a turn run at once, shared tokens are computed and
     read once.
@@ -235,7 +224,7 @@ class Floor:
         return self.prefill_s + self.decode_s
 
 
-def floor_of(workload: Workload, shape: Shape, device: Device = H200) -> Floor:
+def floor_of(workload: Workload, shape: Shape, device: Device) -> Floor:
     """See `Floor`."""
     turns = [_floor_of_turn(workload, shape, device)]
     lengths = [workload.prompt_len(i) for i in range(len(workload.paths))]
@@ -251,7 +240,7 @@ def floor_of(workload: Workload, shape: Shape, device: Device = H200) -> Floor:
     return _sum(turns)
 
 
-def uncached_floor_of(workload: Workload, shape: Shape, device: Device = H200) -> Floor:
+def uncached_floor_of(workload: Workload, shape: Shape, device: Device) -> Floor:
     """Return the floor of an engine that shares nothing: each request, at each turn, computes and reads its prompt."""
     turns = []
     lengths = [workload.prompt_len(i) for i in range(len(workload.paths))]

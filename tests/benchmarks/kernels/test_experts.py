@@ -8,6 +8,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from benchmarks.common.device_rates import H200
 from benchmarks.common.model_shapes import MXFP4_BYTES
 from benchmarks.kernels.experts import MAX_SHARED, Layer, cuts, floor_us
 from radixrt.kernels.triton.expert_gemm_config import TILES, find_config
@@ -17,11 +18,11 @@ from radixrt.layers.routing import Routing
 def test_the_floor_counts_experts_once_and_tokens_each_time() -> None:
     nothing = torch.empty(0)
     layer = Layer(100, 10, 4, Routing(2, True), nothing, nothing, nothing)
-    nbytes, flops, floor = floor_us(layer, torch.tensor([[0, 1], [1, 3], [0, 1]]))
+    nbytes, flops, floor = floor_us(layer, torch.tensor([[0, 1], [1, 3], [0, 1]]), H200)
     assert (nbytes, flops) == (2 * 3000 * 3, 2 * 3000 * 6)
-    assert floor == pytest.approx(18_000 / 4.25e12 * 1e6)
+    assert floor == pytest.approx(18_000 / H200.bytes_per_s * 1e6)
     packed = dataclasses.replace(layer, weight_bytes=MXFP4_BYTES)
-    assert floor_us(packed, torch.tensor([[0, 1]]))[0] == 3000 * 2 * 17 / 32
+    assert floor_us(packed, torch.tensor([[0, 1]]), H200)[0] == 3000 * 2 * 17 / 32
 
 
 @pytest.mark.parametrize("gated", [False, True])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.common.device_rates import Device
 from benchmarks.common.model_shapes import Shape
 from benchmarks.kernels.step_profile import floor_us, kind_of, make_step
-from benchmarks.offline.workloads import Device
 from radixrt.messages.wire import unpack_i32
 
 SHAPE = Shape(layer_params=1000, head_params=100, kv_bytes=10, attention_flops=4)

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.common.device_rates import H200, Device
 from benchmarks.common.model_shapes import shape_folder, shape_of
 from benchmarks.offline.layout_floors import divide, layout_floor
 from benchmarks.offline.layout_plan import GIB, ONE, Fit, Layout, fit_of, layouts_for, layouts_of, parse_layout
 from benchmarks.offline.layout_tables import Cell, Started, choices, choices_table, results_table, started_table
 from benchmarks.offline.layouts import main
-from benchmarks.offline.workloads import Device, Workload, floor_of, make_workload
+from benchmarks.offline.workloads import Workload, floor_of, make_workload
 
 READS, COMPUTES = Device(1e12, 1e30), Device(1e30, 1e12)
 """Devices whose time is that of bytes alone, and of operations alone."""
@@ -93,9 +94,9 @@ def test_more_ranks_than_heads_of_keys_hold_the_same_ones() -> None:
 
 def test_stages_divide_prompts_and_not_one_request() -> None:
     single, prefill = make_workload("single", seed=1), make_workload("prefill", seed=1)
-    assert layout_floor(single, SHAPE, Layout(pp=4)) == pytest.approx(layout_floor(single, SHAPE, ONE))
-    alone = layout_floor(prefill, SHAPE, ONE)
-    assert layout_floor(prefill, SHAPE, Layout(pp=4)) == pytest.approx(alone / 4)
+    assert layout_floor(single, SHAPE, Layout(pp=4), H200) == pytest.approx(layout_floor(single, SHAPE, ONE, H200))
+    alone = layout_floor(prefill, SHAPE, ONE, H200)
+    assert layout_floor(prefill, SHAPE, Layout(pp=4), H200) == pytest.approx(alone / 4)
 
 
 def test_each_stage_reads_its_weights_for_each_part_of_the_rows() -> None:
@@ -111,14 +112,14 @@ def test_replicas_divide_requests_and_each_computes_a_shared_prefix() -> None:
     assert four == pytest.approx(alone / 4)
     parts = divide(shared, 4)
     assert [len(part.paths) for part in parts] == [64] * 4
-    assert [floor_of(part, shape_of(SHAPE)).new_tokens for part in parts] == [4096 + 64 * 128] * 4
+    assert [floor_of(part, shape_of(SHAPE), H200).new_tokens for part in parts] == [4096 + 64 * 128] * 4
     assert len(divide(make_workload("single", seed=1), 4)) == 1
 
 
 def test_copies_have_tokens_of_their_own() -> None:
     one, four = (make_workload("shared4k", seed=1, scale=0.1, copies=n) for n in (1, 4))
     shape = shape_of(SHAPE)
-    assert floor_of(four, shape).new_tokens == 4 * floor_of(one, shape).new_tokens
+    assert floor_of(four, shape, H200).new_tokens == 4 * floor_of(one, shape, H200).new_tokens
     prompts = four.prompts()
     assert prompts[::4] == one.prompts()
     assert len({tuple(prompt[:400]) for prompt in prompts}) == 4

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.common.device_rates import H200, Device
 from benchmarks.common.engine_options import parse_options
 from benchmarks.common.model_shapes import CONFIGS, Shape, made_up_tokenizer, shape_folder, shape_of
 from benchmarks.offline import __main__ as offline
@@ -17,7 +18,6 @@ from benchmarks.offline.workloads import (
     HIGHEST_ID,
     LOWEST_ID,
     MAKERS,
-    Device,
     Workload,
     floor_of,
     make_workload,
@@ -113,12 +113,12 @@ def test_floors_on_an_h200_are_those_of_the_limits() -> None:
     assert llama.kv_bytes == 131_072
     assert shape_of("qwen3-0.6b").kv_bytes == 114_688
     single = make_workload("single", seed=0)
-    assert 250 < single.output_tokens / floor_of(single, llama).seconds < 290
-    assert 1.0 < floor_of(make_workload("shared4k", seed=0), llama).seconds < 1.4
+    assert 250 < single.output_tokens / floor_of(single, llama, H200).seconds < 290
+    assert 1.0 < floor_of(make_workload("shared4k", seed=0), llama, H200).seconds < 1.4
     for shape, figures in PEERS.items():
         for name, (vllm, sglang, aim) in figures.items():
             workload = make_workload(name, seed=0)
-            assert max(vllm, sglang) < aim < workload.counted_tokens / floor_of(workload, shape_of(shape)).seconds
+            assert max(vllm, sglang) < aim < workload.counted_tokens / floor_of(workload, shape_of(shape), H200).seconds
 
 
 def test_a_mixture_reads_the_experts_that_are_hit() -> None:
@@ -129,7 +129,7 @@ def test_a_mixture_reads_the_experts_that_are_hit() -> None:
     rates = {"single": 671, "decode64": 4_046, "mixed256": 8_082}
     for name, rate in rates.items():
         workload = make_workload(name, seed=0)
-        assert workload.counted_tokens / floor_of(workload, shape).seconds == pytest.approx(rate, rel=0.01)
+        assert workload.counted_tokens / floor_of(workload, shape, H200).seconds == pytest.approx(rate, rel=0.01)
 
 
 def test_experts_of_mxfp4_numbers_are_read_as_they_are() -> None:
@@ -148,7 +148,7 @@ def test_recurrent_layers_read_and_write_a_state_for_each_token() -> None:
     assert shape_of("qwen3.5-35b-a3b").weight_bytes(10**6) == pytest.approx(69e9, rel=0.01)
     for name, rate in {"single": 495, "decode64": 12_800}.items():
         workload = make_workload(name, seed=0)
-        assert workload.counted_tokens / floor_of(workload, shape).seconds == pytest.approx(rate, rel=0.02)
+        assert workload.counted_tokens / floor_of(workload, shape, H200).seconds == pytest.approx(rate, rel=0.02)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -193,10 +193,8 @@ def test_options_that_are_none(pair: str) -> None:
 
 
 def test_the_ratio_is_to_the_better_peer() -> None:
-    workload = make_workload("single", seed=0)
     result = Result(
-        "llama-3.1-8b", "single", 1, [256] * 3, [1.0, 1.28, 2.0], 256.0, 200.0, floor_of(workload, shape_of("tiny")),
-        0.5, {},
+        "llama-3.1-8b", "single", 1, [256] * 3, [1.0, 1.28, 2.0], 256.0, 200.0, {}, [],
     )  # fmt: skip
     assert result_row(result, scaled=False) == [
         "single", "200", "1.28", "1.280", "1.000-2.000", "200", "200", "235", "1.00",
@@ -213,7 +211,7 @@ def test_the_figure_is_the_median_of_the_runs_own_rates(monkeypatch: pytest.Monk
             self.flushes += 1
 
     ran: list[Workload] = []
-    monkeypatch.setattr(offline, "run_once", lambda engine, workload, filters: ran.append(workload) or float(len(ran)))
+    monkeypatch.setattr(offline, "run_once", lambda engine, workload, *_: ran.append(workload) or float(len(ran)))
     engine = Engine()
     result = measure(engine, "tiny", "mixed256", runs=3, scale=0.02, seed=0)
     assert len(ran) == 4  # the first warms up
@@ -239,10 +237,10 @@ def test_a_turn_continues_the_answers_before() -> None:
 
 def test_the_floor_of_a_conversation_computes_each_token_once() -> None:
     chat, shape = make_workload("chat8", seed=0), shape_of("tiny")
-    floor = floor_of(chat, shape)
+    floor = floor_of(chat, shape, H200)
     assert floor.new_tokens == 64 * (360 + 7 * (1 + 60))
     assert floor.decode_steps == 8 * 119
-    first = floor_of(Workload("chat8", chat.segments, chat.paths, chat.outputs), shape)
+    first = floor_of(Workload("chat8", chat.segments, chat.paths, chat.outputs), shape, H200)
     assert first.prefill_flops < floor.prefill_flops
     length, answered = 300 + 8 * 60 + 7 * 120, 7 * 119  # the latter computed by decode steps
     whole = 2 * shape.layer_params * length + shape.attention_flops * length * (length + 1) // 2
@@ -254,7 +252,7 @@ def test_the_floor_without_a_cache_computes_each_prompt_at_each_turn() -> None:
     shape = shape_of("qwen3.5-4b")
     for name, ratio in (("chat8", 1.97), ("fork8", 4.68), ("single", 1.0)):
         workload = make_workload(name, seed=0)
-        floor, uncached = floor_of(workload, shape), uncached_floor_of(workload, shape)
+        floor, uncached = floor_of(workload, shape, H200), uncached_floor_of(workload, shape, H200)
         assert uncached.seconds / floor.seconds == pytest.approx(ratio, abs=0.01)
         if name == "chat8":
             assert uncached.new_tokens == 64 * sum(360 + turn * 180 for turn in range(8))
