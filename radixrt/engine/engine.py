@@ -37,7 +37,7 @@ __all__ = ["Chunk", "Classification", "Completion", "Decision", "Embedding", "En
 
 @contextlib.contextmanager
 def _progress_bar(total: int, wanted: bool | None) -> Iterator[Any]:
-    """Show the progress of a call of so many completions; None: where there are several, on a terminal."""
+    """Show the progress of a call. With `wanted` None, show it for several completions if stderr is a terminal."""
     from tqdm import tqdm
 
     hidden = None if wanted is None and total > 1 else not wanted  # None: tqdm hides it where there is no terminal
@@ -52,16 +52,16 @@ class Engine:
         model: the embedded default, a local Hugging Face folder, a GGUF file, or a hub id.
         show_progress: draw progress bars on stderr while the model is fetched, converted and loaded; None: if stderr
             is a terminal.
-        options: any option of `radixrt.config`, e.g. `executor="uni"` for everything in this process, `tp=2`,
-            `kv_cache_tokens=32768`, `dtype="float32"`. With `executor="external"` rank 0 gets the engine; on the other
-            ranks this never returns: they serve rank 0, and exit with it.
+        options: any option of `radixrt.config`, e.g. `executor="uni"` to run everything in this process, `tp=2`,
+            `kv_cache_tokens=32768`, `dtype="float32"`. With `executor="external"`, rank 0 gets the engine; on all other
+            ranks the constructor never returns, because they serve rank 0 and exit with it.
 
     Attributes:
         config: the given options with the device's defaults.
         settings: values derived from the options and the model, e.g. the model's folder.
 
     Raises:
-        ConfigError, ModelLoadError: an option or the model is wrong; names it and the fix.
+        ConfigError, ModelLoadError: an option or the model is invalid; the message names the problem and the fix.
         EngineError: a process did not start.
     """
 
@@ -99,7 +99,7 @@ class Engine:
 
     @property
     def window(self) -> int:
-        """Number of requests of one call that are open at once: enough for full batches, at most the queue's size."""
+        """Maximum number of open requests of a call: enough for full batches, and at most the queue's size."""
         limits = self.config.scheduler
         rows, queued = limits.max_running_requests * (self.config.executor.replicas or 1), limits.max_queued_requests
         return min(rows + queued // 2, queued)
@@ -117,28 +117,36 @@ class Engine:
     ) -> Completion: ...
     @overload
     def generate(
-        self, prompts: Sequence[Any], sampling_params: Any = ..., *, progress: bool | None = ...,
+        self,
+        prompts: Sequence[Any],
+        sampling_params: Any = ...,
+        *,
+        progress: bool | None = ...,
         **options: Unpack[RequestOptions],
-    ) -> Completion | list[Completion]: ...  # fmt: skip
+    ) -> Completion | list[Completion]: ...
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], sampling_params: Any = None, *, progress: bool | None = None,
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Any = None,
+        *,
+        progress: bool | None = None,
         **options: Unpack[RequestOptions],
-    ) -> Completion | list[Completion]:  # fmt: skip
-        """Complete one prompt or many at once.
+    ) -> Completion | list[Completion]:
+        """Complete a prompt, or many prompts at once.
 
         Args:
-            prompts: a text, a list of token ids, or a list of these.
-            sampling_params: one for all, or a list with one for each prompt; dicts are taken too.
-            progress: show a progress bar; default: for lists of more than one, on a terminal.
+            prompts: a text, a list of token ids, or a list of prompts.
+            sampling_params: `SamplingParams` or a dict for all prompts, or a list with an entry for each prompt.
+            progress: show a progress bar; default: for several completions, if stderr is a terminal.
             options: a constraint (json_schema, regex, ebnf, choices or structural_tag, and structured) where
                 sampling_params has none; priority, cache_salt, timeout_s. See `RequestOptions`.
 
         Returns:
-            A Completion for one prompt with n = 1; else a list, prompt by prompt, n for each.
+            A Completion for a single prompt with n = 1; else a list, with n completions for each prompt in turn.
 
         Raises:
-            RequestError: a prompt or a parameter is not valid; names it. The other requests of the call are aborted.
+            RequestError: a prompt or a parameter is invalid; the message names it. Other requests are aborted.
             EngineError: the engine failed.
         """
         each, single = split(prompts)
@@ -147,7 +155,7 @@ class Engine:
         streams: deque[tuple[Job, Iterator[RequestOutput]]] = deque()
         try:
             with engine_errors():
-                for job in jobs(each, sampling_params, dict(options)):  # the engine starts on the first ones
+                for job in jobs(each, sampling_params, dict(options)):  # sent at once, so that the engine starts early
                     made.append(job)
                     if len(made) <= self.window:
                         streams.append((job, self.client.stream(job.request)))
@@ -162,14 +170,14 @@ class Engine:
                         bar.update()
                         streams.extend((job, self.client.stream(job.request)) for job in itertools.islice(later, 1))
         finally:
-            for unanswered in made[len(out) :]:  # after an error or Ctrl-C nobody waits for these
+            for unanswered in made[len(out) :]:  # after an error or Ctrl-C, nothing waits for the rest
                 self.client.abort(unanswered.request.rid)
         return out[0] if single and len(out) == 1 else out
 
     async def async_generate(
         self, prompts: Prompt | Sequence[Prompt], sampling_params: Any = None, **options: Unpack[RequestOptions]
     ) -> Completion | list[Completion]:
-        """`generate` for an event loop; cancelling it aborts its requests."""
+        """Like `generate`, for an event loop. Cancelling the call aborts its requests."""
         each, single = split(prompts)
         made = list(jobs(each, sampling_params, dict(options)))
         slots = asyncio.Semaphore(self.window)
@@ -192,7 +200,7 @@ class Engine:
     # --- streaming ---
 
     def stream(self, prompt: Prompt, sampling_params: Any = None, **options: Unpack[RequestOptions]) -> Iterator[Chunk]:
-        """Iterate over the increments of one completion; leaving the loop early aborts it. n must be 1."""
+        """Iterate over the increments of a completion. Leaving the loop early aborts the request. n must be 1."""
         job = streamed_job(prompt, sampling_params, dict(options))
         collector = OutputCollector()
         with engine_errors():
@@ -202,7 +210,7 @@ class Engine:
     async def async_stream(
         self, prompt: Prompt, sampling_params: Any = None, **options: Unpack[RequestOptions]
     ) -> AsyncGenerator[Chunk, None]:
-        """`stream` for an event loop."""
+        """Like `stream`, for an event loop."""
         job = streamed_job(prompt, sampling_params, dict(options))
         collector = OutputCollector()
         with engine_errors():
@@ -213,36 +221,48 @@ class Engine:
     # --- embeddings, classification, scoring, tokens ---
 
     def embed(
-        self, prompts: Prompt | Sequence[Prompt], *, dimensions: int | None = None, normalize: bool | None = None,
-        prompt_name: str | None = None, prompt: str | None = None, **options: Any,
-    ) -> Embedding:  # fmt: skip
-        """Embed one prompt or many: their final hidden states, pooled as the model's own files say.
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        **options: Any,
+    ) -> Embedding:
+        """Embed a prompt, or many prompts at once: pool final hidden states as configured in the model's files.
 
         Args:
-            prompts: a text, a list of token ids, or a list of these.
-            dimensions: cut the vectors to their first numbers, so many, for models trained so (Matryoshka).
-            normalize: scale the vectors to length 1, after the cut; None for what the model's own files say, and True
-                where they say nothing.
-            prompt_name: name of the model's prompt that is written before each text, e.g. "query"; default: its
-                default one.
-            prompt: this text is written before each text instead.
+            prompts: a text, a list of token ids, or a list of prompts.
+            dimensions: number of leading dimensions to return, for models trained for this (Matryoshka).
+            normalize: scale the returned vectors to length 1; None to use the model's files, or True if they do not
+                say.
+            prompt_name: name of the model's prompt to write before each text, e.g. "query"; default: the model's
+                default prompt.
+            prompt: text to write before each text, in place of a prompt of the model.
             options: priority, cache_salt, timeout_s.
 
         Returns:
-            `vectors`, float32 [n, dimensions], also for one prompt; and `usage`.
+            `vectors`, float32 [n, dimensions], also for a single prompt; and `usage`.
 
         Raises:
-            RequestError: a prompt or an option is not valid; names it. The other requests of the call are aborted.
+            RequestError: a prompt or an option is invalid; the message names it. Other requests are aborted.
             EngineError: the engine failed.
         """
         options |= {"dimensions": dimensions, "normalize": normalize, "prompt_name": prompt_name, "prompt": prompt}
         return run(self.client, self._embed(prompts, options))
 
     async def async_embed(
-        self, prompts: Prompt | Sequence[Prompt], *, dimensions: int | None = None, normalize: bool | None = None,
-        prompt_name: str | None = None, prompt: str | None = None, **options: Any,
-    ) -> Embedding:  # fmt: skip
-        """`embed` for an event loop; cancelling it aborts its requests."""
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        **options: Any,
+    ) -> Embedding:
+        """Like `embed`, for an event loop. Cancelling the call aborts its requests."""
         options |= {"dimensions": dimensions, "normalize": normalize, "prompt_name": prompt_name, "prompt": prompt}
         return await arun(self.client, self._embed(prompts, options))
 
@@ -252,15 +272,15 @@ class Engine:
     def classify(
         self, prompts: Prompt | Sequence[Prompt], *, activation: bool = True, **options: Any
     ) -> Classification:
-        """Score the labels of one prompt or many by a sequence classification model.
+        """Score the labels of a prompt, or of many prompts at once, by a sequence classification model.
 
         Args:
-            prompts: a text, a list of token ids, or a list of these.
-            activation: False for logits; True for what the model's own files make of them, e.g. probabilities.
+            prompts: a text, a list of token ids, or a list of prompts.
+            activation: False for logits; True to apply the activation of the model's files, e.g. for probabilities.
             options: priority, cache_salt, timeout_s.
 
         Raises:
-            RequestError: the model is of another kind, or a prompt or an option is not valid; names it.
+            RequestError: the model is of another kind, or a prompt or an option is invalid; the message names it.
             EngineError: the engine failed.
         """
         return run(self.client, self._classify(prompts, {"activation": activation, **options}))
@@ -268,7 +288,7 @@ class Engine:
     async def async_classify(
         self, prompts: Prompt | Sequence[Prompt], *, activation: bool = True, **options: Any
     ) -> Classification:
-        """`classify` for an event loop; cancelling it aborts its requests."""
+        """Like `classify`, for an event loop. Cancelling the call aborts its requests."""
         return await arun(self.client, self._classify(prompts, {"activation": activation, **options}))
 
     def _classify(self, prompts: Prompt | Sequence[Prompt], options: dict[str, Any]) -> Classify:
@@ -280,26 +300,24 @@ class Engine:
         assert self.client.info is not None
         return self.client.info
 
-    def rerank(
-        self, query: str, documents: Sequence[str], *, top_n: int | None = None, **options: Any
-    ) -> Reranking:  # fmt: skip
+    def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None, **options: Any) -> Reranking:
         """Sort documents by their relevance to a query, by a reranker, an embedding model or a classifier of one label.
 
         Args:
-            top_n: number of the best ones to return; None for all.
+            top_n: number of documents to return; None for all.
             options: instruction (the task, for models whose template has one), activation (False for logits), priority,
                 cache_salt, timeout_s.
 
         Raises:
-            RequestError: the model scores no pairs, or an argument is not valid; names it.
+            RequestError: the model scores no pairs, or an argument is invalid; the message names it.
             EngineError: the engine failed.
         """
         return run(self.client, self._rerank(query, documents, {"top_n": top_n, **options}))
 
     async def async_rerank(
         self, query: str, documents: Sequence[str], *, top_n: int | None = None, **options: Any
-    ) -> Reranking:  # fmt: skip
-        """`rerank` for an event loop; cancelling it aborts the request."""
+    ) -> Reranking:
+        """Like `rerank`, for an event loop. Cancelling the call aborts the request."""
         return await arun(self.client, self._rerank(query, documents, {"top_n": top_n, **options}))
 
     def _rerank(self, query: str, documents: Sequence[str], options: dict[str, Any]) -> Rerank:
@@ -315,8 +333,8 @@ class Engine:
 
     async def async_relevance(
         self, queries: str | Sequence[str], documents: str | Sequence[str], **options: Any
-    ) -> Relevance:  # fmt: skip
-        """`relevance` for an event loop; cancelling it aborts the request."""
+    ) -> Relevance:
+        """Like `relevance`, for an event loop. Cancelling the call aborts the request."""
         return await arun(self.client, self._relate(queries, documents, options))
 
     def _relate(self, queries: str | Sequence[str], documents: str | Sequence[str], options: dict[str, Any]) -> Relate:
@@ -324,9 +342,12 @@ class Engine:
         return Relate(self._info, *sides, take_envelope(options), **options)
 
     def score(
-        self, prompt: ScoredPrompt, choices: Sequence[str], method: SelectMethod = "token_length_normalized",
+        self,
+        prompt: ScoredPrompt,
+        choices: Sequence[str],
+        method: SelectMethod = "token_length_normalized",
         **options: Any,
-    ) -> Decision:  # fmt: skip
+    ) -> Decision:
         """Score texts that may follow a prompt by the model's exact probability of their tokens.
 
         Args:
@@ -336,16 +357,19 @@ class Engine:
             options: priority, cache_salt, timeout_s, program (a `ProgramHint`).
 
         Raises:
-            RequestError: the prompt or a choice is not valid; names it.
+            RequestError: the prompt or a choice is invalid; the message names it.
             EngineError: the engine failed.
         """
         return run(self.client, Score(input_of(prompt), choices, new_envelope(**options), method))
 
     async def async_score(
-        self, prompt: ScoredPrompt, choices: Sequence[str], method: SelectMethod = "token_length_normalized",
+        self,
+        prompt: ScoredPrompt,
+        choices: Sequence[str],
+        method: SelectMethod = "token_length_normalized",
         **options: Any,
-    ) -> Decision:  # fmt: skip
-        """`score` for an event loop; cancelling it aborts the request."""
+    ) -> Decision:
+        """Like `score`, for an event loop. Cancelling the call aborts the request."""
         return await arun(self.client, Score(input_of(prompt), choices, new_envelope(**options), method))
 
     def tokenize(self, prompt: ScoredPrompt) -> list[int]:
