@@ -14,7 +14,7 @@ from radixrt.lang.core.expr import Expr, Join, RoleBegin, RoleEnd, SubProgram, a
 from radixrt.lang.core.program import Program
 from radixrt.lang.core.state_reader import StateReader
 from radixrt.lang.core.step_builder import StepBuilder, flat
-from radixrt.lang.core.tool_runs import Functions, OnError, check_on_error, result_text, run_call, run_calls
+from radixrt.lang.core.tools import Functions, OnError, check_on_error, result_text, run_call, run_calls
 from radixrt.lang.core.values import Names
 from radixrt.lang.errors import ProgramError
 

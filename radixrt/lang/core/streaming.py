@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from radixrt.lang.core.answer_type import AnswerType
-from radixrt.lang.core.partial_json import NOTHING
+from radixrt.lang.core.answer_type import NOTHING, AnswerType
 
 T = TypeVar("T")
 

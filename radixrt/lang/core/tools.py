@@ -1,4 +1,4 @@
-"""Tools in programs: the offer, the constraint of the output, and the calls in it.
+"""Tools in programs: the offer, the constraint of the output, the calls in it, and running the called functions.
 
 The constraint makes every call valid; see `radixrt.constrained.tags.tools`. `State.run_tools` runs the called functions
 and appends their results; a program that runs them itself appends each as `rt.role("tool", result)`.
@@ -6,21 +6,25 @@ and appends their results; a program that runs them itself appends each as `rt.r
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import msgspec
+import pydantic
+import pydantic_core
 
 from radixrt.chat.dialect import Dialect, make_dialect
 from radixrt.chat.tool_parser import read_tool_calls
 from radixrt.chat.tools import OfferedTools, offer_tools
 from radixrt.constrained.tags.tools import HERMES, LLAMA3, tools_constraint
-from radixrt.errors import RequestError
+from radixrt.errors import RequestError, shown
 from radixrt.lang.backends.base import Backend, Unsupported
+from radixrt.lang.errors import ProgramError, describe
 from radixrt.messages.parts import TemplateText
 from radixrt.python_types import schema_text
 from radixrt.sampling_params import SamplingParams
@@ -131,3 +135,68 @@ def read_calls(text: str, offered: Offer, dialect: Dialect) -> tuple[str, list[d
     """The text of an answer beside its calls, and the calls as in the OpenAI API."""
     names = [tool.name for tool in offered.read.tools]
     return read_tool_calls(text, dialect.tool_format, names)
+
+
+OnError = Literal["raise", "tell"]
+Functions = Mapping[str, Callable[..., Any]]
+ToolCall = Mapping[str, Any]
+
+
+def check_on_error(on_error: str) -> None:
+    """Raise ProgramError if there is no such way to treat an exception of a tool."""
+    if on_error not in get_args(OnError):
+        raise ProgramError(f"on_error must be {' or '.join(get_args(OnError))}, not {shown(on_error)}")
+
+
+def run_call(call: ToolCall, functions: Functions, on_error: OnError) -> Any:
+    """Run the function of one call; returns what it returns, or a text about its exception if the model is to be told.
+
+    Raises:
+        ProgramError: it is no Python function, or one that must be awaited.
+        Exception: the function raised it, and `on_error` is "raise".
+    """
+    function = _function(call, functions)
+    if inspect.iscoroutinefunction(function):
+        name = call["function"]["name"]
+        raise ProgramError(f"the tool {name} is an async def; write await state.async_run_tools(...)")
+    try:
+        return pydantic.validate_call(function)(**json.loads(call["function"]["arguments"]))
+    except Exception as error:
+        if on_error == "raise":
+            raise
+        return f"error: {describe(error)}"
+
+
+async def run_calls(calls: Sequence[ToolCall], functions: Functions, on_error: OnError) -> list[Any]:
+    """`run_call` for several calls at once: async functions run concurrently, others each in a thread."""
+
+    async def one(call: ToolCall) -> Any:
+        function = _function(call, functions)
+        if not inspect.iscoroutinefunction(function):
+            return await asyncio.to_thread(run_call, call, functions, on_error)
+        try:
+            return await pydantic.validate_call(function)(**json.loads(call["function"]["arguments"]))
+        except Exception as error:
+            if on_error == "raise":
+                raise
+            return f"error: {describe(error)}"
+
+    return list(await asyncio.gather(*map(one, calls)))
+
+
+def _function(call: ToolCall, functions: Functions) -> Callable[..., Any]:
+    name = call["function"]["name"]
+    function = functions.get(name)
+    if function is None:
+        raise ProgramError(
+            f"the tool {name} was given as a definition, so that only the program can run it: give a Python function "
+            f'in tools=[...], or append its result as rt.role("tool", ...)'
+        )
+    return function
+
+
+def result_text(result: Any) -> str:
+    """The text of a result for the model: a text as it is, anything else as JSON."""
+    if isinstance(result, str):
+        return result
+    return pydantic_core.to_json(result, fallback=str, inf_nan_mode="strings").decode()
