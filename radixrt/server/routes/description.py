@@ -16,9 +16,9 @@ from radixrt.chat.constraint import ResponseFormat
 from radixrt.chat.unsupported_fields import UnsupportedFields
 from radixrt.constraint import StructuredOptions
 from radixrt.sampling_params import SamplingParams
+from radixrt.server.access.checks import ADMIN_PATHS, OPEN_FILES, OPEN_PATHS
 from radixrt.server.answers.errors import ErrorBody, MessagesErrorBody
 from radixrt.server.answers.schemas import Json, Schemas
-from radixrt.server.http.access import ADMIN_PATHS, OPEN_FILES, OPEN_PATHS
 from radixrt.server.http.errors import speaks_anthropic
 from radixrt.server.routes.table import TAGS, Route
 

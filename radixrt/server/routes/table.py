@@ -31,7 +31,7 @@ from radixrt.server.routes.embeddings import embedding_decoder, embeddings
 from radixrt.server.routes.messages import count_tokens, messages
 from radixrt.server.routes.native import generate
 from radixrt.server.routes.similarity import rerank, rerank_decoder, score, score_decoder
-from radixrt.server.service import Service
+from radixrt.server.serving.service import Service
 
 
 @dataclass(frozen=True)
