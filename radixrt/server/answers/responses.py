@@ -42,7 +42,7 @@ def new_id(prefix: str) -> str:
 
 
 class ResponseBuilder:
-    """Makes one response. What `body` shows is what a client has that adds up the events so far.
+    """Makes one response. A client that adds up the events so far has the response that `body` returns.
 
     Args:
         form: parts that the answer's text can have.
@@ -136,7 +136,7 @@ class ResponseBuilder:
             self._emit(types.ContentAdded(item.id, index, 0, item.part("")))
 
     def _extend(self, text: str) -> None:
-        """Add text to the open item. A row of log-probabilities is that of the next text that is certain."""
+        """Add text to the open item. Rows of log-probabilities belong to the next text that is certain."""
         item, index = self._item, len(self.response.output)
         assert item is not None
         item.texts.append(text)
