@@ -9,11 +9,11 @@ from __future__ import annotations
 import random
 
 import pytest
-from radixrt.tokenizer.scoring import ChoiceTree
 
 from radixrt.messages.parts import ProgramHint
 from radixrt.messages.scheduler import ReleaseReq
 from radixrt.messages.wire import pack_i32
+from radixrt.tokenizer.reads import ChoiceTree
 from tests.requests import score_request
 from tests.router.fake_fleet import FakeFleet
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from radixrt.tokenizer.scoring import ChoiceTree
 
 from radixrt.errors import EngineError
 from radixrt.messages.request import Request
 from radixrt.messages.scheduler import RunnerRestarted
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
+from radixrt.tokenizer.reads import ChoiceTree
 from tests.requests import embed_request, score_request
 from tests.runner.test_model_runner import Bench
 from tests.scheduler.test_scheduler import NO_JUMPS, FixedSequence

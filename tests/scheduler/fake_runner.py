@@ -14,7 +14,6 @@ from collections import Counter, deque
 from collections.abc import Iterable
 
 import numpy as np
-from radixrt.tokenizer.scoring import ChoiceTree
 
 from radixrt.config import SchedulerConfig
 from radixrt.constrained.grammar import bitmask_words
@@ -33,6 +32,7 @@ from radixrt.scheduler.constrained import StepMasks
 from radixrt.scheduler.invariants import check_scheduler
 from radixrt.scheduler.schedule_batch import ScheduleBatch
 from radixrt.scheduler.simulated import StepRows, make_scheduler
+from radixrt.tokenizer.reads import ChoiceTree
 from tests.requests import embed_request, prompt_of, score_request
 
 FREE = CascadeCosts(
