@@ -51,6 +51,8 @@ class Route:
         media_type: of the answer, or the types that it can have.
         unavailable: body of a 503 of its own form.
         aliases: other paths under which it is served.
+        for_clients: what a client of the engine gets, which accepts `radixrt.messages.http.CONTENT_TYPE`; None where
+            the answer is the same.
     """
 
     method: str
@@ -67,6 +69,7 @@ class Route:
     media_type: str | tuple[str, ...] = "application/json"
     unavailable: Any = None
     aliases: tuple[str, ...] = ()
+    for_clients: str | None = None
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -126,6 +129,7 @@ ROUTES: tuple[Route, ...] = (
         "radixrt's own route for generation: an object for one completion, else a list", fields.native_decoder,
         Generation | list[Generation], Generation,
         example={"text": "The capital of France is", "sampling_params": {"max_new_tokens": 8}},
+        for_clients="For rt.Endpoint, whose body is another: the engine's outputs, in frames.",
     ),
     Route(
         "POST", "/v1/decisions", decisions, GENERATION,
@@ -167,6 +171,7 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "GET", "/v1/models", management.list_models, MANAGEMENT, "The models that are served", answer=service.ModelList,
+        for_clients="For rt.Endpoint: properties of the engine and its model.",
     ),
     Route("GET", "/v1/models/{model:path}", management.get_model, MANAGEMENT, "One model", answer=service.ModelCard),
     Route(
