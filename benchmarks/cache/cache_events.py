@@ -30,7 +30,7 @@ from radixrt.mem_cache import RadixCache, TokenToKVPoolAllocator
 from radixrt.mem_cache.cache_journal import CacheJournal
 from radixrt.messages.cache_events import CacheAck, CacheEvents, WatchCacheReq
 from radixrt.messages.scheduler_stats import StepTimes
-from radixrt.scheduler.cache_stream import SLICE_TOKENS, WINDOW, CacheStream
+from radixrt.parts.watch.scheduler import SLICE_TOKENS, WINDOW, CacheStream
 
 MODES = ("nobody", "watched", "a page", "stuck")
 INSTANT = StepTimes(1e-9, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -41,7 +41,7 @@ class WatchedEngine(SimulatedEngine):
 
     def __init__(self, mode: str) -> None:
         super().__init__(SimulatedDevice(INSTANT, num_slots=64 * 1024 + 64 * 1200), max_queued_requests=10**6)
-        self.stream = CacheStream(self.scheduler)
+        self.stream = CacheStream(self.scheduler.core)
         self.encode = msgspec.msgpack.Encoder().encode
         self.acknowledges = mode != "stuck"
         if mode == "stuck":

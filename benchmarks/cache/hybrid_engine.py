@@ -10,10 +10,10 @@ from benchmarks.cache.hybrid_workloads import END, Request
 from radixrt.config import SchedulerConfig
 from radixrt.messages.request import Request as EngineRequest
 from radixrt.messages.wire import pack_i32
+from radixrt.parts.simulated import SimulatedRunner, StepRows, make_scheduler
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.req import Req
 from radixrt.scheduler.schedule_batch import ScheduleBatch
-from radixrt.scheduler.simulated import SimulatedRunner, StepRows, make_scheduler
 
 CONTEXT = 16_384
 

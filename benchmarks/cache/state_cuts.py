@@ -1,9 +1,10 @@
 """Table "States inside a chunk" of docs/hybrid.md: time to the first token with states inside the prompt and without.
 
 A hybrid model leaves states of its recurrent layers to the cache at places inside a prompt
-(`radixrt.scheduler.checkpoints`). The real scheduler and a ModelRunner with dummy weights, without the processes around
-them, serve one request at a time, in turn with these places and without any. Medians of `--runs` such pairs, each of
-requests with other tokens and an empty cache; "kept" is the number of places, "cost" the median of the pairs' ratios.
+(`radixrt.parts.states.checkpoints`). The real scheduler and a ModelRunner with dummy weights, without the processes
+around them, serve one request at a time, in turn with these places and without any. Medians of `--runs` such pairs,
+each of requests with other tokens and an empty cache; "kept" is the number of places, "cost" the median of the pairs'
+ratios.
 
     prompt            nothing of it is cached; one place, before its last token
     turn              the next one of a chat with 1,000 cached tokens: a message of 60 tokens and a generation prompt of
@@ -36,13 +37,13 @@ from radixrt.messages.request import Request
 from radixrt.messages.runner import RunnerReady, StepOutput
 from radixrt.messages.wire import Int32Array, pack_i32, unpack_i32
 from radixrt.models.loading.source import cache_folder
+from radixrt.parts.simulated import make_scheduler
+from radixrt.parts.states.checkpoints import MIN_GAP, Checkpoints
 from radixrt.runner.model_runner import ModelRunner
 from radixrt.runner.runner_config import RunnerConfig
 from radixrt.runner.worker import Worker
 from radixrt.sampling_params import SamplingParams
-from radixrt.scheduler.checkpoints import MIN_GAP, Checkpoints
 from radixrt.scheduler.scheduler import Scheduler
-from radixrt.scheduler.simulated import make_scheduler
 
 CONTEXT, ROWS, STATES = 4096, 4, 24
 NOWHERE = CONTEXT

@@ -16,10 +16,11 @@ from radixrt.messages.parts import Finish
 from radixrt.messages.request import Request
 from radixrt.messages.scheduler_stats import StepTimes
 from radixrt.messages.wire import pack_i32
+from radixrt.parts.overload.scheduler import Overload
+from radixrt.parts.simulated import NoisyTimes, SimulatedRunner, make_scheduler
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.req import Req
 from radixrt.scheduler.schedule_batch import ScheduleBatch
-from radixrt.scheduler.simulated import NoisyTimes, SimulatedRunner, make_scheduler
 
 EOS, OTHER = 0, 1
 VOCAB = 1000
@@ -124,7 +125,7 @@ class SimulatedEngine(SimulatedRunner):
         return list(self.lives.values())[first:]
 
     def _arrive(self, rid: str, request: SimulatedRequest) -> None:
-        self.lives[rid] = Life(request, self.scheduler.load.stats(self.now, 0).predicted_wait_s)
+        self.lives[rid] = Life(request, self.scheduler.part(Overload).load.stats(self.now, 0).predicted_wait_s)
         sampling = SamplingParams(max_tokens=request.max_tokens, temperature=0.0)
         self.scheduler.intake.add(
             Request.generate(

@@ -12,8 +12,8 @@ from radixrt.messages.parts import ProgramHint
 from radixrt.messages.request import Request
 from radixrt.messages.scheduler_stats import StepTimes
 from radixrt.messages.wire import pack_i32
+from radixrt.parts.watch.scheduler import CacheStream
 from radixrt.sampling_params import SamplingParams
-from radixrt.scheduler.cache_stream import CacheStream
 from radixrt.scheduler.kv_manager import KVManager
 
 INSTANT = StepTimes(1e-9, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -35,7 +35,7 @@ class SyntheticScheduler(SimulatedEngine):
         slots = num_slots or 24 * nodes + 1200 * (running + waiting) + 4096
         device = SimulatedDevice(INSTANT, num_slots=slots, noise=0.0, slow_share=0.0)
         super().__init__(device, seed, max_running_requests=max(running, 1), max_queued_requests=10**6)
-        self.stream = CacheStream(self.scheduler)
+        self.stream = CacheStream(self.scheduler.core)
         self._target = running + waiting
         self._random = np.random.default_rng(seed)
         self._sent = 0

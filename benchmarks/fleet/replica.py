@@ -11,10 +11,11 @@ from radixrt.config import SchedulerConfig
 from radixrt.messages.cache_events import CacheAck, FromWatched, WatchCacheReq
 from radixrt.messages.request import Request
 from radixrt.messages.scheduler import AbortReq, ReleaseReq, TokenBatch
-from radixrt.scheduler.cache_stream import CacheStream
+from radixrt.parts.programs.scheduler import Programs
+from radixrt.parts.simulated import NoisyTimes, SimulatedRunner, StepRows, make_scheduler
+from radixrt.parts.watch.scheduler import CacheStream
 from radixrt.scheduler.req import Req
 from radixrt.scheduler.schedule_batch import ScheduleBatch
-from radixrt.scheduler.simulated import NoisyTimes, SimulatedRunner, StepRows, make_scheduler
 
 END_TOKEN = 0
 
@@ -52,7 +53,7 @@ class SimulatedReplica(SimulatedRunner):
             config, device.num_slots, context_length=device.context_length, eos_ids=[END_TOKEN], vocab_size=32
         )
         super().__init__(scheduler, self._seconds, self._sample)
-        self.stream = CacheStream(scheduler)
+        self.stream = CacheStream(scheduler.core)
         self.fetched: dict[str, int] = {}
         self._times = NoisyTimes(device.times, noise=device.noise, seed=seed)
         self._outputs = outputs
@@ -66,7 +67,7 @@ class SimulatedReplica(SimulatedRunner):
         elif isinstance(message, AbortReq):
             self.scheduler.abort(message.rid, now)
         else:
-            self.scheduler.programs.release(message.program, message.branch)
+            self.scheduler.part(Programs).release(message.program, message.branch)
 
     def events(self, now: float) -> list[FromWatched]:
         """Messages of the cache's stream after a turn of the loop."""

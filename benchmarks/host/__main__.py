@@ -56,8 +56,8 @@ from radixrt.messages.request import Request
 from radixrt.messages.scheduler import ToScheduler
 from radixrt.messages.wire import pack_i32
 from radixrt.models.loading.source import prepare_model
+from radixrt.parts.simulated import make_scheduler
 from radixrt.sampling_params import SamplingParams
-from radixrt.scheduler.simulated import make_scheduler
 from radixrt.tasks.generate import Job, jobs
 
 SHAPE = "qwen3-0.6b"
@@ -182,9 +182,11 @@ def measure_busy(
             executor.wait_ready(30.0)
             inbox: Wire[ToScheduler] = Wire(ToScheduler)
             to_tokenizer: Wire[ToTokenizer] = Wire(ToTokenizer)
-            scheduler = make_scheduler(config, 1 << 20, context_length=16_384, eos_ids=[eos_id], vocab_size=vocab_size)
             grammars = GrammarManager(lambda: Vocabulary.from_folder(folder, vocab_size, [eos_id]), inline=True)
-            loop = make_loop(scheduler, executor, inbox, to_tokenizer, depth=depth, grammars=grammars)
+            scheduler = make_scheduler(
+                config, 1 << 20, context_length=16_384, eos_ids=[eos_id], vocab_size=vocab_size, grammars=grammars
+            )
+            loop = make_loop(scheduler, executor, inbox, to_tokenizer, depth=depth)
             workload = plain_workload(rows, steps + 1)
             given = {} if schema is None else {"json_schema": schema}
             sampling = SamplingParams(temperature=0.6, max_tokens=steps + 1, ignore_eos=schema is None, **given)

@@ -19,9 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common.thread_times import Times
 from benchmarks.host.device import RandomTokens
-from benchmarks.host.pipeline import LocalDevice, Wire, make_loop
+from benchmarks.host.pipeline import LocalDevice, Times, Wire, make_loop
 from radixrt.config import SchedulerConfig
 from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.constrained.vocabulary import Vocabulary
@@ -31,10 +30,10 @@ from radixrt.messages.request import Request
 from radixrt.messages.runner import ForwardStep, FromRunner, GrammarMask, StepOutput
 from radixrt.messages.scheduler import ToScheduler
 from radixrt.messages.wire import pack_i32
+from radixrt.parts.simulated import make_scheduler
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.loop import SchedulerLoop
 from radixrt.scheduler.schedule_batch import DECODE
-from radixrt.scheduler.simulated import make_scheduler
 
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 """One unbounded string: nearly every token is allowed, and rows go on to the end."""
@@ -102,7 +101,7 @@ class MaskedDevice(LocalDevice):
                 self._steps.append(message)
             elif isinstance(message, GrammarMask):
                 self._masks[message.step_id] = message
-        if not self._steps or (self._steps[0].has_grammar and self._steps[0].step_id not in self._masks):
+        if not self._steps or (self._steps[0].has_mask and self._steps[0].step_id not in self._masks):
             return
         step = self._steps.popleft()
         mask = self._masks.pop(step.step_id, None)
@@ -124,15 +123,19 @@ def measure_chain(
     with TemporaryDirectory(prefix="radixrt-host-") as scratch:
         device = MaskedDevice(f"{scratch}/masks", vocab_size, RandomTokens(vocab_size, eos_ids[0]))
         config = SchedulerConfig(max_running_requests=rows, max_queued_requests=1024, chunked_prefill_size=8192)
-        scheduler = make_scheduler(config, 1 << 20, context_length=16_384, eos_ids=eos_ids, vocab_size=vocab_size)
-        for name in ("commit", "masks", "next_batch", "settle"):
+        grammars = GrammarManager(lambda: Vocabulary.from_folder(folder, vocab_size, eos_ids), inline=True)
+        scheduler = make_scheduler(
+            config, 1 << 20, context_length=16_384, eos_ids=eos_ids, vocab_size=vocab_size, grammars=grammars
+        )
+        for name in ("commit", "next_batch"):
             device.times.book(name, scheduler, name)
+        for name in ("masks", "settle"):
+            device.times.book(name, scheduler.parts.taker, name)
         inbox: Wire[ToScheduler] = Wire(ToScheduler)
         outbox: Wire[ToTokenizer] = Wire(ToTokenizer)
         device.times.book("deltas", outbox, "send")
         device.times.book("deltas", scheduler, "take_deltas")
-        grammars = GrammarManager(lambda: Vocabulary.from_folder(folder, vocab_size, eos_ids), inline=True)
-        loop = make_loop(scheduler, device, inbox, outbox, depth=2, grammars=grammars)
+        loop = make_loop(scheduler, device, inbox, outbox, depth=2)
         given = {} if schema is None else {"json_schema": schema}
         sampling = SamplingParams(
             temperature=0.6, max_tokens=steps + 2 * WARM_STEPS, ignore_eos=schema is None, **given

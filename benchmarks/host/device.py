@@ -23,8 +23,8 @@ from radixrt.channel import ZmqInbox, ZmqOutbox
 from radixrt.executor.mask_table import Mask, MaskReader
 from radixrt.messages.runner import ForwardStep, FromRunner, GrammarMask, RunnerReady, StepOutput, ToRunner
 from radixrt.messages.wire import Int32Array, pack_i32
+from radixrt.parts.simulated import num_sampled
 from radixrt.scheduler.schedule_batch import DECODE
-from radixrt.scheduler.simulated import num_sampled
 
 WARM_STEPS = 10
 TRIES = 16
@@ -90,7 +90,7 @@ class Device:
             self._prepared = max(now, self._prepared) + self._prepare_s
             starts = max(self._prepared, self._ends)
             self._ends = starts + self.step_s
-            tokens = None if message.has_grammar else self._tokens.of(message)
+            tokens = None if message.has_mask else self._tokens.of(message)
             self.running.append(_Running(message, self._ends, tokens))
             if message.mode == DECODE:
                 self.begun.append(starts)

@@ -32,10 +32,10 @@ from radixrt.messages.runner import ForwardStep, FromRunner
 from radixrt.messages.scheduler import ToScheduler
 from radixrt.messages.step_shape import step_shape
 from radixrt.messages.wire import pack_i32
+from radixrt.parts.simulated import make_scheduler
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.loop import SchedulerLoop
 from radixrt.scheduler.scheduler import Scheduler
-from radixrt.scheduler.simulated import make_scheduler
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 256, 200
 CONTEXT = 16_384
@@ -143,11 +143,13 @@ def measure_first_steps(
     with TemporaryDirectory(prefix="radixrt-host-") as scratch:
         device = TimedDevice(f"{scratch}/masks", vocab_size, RandomTokens(vocab_size, eos_ids[0], seed))
         config = SchedulerConfig(max_running_requests=rows, max_queued_requests=1024, chunked_prefill_size=8192)
-        scheduler = make_scheduler(config, 1 << 20, context_length=CONTEXT, eos_ids=eos_ids, vocab_size=vocab_size)
+        grammars = GrammarManager(lambda: Vocabulary.from_folder(folder, vocab_size, eos_ids), inline=True)
+        scheduler = make_scheduler(
+            config, 1 << 20, context_length=CONTEXT, eos_ids=eos_ids, vocab_size=vocab_size, grammars=grammars
+        )
         inbox: Wire[ToScheduler] = Wire(ToScheduler)
         outbox: Wire[ToTokenizer] = Wire(ToTokenizer)
-        grammars = GrammarManager(lambda: Vocabulary.from_folder(folder, vocab_size, eos_ids), inline=True)
-        loop = make_loop(scheduler, device, inbox, outbox, depth=2, grammars=grammars)
+        loop = make_loop(scheduler, device, inbox, outbox, depth=2)
         loop._poller = device  # type: ignore[assignment]
         random = np.random.default_rng(seed)
         found = []

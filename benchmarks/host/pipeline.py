@@ -7,28 +7,28 @@ that other work on the machine does not count.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
 
-from benchmarks.common.thread_times import Times
 from radixrt.attention.cascade_costs import cascade_costs
 from radixrt.client.engine_client import EngineClient
 from radixrt.config import SchedulerConfig
-from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.executor.base import Executor
 from radixrt.messages.client import ToMain, ToTokenizer
 from radixrt.messages.runner import DebugReq, ForwardStep, FromRunner, GrammarMask, RunnerReady, StepOutput, ToRunner
 from radixrt.messages.scheduler import SchedulerReady, TokenBatch, ToScheduler
 from radixrt.messages.wire import pack_i32
+from radixrt.parts.simulated import make_scheduler, num_sampled
 from radixrt.scheduler.loop import SchedulerLoop
 from radixrt.scheduler.scheduler import Scheduler
-from radixrt.scheduler.simulated import make_scheduler, no_grammars, num_sampled
 from radixrt.tokenizer.tokenizer import Tokenizer
 from radixrt.tokenizer.worker import TokenizerWorker
 
@@ -39,6 +39,37 @@ QUERY_SIZE = 16 * 128
 """Sizes of a token in a layer with 16 heads on 8 KV heads of 128 values in bf16, on which the sharing of prefixes
 depends."""
 M = TypeVar("M")
+
+
+class Times:
+    """Seconds of this thread's processor time by part."""
+
+    def __init__(self) -> None:
+        self.seconds: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def of(self, part: str) -> Iterator[None]:
+        started = time.thread_time()
+        try:
+            yield
+        finally:
+            self.seconds[part] += time.thread_time() - started
+
+    def book(self, part: str, owner: Any, name: str) -> None:
+        """Book the time of a method of one object to a part, from now on."""
+        work, seconds = getattr(owner, name), self.seconds
+
+        def call(*args: Any, **options: Any) -> Any:
+            started = time.thread_time()
+            try:
+                return work(*args, **options)
+            finally:
+                seconds[part] += time.thread_time() - started
+
+        setattr(owner, name, call)
+
+    def clear(self) -> None:
+        self.seconds.clear()
 
 
 class Wire(Generic[M]):
@@ -119,12 +150,9 @@ class InstantDevice(LocalDevice):
         return answer
 
 
-def make_loop(
-    scheduler: Scheduler, executor: Executor, inbox: Any, to_tokenizer: Any, *, depth: int,
-    grammars: GrammarManager | None = None,
-) -> SchedulerLoop:  # fmt: skip
-    """Return the real loop; without a grammar manager, for requests of which none is constrained."""
-    return SchedulerLoop(scheduler, executor, inbox, to_tokenizer, grammars or no_grammars(), max_inflight=depth)
+def make_loop(scheduler: Scheduler, executor: Executor, inbox: Any, to_tokenizer: Any, *, depth: int) -> SchedulerLoop:
+    """Return the real loop."""
+    return SchedulerLoop(scheduler, executor, inbox, to_tokenizer, max_inflight=depth)
 
 
 class Pipe:

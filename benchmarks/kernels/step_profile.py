@@ -38,6 +38,7 @@ from radixrt.distributed.rank_info import SINGLE_RANK, RankInfo
 from radixrt.engine import assembly
 from radixrt.engine.settings import resolve_settings
 from radixrt.messages.runner import ForwardStep, RowWrite, SamplingRow
+from radixrt.messages.sections import SHARING, STATES, SharedSection, StateSection, encode
 from radixrt.messages.state_slots import RESERVED_STATES, SCRATCH_STATE
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.runner.model_runner import ModelRunner
@@ -91,7 +92,7 @@ def decode_step(rows: int, context: int, shared: int) -> ForwardStep:
         step_id=0, mode=2, req_pool_idx=pack_i32(np.arange(1, rows + 1)), seq_lens=pack_i32(np.full(rows, context)),
         out_cache_loc=pack_i32(slots[:, -1]), row_writes=writes,
         sampling_rows=[SamplingRow(i + 1, 0.6, 1.0, 0, 0.0, 1.0, 0.0, 0.0, i) for i in range(rows)],
-        shared_segments=segments, shared_rows=pack_i32(np.arange(rows)) if shared else b"",
+        sections={SHARING: encode(SharedSection(segments, pack_i32(np.arange(rows))))} if shared else {},
     )  # fmt: skip
 
 
@@ -104,8 +105,9 @@ def suffix_step(rows: int, new: int, cached: int, *, shared: bool) -> ForwardSte
         input_ids=pack_i32(np.random.default_rng(0).integers(10, 10_000, rows * new)),
         row_writes=[RowWrite(i + 1, 0, pack_i32(order[:cached])) for i in range(rows)],
         sampling_rows=[SamplingRow(i + 1, 0.6, 1.0, 0, 0.0, 1.0, 0.0, 0.0, i) for i in range(rows)],
-        shared_segments=pack_i32([0, cached, 0, rows]) if shared else b"",
-        shared_rows=pack_i32(np.arange(rows)) if shared else b"",
+        sections={SHARING: encode(SharedSection(pack_i32([0, cached, 0, rows]), pack_i32(np.arange(rows))))}
+        if shared
+        else {},
     )  # fmt: skip
 
 
@@ -122,7 +124,7 @@ def make_step(text: str, *, states: bool = False) -> ForwardStep:
     if not states:
         return step
     slots = pack_i32(unpack_i32(step.req_pool_idx) + SCRATCH_STATE)
-    return msgspec.structs.replace(step, state_src=slots, state_dst=slots)
+    return msgspec.structs.replace(step, sections={**step.sections, STATES: encode(StateSection(slots, slots))})
 
 
 def floor_us(text: str, shape: Shape, device: Device) -> float:

@@ -23,10 +23,11 @@ from radixrt.messages.request import Request
 from radixrt.messages.runner import ForwardStep
 from radixrt.messages.scheduler_stats import StepTimes
 from radixrt.messages.wire import pack_i32
+from radixrt.parts.programs.scheduler import Programs
+from radixrt.parts.simulated import SimulatedRunner, make_scheduler
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.req import Req
 from radixrt.scheduler.schedule_batch import ScheduleBatch
-from radixrt.scheduler.simulated import SimulatedRunner, make_scheduler
 
 CPU = StepTimes(step=8.5e-3, row=4.5e-4, context=5.9e-7, extend=1.2e-3, token=2.7e-4, pair=2.6e-7)
 """SmolLM2-135M in float32 on two cores of an AMD EPYC, as `benchmarks.programs.step_costs` measures it."""
@@ -175,7 +176,7 @@ class Simulation:
 
     def _release(self, run: int, call: int) -> None:
         hint: ProgramHint = self._runs[run][call].hint
-        self.scheduler.programs.release(hint.program, hint.branch if self._open[run] else None)
+        self.scheduler.part(Programs).release(hint.program, hint.branch if self._open[run] else None)
 
     def _seconds(self, batch: ScheduleBatch) -> float:
         if self._steps is not None:

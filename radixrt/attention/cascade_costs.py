@@ -1,6 +1,6 @@
 """Measured costs of computing attention over a shared prefix once, by device. The module imports no torch.
 
-A rank sends the costs to the scheduler with `RunnerReady`. `radixrt.scheduler.sharing_costs` computes the benefit of
+A rank sends the costs to the scheduler with `RunnerReady`. `radixrt.parts.sharing.costs` computes the benefit of
 sharing from the costs. docs/cascade.md explains how the figures were measured.
 """
 

@@ -18,7 +18,7 @@ class StateBackend:
     def mix(self, layer: RecurrentLayer, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """As `AttentionBackend.mix_states`."""
         if batch.states is None:
-            raise ValueError("the step has no state_src and state_dst, which a model with recurrent layers needs")
+            raise ValueError("the step has no section of states, which a model with recurrent layers needs")
         return layer.recur(x, self._pool.layers[layer.state.layer_id], batch.states)
 
 

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from radixrt.constrained.compile.grammar_manager import GrammarManager
     from radixrt.constraint import BackendChoice
     from radixrt.executor.base import Executor
+    from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
+    from radixrt.mem_cache.radix_cache import RadixCache
+    from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
     from radixrt.runner.model_runner import ModelRunner
     from radixrt.runner.worker import Worker
-    from radixrt.scheduler.kv_manager import KVManager
     from radixrt.scheduler.loop import SchedulerLoop
     from radixrt.tokenizer.worker import TokenizerWorker
 
@@ -85,6 +87,7 @@ def make_runner(
         progress: called after each layer that the host computes or launches.
         start_log: gets the phases of loading.
     """
+    from radixrt.parts.reads.runner import StepReader
     from radixrt.runner.model_runner import ModelRunner
     from radixrt.runner.runner_config import RunnerConfig
 
@@ -114,6 +117,7 @@ def make_runner(
         ),
         progress,
         start_log,
+        StepReader.of,
     )
 
 
@@ -160,20 +164,22 @@ def make_scheduler_loop(
         EngineError: the runner is not ready in time.
         ConfigError: an option does not fit the model.
     """
+    from radixrt.parts.assembly import assemble
     from radixrt.scheduler.loop import SchedulerLoop
-    from radixrt.scheduler.scheduler import Scheduler
 
     # Load everything else before waiting for the runner, grammar libraries in a thread. Otherwise the first steps would
     # wait for these libraries.
     grammars = _make_grammars(config, settings)
     ready = executor.wait_ready(config.executor.start_timeout_s)
-    scheduler = Scheduler(
+    scheduler = assemble(
         config.scheduler,
-        _make_kv_manager(config, settings, ready),
+        *_make_pools(config, settings, ready),
         context_length=settings.context_length,
         eos_ids=settings.eos_ids,
         vocab_size=ready.vocab_size,
         random_seed=config.executor.random_seed,
+        grammars=grammars,
+        shared_cores=ready.device == "cpu",
         cascade=None if config.executor.cascade == "off" else ready.cascade,
         stages=settings.stages,
     )
@@ -184,7 +190,6 @@ def make_scheduler_loop(
         executor,
         inbox,
         tokenizer,
-        grammars,
         max_inflight=depth if settings.stages == 1 or depth == 1 else settings.stages,
         shared_cores=ready.device == "cpu",
         watch_s=WATCH_S if ready.device != "cpu" and len(os.sched_getaffinity(0)) >= WATCH_CORES else 0.0,
@@ -222,13 +227,14 @@ def _make_grammars(config: Config, settings: EngineSettings) -> GrammarManager:
     )
 
 
-def _make_kv_manager(config: Config, settings: EngineSettings, ready: RunnerReady) -> KVManager:
+def _make_pools(
+    config: Config, settings: EngineSettings, ready: RunnerReady
+) -> tuple[RadixCache, TokenToKVPoolAllocator, ReqToTokenPool]:
     from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
     from radixrt.mem_cache.chunk_cache import ChunkCache
     from radixrt.mem_cache.radix_cache import RadixCache
     from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
     from radixrt.mem_cache.state_slots import StateSlotAllocator
-    from radixrt.scheduler.kv_manager import KVManager
 
     page_size, policy = config.cache.page_size, config.cache.eviction_policy
     if ready.num_states and page_size != 1:
@@ -237,4 +243,4 @@ def _make_kv_manager(config: Config, settings: EngineSettings, ready: RunnerRead
     states = StateSlotAllocator(ready.num_states) if ready.num_states else None
     cache = RadixCache(allocator, policy, states) if config.cache.prefix_cache else ChunkCache(allocator, states)
     rows = ReqToTokenPool(config.scheduler.max_running_requests, settings.context_length)
-    return KVManager(cache, allocator, rows)
+    return cache, allocator, rows

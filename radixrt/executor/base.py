@@ -25,7 +25,7 @@ DEBUG_TIMEOUT_S = 10.0
 class Executor(ABC):
     """Runs steps on one or more ranks, in the order in which they are submitted.
 
-    A step with `has_grammar` samples only after its mask has arrived. One rank answers each step, in order: rank 0, or
+    A step with `has_mask` samples only after its mask has arrived. One rank answers each step, in order: rank 0, or
     with pipeline stages the first one of the last stage. Any rank may report a failure.
     """
 

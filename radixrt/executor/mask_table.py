@@ -37,6 +37,29 @@ def mask_slots(max_rows: int) -> int:
     return max(MIN_SLOTS, SLOTS_PER_ROW * max_rows)
 
 
+class StepMasks:
+    """The masks of one step, each kept once however many rows have it.
+
+    Attributes:
+        rows: indices of the sampling rows that have a mask.
+        index: index in `masks` of each row's mask.
+        masks: arrays of uint32 [mask_words].
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.index: list[int] = []
+        self.masks: list[Bitmask] = []
+        self._indices: dict[int, int] = {}  # in `masks`, by id(mask): equal masks in other arrays are not detected
+
+    def add(self, row: int, mask: Bitmask) -> None:
+        at = self._indices.setdefault(id(mask), len(self.masks))
+        if at == len(self.masks):
+            self.masks.append(mask)
+        self.rows.append(row)
+        self.index.append(at)
+
+
 class MaskTable:
     """The scheduler's end: assigns slots to masks, the least recently used ones first when all are taken.
 

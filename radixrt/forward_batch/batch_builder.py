@@ -17,6 +17,7 @@ from radixrt.forward_batch.padding import bucket_for, padded
 from radixrt.forward_batch.state_rows import StateColumns, StateRows
 from radixrt.forward_batch.upload import Uploader
 from radixrt.messages.runner import ForwardStep, RowWrite
+from radixrt.messages.sections import READS, STATES, StateSection, decode
 from radixrt.messages.state_slots import SCRATCH_STATE
 from radixrt.messages.wire import I32, Int32Array, unpack_i32
 
@@ -107,22 +108,23 @@ class BatchBuilder:
         """
         idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
         out_cache_loc = unpack_i32(step.out_cache_loc)
-        shared = SharedGroups.from_columns(step.shared_segments, step.shared_rows)
+        shared = SharedGroups.of(step)
         if step.mode == ForwardMode.DECODE:
             states, given = self._state_rows(step, np.ones_like(idx)), unpack_i32(step.input_ids)
             return self.build_decode(idx, seq_lens, out_cache_loc, shared, states, given if len(given) else None)
         sampled, extend_lens = np.frombuffer(step.samples, np.uint8).astype(bool), unpack_i32(step.extend_lens)
         return self.build_extend(
             unpack_i32(step.input_ids), idx, seq_lens, extend_lens, out_cache_loc, sampled, shared,
-            self._state_rows(step, extend_lens), narrow=narrow and "reads" not in step.sections,
+            self._state_rows(step, extend_lens), narrow=narrow and READS not in step.sections,
         )  # fmt: skip
 
     def _state_rows(self, step: ForwardStep, lens: Int32Array) -> StateRows | None:
         """Return the slots of states of a step whose rows have so many new tokens, int32 [B]; None if it names none."""
-        if not step.state_src:
+        section = decode(step.sections, STATES, StateSection)
+        if section is None:
             return None
-        cuts = unpack_i32(step.state_cuts).reshape(-1, 3)
-        found = StateColumns.of(unpack_i32(step.state_src), unpack_i32(step.state_dst), lens, cuts)
+        cuts = unpack_i32(section.cuts).reshape(-1, 3)
+        found = StateColumns.of(unpack_i32(section.src), unpack_i32(section.dst), lens, cuts)
         src, dst, starts = self._upload(found.src, found.dst, found.starts)
         return StateRows(src, dst, starts, found.lens, found.chains)
 

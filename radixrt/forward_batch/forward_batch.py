@@ -10,6 +10,8 @@ import numpy.typing as npt
 import torch
 
 from radixrt.forward_batch.state_rows import StateRows
+from radixrt.messages.runner import ForwardStep
+from radixrt.messages.sections import SHARING, SharedSection, decode
 from radixrt.messages.wire import I32, Int32Array, unpack_i32
 
 
@@ -44,9 +46,12 @@ class SharedGroups:
     rows: Int32Array
 
     @staticmethod
-    def from_columns(segments: bytes, rows: bytes) -> SharedGroups | None:
-        """Decode the columns of a `ForwardStep`; None if it shares nothing."""
-        return SharedGroups(unpack_i32(segments).reshape(-1, 4), unpack_i32(rows)) if segments else None
+    def of(step: ForwardStep) -> SharedGroups | None:
+        """Return the groups of a step; None if its rows share nothing."""
+        section = decode(step.sections, SHARING, SharedSection)
+        if section is None:
+            return None
+        return SharedGroups(unpack_i32(section.segments).reshape(-1, 4), unpack_i32(section.rows))
 
     def between(self, first: int, end: int) -> SharedGroups | None:
         """Return the groups of the step's rows [first, end), numbered from 0; None if there are none.

@@ -23,7 +23,7 @@ class StateRows:
     reads a slot that another one writes, except for `SCRATCH_STATE` and within a chain. Several rows may read the same
     slot.
 
-    A sequence that leaves states inside its tokens (`ForwardStep.state_cuts`) is a chain: several rows, one behind the
+    A sequence that leaves states inside its tokens (`StateSection.cuts`) is a chain: several rows, one behind the
     other, each of which reads the slot that the one before it writes. They have to be computed in this order.
 
     Attributes:
@@ -83,7 +83,7 @@ class StateColumns:
 
         Args:
             src, dst, lens: int32 [B], slots and numbers of tokens of the step's rows.
-            cuts: int32 [C, 3], as `ForwardStep.state_cuts`.
+            cuts: int32 [C, 3], as `StateSection.cuts`.
         """
         ends = np.cumsum(lens, dtype=np.int64)
         if not len(cuts):

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from radixrt.forward_batch.forward_batch import COUNT, FIRST, ForwardMode, SharedGroups
 from radixrt.messages.runner import ForwardStep
+from radixrt.messages.sections import READS, STATES, StateSection, decode
 from radixrt.messages.wire import I32, Int32Array, unpack_i32
 
 
@@ -48,15 +49,14 @@ class TokenRows:
     def of(step: ForwardStep) -> TokenRows | None:
         """Return the rows of a step; None if its rows read values other than samples, none of them samples, or it is an
         EXTEND step of a model with recurrent layers."""
-        if "reads" in step.sections:
-            return None
-        if step.state_src and step.mode != ForwardMode.DECODE:
+        if READS in step.sections or (STATES in step.sections and step.mode != ForwardMode.DECODE):
             return None
         req_pool_idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
         slots = unpack_i32(step.out_cache_loc)
-        shared = SharedGroups.from_columns(step.shared_segments, step.shared_rows)
+        shared = SharedGroups.of(step)
         if step.mode == ForwardMode.DECODE:
-            states = unpack_i32(step.state_src), unpack_i32(step.state_dst)
+            section = decode(step.sections, STATES, StateSection)
+            states = () if section is None else (unpack_i32(section.src), unpack_i32(section.dst))
             ids = unpack_i32(step.input_ids) if step.input_ids else None
             return TokenRows(req_pool_idx, seq_lens, slots, ids, len(slots), shared, 0, *states)
         sampled = np.frombuffer(step.samples, np.uint8).astype(bool)

@@ -13,7 +13,7 @@ NO_CHILDREN: dict[bytes, TreeNode] = {}
 
 
 RETAIN_DONE, RETAIN_NORMAL, RETAIN_EXTENDED, RETAIN_LEASED = range(4)
-"""Retention levels, set by `radixrt.scheduler.programs`: evictable leaves with a lower level are evicted first.
+"""Retention levels, set by `radixrt.parts.programs`: evictable leaves with a lower level are evicted first.
 
 - RETAIN_DONE: a program is done with the node.
 - RETAIN_EXTENDED: a call of the youngest program will continue from the node; see `held_level`.

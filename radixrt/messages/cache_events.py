@@ -282,7 +282,7 @@ class QueueView(msgspec.Struct, frozen=True, array_like=True):
         needed_slots: KV slots that the request is expected to take.
         free_slots: free and evictable KV slots, less the slots that running requests are expected to take yet.
         hashes: chain hashes of the granules of the input, once for each request and reader, and only as far as
-            `radixrt.scheduler.cache_stream.HASHED_TOKENS` goes; None in all other views.
+            `radixrt.parts.watch.queue_views.HASHED_TOKENS` goes; None in all other views.
     """
 
     matched_tokens: int
@@ -359,7 +359,7 @@ class RequestViews(Message, frozen=True, array_like=True, tag=True):
 
     Attributes:
         views: running requests in order of admission, then waiting requests in order of arrival, together at most
-            `radixrt.scheduler.cache_stream.MAX_VIEWS`.
+            `radixrt.parts.watch.scheduler.MAX_VIEWS`.
         running, waiting: numbers of running and of waiting requests.
         holds: nodes retained for programs, at most MAX_VIEWS.
     """

@@ -146,6 +146,13 @@ class ReadValues(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[LogprobColumns] = []
     hidden: bytes = b""
 
+    @staticmethod
+    def join(values: Sequence[ReadValues]) -> ReadValues:
+        """Return the values of several rows as those of one request."""
+        columns = [column for each in values for column in each.logprobs]
+        joined = [LogprobColumns.join(columns)] if columns else []
+        return ReadValues(joined, b"".join(each.hidden for each in values))
+
 
 class FillInTokens(msgspec.Struct, frozen=True, array_like=True):
     """Control tokens of a model that can write the text between two others.

@@ -71,27 +71,11 @@ class ForwardStep(Message, frozen=True, array_like=True, tag=True):
         sections: what parts of the engine add to the step, by the part's name. A section has one writer, the part's
             end in the scheduler, and one reader, its end in the runner; the core never looks inside. A step of plain
             rows has none.
-        has_grammar: a GrammarMask for this step follows; the runner samples only after it has arrived.
-        shared_segments: int32[G * 4], (start, length, first, count) of each group: positions [start, start + length)
-            hold the same slots for the rows shared_rows[first : first + count], two or more. Groups that contain the
-            same row cover disjoint positions, and together a prefix of the row without this step's tokens. Empty if
-            attention over shared prefixes is not faster. In an EXTEND step the rows of a group have either several new
-            tokens each, or one each.
-        shared_rows: int32[N], indices of the step's rows in depth-first order: the rows of two groups are disjoint, or
-            one group's rows are a subset of the other's.
-        state_src: int32[B], state slot that each row reads before its first new token; empty for a model without
-            recurrent layers. Slot 0 is all zeros and never written: a fresh sequence reads it. Slot 1 is scratch:
-            padding rows read and write it. Several rows may read one slot.
-        state_dst: int32[B], state slot that each row writes after its last new token. It may equal the row's own
-            state_src.
-        state_cuts: int32[C * 3], (row, count, slot) in ascending order: the row also writes its state after its first
-            `count` new tokens, fewer than all, into `slot`. Except for scratch, no slot is written twice in a step, and
-            no row reads a slot that another row of the step writes.
+        has_mask: a GrammarMask for this step follows; the runner samples only after it has arrived.
 
-    Replay: new tokens of a model with recurrent layers whose out_cache_loc is 0 already have keys and values in the
-    slots that row_writes gave to their positions. They are computed for the state alone: their keys and values are
-    written to the padding slot, and the runner leaves its mirror of req_to_token as it is there. In such rows
-    shared segments end before the first new token, and seq_len is the end of the new tokens as always.
+    Replay: a new token whose out_cache_loc is 0 already has keys and values in the slot that row_writes gave to its
+    position. Its keys and values are written to the padding slot, and the runner leaves its mirror of req_to_token as
+    it is there.
     """
 
     step_id: int
@@ -105,12 +89,7 @@ class ForwardStep(Message, frozen=True, array_like=True, tag=True):
     row_writes: list[RowWrite] = []
     sampling_rows: list[SamplingRow] = []
     sections: dict[str, bytes] = {}
-    has_grammar: bool = False
-    shared_segments: bytes = b""
-    shared_rows: bytes = b""
-    state_src: bytes = b""
-    state_dst: bytes = b""
-    state_cuts: bytes = b""
+    has_mask: bool = False
 
 
 class GrammarMask(Message, frozen=True, array_like=True, tag=True):

@@ -1,4 +1,4 @@
-"""Reserved slots of recurrent states, on which scheduler and runner agree; see `ForwardStep.state_src`.
+"""Reserved slots of recurrent states, on which scheduler and runner agree; see `StateSection`.
 
 mem_cache imports this module, and no msgspec.
 """

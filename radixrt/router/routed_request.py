@@ -8,8 +8,8 @@ from typing import NamedTuple
 import msgspec
 
 from radixrt.messages.request import Request, Row
+from radixrt.parts.overload.prediction import Arrival, arrival_of
 from radixrt.router.replica_index import Prefix
-from radixrt.scheduler.load import Arrival, arrival_of
 
 
 class Work(NamedTuple):

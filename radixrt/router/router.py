@@ -26,11 +26,11 @@ from radixrt.messages.request import Request
 from radixrt.messages.scheduler import AbortReq, ReleaseReq, Reset, TokenBatch, TokenDelta
 from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.messages.wire import pack_i32
+from radixrt.parts.overload.output_lengths import OutputLengths
+from radixrt.parts.overload.scheduler import MIN_WAIT_SHARE, SERVICE_MARGIN
 from radixrt.router.placement import Placement
 from radixrt.router.replica_load import ReplicaInfo, ReplicaLoad, share_times
 from radixrt.router.routed_request import RoutedRequest
-from radixrt.scheduler.admission_control import MIN_WAIT_SHARE, SERVICE_MARGIN
-from radixrt.scheduler.output_lengths import OutputLengths
 
 TOKENIZER = -1
 """Target of messages to the tokenizer."""

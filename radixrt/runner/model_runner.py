@@ -37,8 +37,6 @@ from radixrt.models.loading.weights import load_model
 from radixrt.models.model_config import load_model_spec
 from radixrt.models.precision import torch_dtype
 from radixrt.models.registry import Model
-from radixrt.parts.reads.messages import NAME, decode
-from radixrt.parts.reads.runner import StepReader
 from radixrt.runner.graphs.memory import graph_bytes, longest_captured_prompt
 from radixrt.runner.pool_sizes import bytes_in_flight, least_states, shared_costs, size_pools
 from radixrt.runner.profile_run import largest_step, load_gemm_kernels, mixed_step
@@ -54,7 +52,7 @@ from radixrt.runner.runner_config import (
 )
 from radixrt.runner.sampling.sampler import Sampler
 from radixrt.runner.sampling.sampling_tables import SamplingTables
-from radixrt.runner.step_result import LogitsProcessorOutput, SampledStep, SampleResult, StepValues
+from radixrt.runner.step_result import LogitsProcessorOutput, SampledStep, SampleResult, StepValues, ValueReader
 from radixrt.runner.warm_up import compile_kernels, verify_kernels
 from radixrt.start_log import StartLog
 
@@ -83,12 +81,18 @@ class ModelRunner:
     Args:
         progress: called after each layer of a step that the host computes or launches; a replayed graph calls nothing.
         start_log: gets the phases of `initialize`.
+        make_reader: creates the reader of values other than samples; None: steps read none.
     """
 
     def __init__(
-        self, config: RunnerConfig, progress: Callable[[], None] | None = None, start_log: StartLog | None = None
+        self,
+        config: RunnerConfig,
+        progress: Callable[[], None] | None = None,
+        start_log: StartLog | None = None,
+        make_reader: Callable[[Model], ValueReader] | None = None,
     ) -> None:
         self._config = config
+        self._make_reader = make_reader
         self._progress = progress
         self._start_log = start_log or StartLog(None)
         self.device = rank_device(pick_device(config.device), config.rank_info)
@@ -168,7 +172,7 @@ class ModelRunner:
         self.batches = BatchBuilder(max_requests, c.context_length, self.device, sizes, max_given)
         self._tables = SamplingTables(max_requests, self.vocab_size, self.device)
         self._sampler = Sampler(self._tables)
-        self._reader = StepReader(self._model.compute_logits, self._model.classifier)
+        self._reader = None if self._make_reader is None else self._make_reader(self._model)
         self._graphs: CudaGraphRunner | None = None
         self._prompt_graphs: PromptGraphRunner | None = None
 
@@ -349,8 +353,7 @@ class ModelRunner:
             if self._sampler.plain(idx) and (not masked or self._graphs.samples_masked(batch)):
                 return self._sampled(self._graphs.sample(batch, allowed))
             return self._sampled(self._choose(self._graphs.logits(batch), idx, seq_lens, batch.sample_rows, allowed))
-        section = step.sections.get(NAME)
-        values = None if section is None else self._reader.read(output.hidden_states, decode(section))
+        values = None if self._reader is None else self._reader.of_step(step.sections, output.hidden_states)
         result = None
         if len(idx):
             result = self._choose(output.next_token_logits, idx, seq_lens, batch.sample_rows, allowed)

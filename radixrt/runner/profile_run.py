@@ -20,6 +20,7 @@ from radixrt.layers.formats.plain import Plain
 from radixrt.layers.linear import Linear
 from radixrt.layers.lm_head import LMHead
 from radixrt.messages.runner import ForwardStep, RowWrite
+from radixrt.messages.sections import SHARING, STATES, SharedSection, StateSection, encode
 from radixrt.messages.state_slots import SCRATCH_STATE, ZERO_STATE
 from radixrt.messages.wire import Int32Array, pack_i32
 from radixrt.models.registry import Model
@@ -58,8 +59,8 @@ def mixed_step(max_rows: int, max_tokens: int, context_length: int) -> ForwardSt
     writes = [RowWrite(row + 1, 0, pack_i32(np.zeros(cached[row]))) for row in range(written)]
     if len(extends) < 2:
         return msgspec.structs.replace(step, row_writes=writes)
-    shared = {"shared_segments": pack_i32([0, cached[0], 0, 2]), "shared_rows": pack_i32([0, 1])}
-    return msgspec.structs.replace(step, row_writes=writes, **shared)
+    shared = SharedSection(pack_i32([0, cached[0], 0, 2]), pack_i32([0, 1]))
+    return msgspec.structs.replace(step, row_writes=writes, sections={**step.sections, SHARING: encode(shared)})
 
 
 def _step(seq_lens: Int32Array, extend_lens: Int32Array, input_ids: Int32Array | None = None) -> ForwardStep:
@@ -69,6 +70,8 @@ def _step(seq_lens: Int32Array, extend_lens: Int32Array, input_ids: Int32Array |
         input_ids: int32 [tokens]; None: all 0.
     """
     tokens, rows = int(extend_lens.sum()), len(seq_lens)
+    # A model without recurrent layers ignores the states.
+    states = StateSection(pack_i32(np.full(rows, ZERO_STATE)), pack_i32(np.full(rows, SCRATCH_STATE)))
     return ForwardStep(
         step_id=0,
         mode=int(ForwardMode.EXTEND),
@@ -78,9 +81,7 @@ def _step(seq_lens: Int32Array, extend_lens: Int32Array, input_ids: Int32Array |
         extend_lens=pack_i32(extend_lens),
         input_ids=pack_i32(np.zeros(tokens) if input_ids is None else input_ids),
         samples=bytes([1] * rows),
-        # A model without recurrent layers has no use for these.
-        state_src=pack_i32(np.full(rows, ZERO_STATE)),
-        state_dst=pack_i32(np.full(rows, SCRATCH_STATE)),
+        sections={STATES: encode(states)},
     )
 
 

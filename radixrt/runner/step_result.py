@@ -79,6 +79,18 @@ class StepValues(Protocol):
         ...
 
 
+class ValueReader(Protocol):
+    """Reads the values for which the sections of a step ask."""
+
+    def of_step(self, sections: dict[str, bytes], hidden: torch.Tensor) -> StepValues | None:
+        """Return what a step reads; None for nothing.
+
+        Args:
+            hidden: [T, hidden], final hidden states of all new tokens of the step.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class SampledStep:
     """Answer of a step to the scheduler.

@@ -236,7 +236,7 @@ class Worker:
             logits = self._runner.forward(batch, functools.partial(trace.received, times))
             trace.forwarded(times)
         launched = LaunchedStep(step, batch, logits, started, times)
-        if step.has_grammar:
+        if step.has_mask:
             self._awaiting_mask = launched
         else:
             self._sample(launched, None)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 
-from radixrt.messages.parts import ConstraintInfo, Finish, LogprobColumns, ReadValues, Timings, Usage
+from radixrt.messages.parts import Finish, LogprobColumns, ReadValues, Timings, Usage
 from radixrt.messages.scheduler import TokenBatch, TokenDelta
 from radixrt.messages.wire import pack_f32, pack_i32
 from radixrt.scheduler.req import Req
@@ -62,15 +61,12 @@ class DeltaWriter:
         self._opened(req.rid).tokens.pop()
 
     def unsampled(self, req: Req, tokens: list[int]) -> None:
-        """Add tokens that were not sampled; their log-probabilities, where asked for, are -inf."""
+        """Add tokens that were not sampled, because each was the only one allowed; their log-probabilities, where asked
+        for, are -inf."""
         for token in tokens:
             self.token(req, token, None)
         if tokens and req.sampling.logprobs is not None:
-            columns = _no_logprobs(tokens, req.sampling.logprobs)
-            if req.constraint is not None:
-                only = pack_i32(np.ones(len(tokens)))
-                columns = msgspec.structs.replace(columns, allowed=only, forced=b"\1" * len(tokens))
-            self._opened(req.rid).columns.append(columns)
+            self._opened(req.rid).columns.append(_no_logprobs(tokens, req.sampling.logprobs))
 
     def finish(self, req: Req, finish: Finish, now: float) -> None:
         opened = self._opened(req.rid)
@@ -95,7 +91,7 @@ class DeltaWriter:
                     arrived_at=stats.arrived_at,
                 ),
                 logprobs=_joined(opened.columns),
-                constraint=_constraint_info(req),
+                constraint=None if req.taker is None else req.taker.info,
                 values=None if first is None else values,  # only a request that has a token has read everything
             )
         )
@@ -142,15 +138,10 @@ def _joined(parts: list[LogprobColumns]) -> LogprobColumns | None:
 def _no_logprobs(tokens: list[int], k: int) -> LogprobColumns:
     nothing = np.full(len(tokens) * max(k, 1), -np.inf, np.float32)
     return LogprobColumns(
-        pack_f32(nothing[: len(tokens)]), pack_i32(np.repeat(tokens, k)), pack_f32(nothing[: len(tokens) * k]), k
-    )
-
-
-def _constraint_info(req: Req) -> ConstraintInfo | None:
-    state = req.constraint
-    if state is None or state.info is None:
-        return None
-    info = state.info
-    return ConstraintInfo(
-        info.backend, info.ignored, state.forced_tokens, state.closing_tokens, info.compile_s, info.cached
+        pack_f32(nothing[: len(tokens)]),
+        pack_i32(np.repeat(tokens, k)),
+        pack_f32(nothing[: len(tokens) * k]),
+        k,
+        allowed=pack_i32(np.ones(len(tokens))),
+        forced=b"\1" * len(tokens),
     )

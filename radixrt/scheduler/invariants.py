@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 
 from radixrt.errors import InvariantError
 from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
-from radixrt.mem_cache.tree_node import RETAIN_NORMAL, TreeNode
-from radixrt.messages.state_slots import RESERVED_STATES, ZERO_STATE
 from radixrt.messages.wire import Int32Array
-from radixrt.scheduler.programs import PROGRAM_SHARE
 from radixrt.scheduler.req import Req, ReqState
 from radixrt.scheduler.scheduler import Scheduler
 
 
 def check_scheduler(scheduler: Scheduler) -> None:
-    """Every invariant of slots, tree and rows.
+    """Every invariant of slots, tree, rows and parts.
 
     Raises:
         InvariantError: the first invariant that does not hold, with its figures.
@@ -27,8 +22,9 @@ def check_scheduler(scheduler: Scheduler) -> None:
     kv.cache.check_invariants([r.kv.last_node for r in scheduler.active])
     check_slots(scheduler)
     check_rows(scheduler)
-    check_states(scheduler)
-    check_programs(scheduler)
+    kv.check(scheduler.active)
+    for check in scheduler.parts.check:
+        check()
 
 
 def check_slots(scheduler: Scheduler) -> None:
@@ -56,65 +52,6 @@ def _private_pages(scheduler: Scheduler, req: Req) -> Int32Array:
     kv = scheduler.kv
     row = kv.rows.table[req.kv.req_pool_idx, req.kv.protected_len : req.kv.length]
     return row if kv.allocator.page_size == 1 else np.unique(row // kv.allocator.page_size)
-
-
-def check_states(scheduler: Scheduler) -> None:
-    """free + in the tree + held by active requests == usable state slots, one owner each; pins of a node's state ==
-    requests that are about to read it, and it is the state after their first state_len tokens; state_len <= length,
-    and equal for a running request that decodes."""
-    states = scheduler.kv.states
-    if states is None:
-        return
-    pins: Counter[TreeNode] = Counter()
-    held = list(states.slots.free_slots())
-    for req in scheduler.active:
-        kv = req.kv
-        if kv.state_node is not None:
-            pins[kv.state_node] += 1
-            state = kv.state_node.state
-            if state is None or state.slot != kv.state_slot or kv.state_node not in kv.last_node.path():
-                raise InvariantError(f"request {req.rid} is about to read a state that its path does not have")
-            if sum(node.num_tokens for node in kv.state_node.path()) != kv.state_len:
-                raise InvariantError(f"request {req.rid}: its state is not after {kv.state_len} tokens")
-        elif kv.state_slot != ZERO_STATE:
-            held.append(kv.state_slot)
-        elif kv.state_len:
-            raise InvariantError(f"request {req.rid} has read {kv.state_len} tokens, but has no state")
-        if kv.spare_slot != ZERO_STATE:
-            held.append(kv.spare_slot)
-        decodes = req.state is ReqState.RUNNING and req.member is None
-        if kv.state_len > kv.length or (decodes and (kv.state_len < kv.length or kv.state_node is not None)):
-            raise InvariantError(
-                f"request {req.rid}: state after {kv.state_len} tokens, keys and values of {kv.length}"
-            )
-    for node in scheduler.kv.cache.iter_nodes():
-        if node.state is not None:
-            held.append(node.state.slot)
-            if node.state.pins != pins[node]:
-                raise InvariantError(f"{node!r}: its state has {node.state.pins} pins, {pins[node]} requests read it")
-    usable = set(range(RESERVED_STATES, states.slots.num_states))
-    if len(held) != len(usable) or set(held) != usable:
-        raise InvariantError(f"{len(usable)} state slots, but {len(held)} owners of {len(set(held))} slots")
-
-
-def check_programs(scheduler: Scheduler) -> None:
-    """retention(node) == highest level of its holds for the nodes that programs hold, <= RETAIN_NORMAL for all others;
-    sum of tokens over programs == held_tokens, and no bound is exceeded; sum of growth over growing programs ==
-    growing_tokens."""
-    programs, slots = scheduler.programs, scheduler.kv.allocator.num_slots
-    holds = programs.holds()
-    for node in scheduler.kv.cache.iter_nodes():
-        expected = holds.get(node)
-        retention = node.retention
-        if retention > RETAIN_NORMAL if expected is None else retention != expected:
-            raise InvariantError(f"{node!r} has retention level {retention}, its programs hold it with {expected}")
-    tokens = programs.program_tokens()
-    if sum(tokens) != programs.held_tokens or min(tokens, default=0) < 0:
-        raise InvariantError(f"programs hold {tokens}, but held_tokens is {programs.held_tokens}")
-    if sum(programs.program_growth()) != programs.growing_tokens:
-        raise InvariantError(f"programs grow by {programs.program_growth()}, not {programs.growing_tokens}")
-    if programs.held_tokens > programs.max_tokens or max(tokens, default=0) > PROGRAM_SHARE * slots:
-        raise InvariantError(f"programs hold {tokens} of {slots} slots, which is more than they may")
 
 
 def check_rows(scheduler: Scheduler) -> None:

@@ -1,7 +1,5 @@
 """`KVManager`: ownership of KV slots. The only code that allocates, inserts, frees or re-points a slot.
 
-For a model with recurrent layers its `StateManager` does the same for the slots of their states.
-
 A request's row of req_to_token is cut into ranges (`req.kv`, a `KVState`):
 
     0 ............ protected_len ............ length ............
@@ -11,27 +9,25 @@ The tree owns the first range for as long as `last_node` is locked. `publish` mo
 the tree; where another request has put the same tokens there first, the row is pointed at the tree's slots and ours
 are freed at once. That is safe while steps are in flight: steps run in order on one stream, so a freed slot can only be
 written again by a later step.
-
-A state may be found for fewer tokens than keys and values are. Then the tokens in between are *replayed*: computed
-again for the state's sake, with slot 0 in place of slots for their keys and values, which the row already has.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
-from radixrt.mem_cache.node_states import tokens_since_state
 from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
+from radixrt.mem_cache.results import InsertResult, MatchResult
 from radixrt.mem_cache.tree_node import TreeNode
-from radixrt.messages.cache_events import RequestPublished
 from radixrt.messages.runner import RowWrite
+from radixrt.messages.scheduler_stats import StateStats
 from radixrt.messages.wire import Int32Array, pack_i32
+from radixrt.scheduler.prefix_index import PrefixIndex
 from radixrt.scheduler.req import Req
-from radixrt.scheduler.state_manager import StateManager, StateStep
 
 
 class DecodeSlots(NamedTuple):
@@ -41,49 +37,53 @@ class DecodeSlots(NamedTuple):
         req_pool_idx: int32[rows].
         seq_lens: int32[rows], lengths that include the new token.
         slots: int32[rows].
-        state_src, state_dst: int32[rows], state slots; empty if the model has no recurrent layers.
+        states: what a manager of more than keys and values adds; None otherwise.
     """
 
     req_pool_idx: Int32Array
     seq_lens: Int32Array
     slots: Int32Array
-    state_src: Int32Array
-    state_dst: Int32Array
+    states: Any = None
 
 
 class ChunkSlots(NamedTuple):
     """Slots for a chunk of n tokens.
 
     Attributes:
-        slots: int32[n]; 0 for a token that is replayed.
-        state: state slots; None if the model has no recurrent layers.
+        slots: int32[n]; 0 for a token whose keys and values the row already has.
+        states: as in `DecodeSlots`.
     """
 
     slots: Int32Array
-    state: StateStep | None
+    states: Any = None
 
 
 _NO_ROWS = np.empty(0, np.int32)
-
-FREE_GAP = 512
-"""Smallest number of tokens between two states that a long prompt leaves where its chunks happen to end."""
 
 
 class KVManager:
     """See the module's docstring. `row_writes` collects what the next step must write into the runner's mirror.
 
+    A subclass may keep more for each row than keys and values, in `KVState.states`: it extends the methods by which a
+    row is taken, grows, shrinks and is released.
+
     Attributes:
-        states: owner of the state slots; None if the model has no recurrent layers.
         max_active: maximum number of active requests.
+        published: methods that are called when tokens of a request have moved into the tree (`Part.published`); set by
+            the scheduler.
+        min_gap: smallest number of tokens by which a waiting request must part later from an active one to wait for it;
+            0 if any prefix that is computed can be continued.
     """
+
+    min_gap = 0
 
     def __init__(self, cache: RadixCache, allocator: TokenToKVPoolAllocator, rows: ReqToTokenPool) -> None:
         self.cache = cache
         self.allocator = allocator
         self.rows = rows
         self.row_writes: list[RowWrite] = []
-        self.states = None if cache.node_states is None else StateManager(cache.node_states, rows.max_requests)
-        self.max_active = rows.max_requests if self.states is None else self.states.max_active
+        self.max_active = rows.max_requests
+        self.published: Sequence[Callable[[Req, int, InsertResult], None]] = ()
 
     @property
     def reachable_slots(self) -> int:
@@ -96,20 +96,18 @@ class KVManager:
 
     def computed_len(self, req: Req) -> int:
         """Number of leading tokens that an active request need not compute any more."""
-        return req.kv.length if self.states is None else req.kv.state_len
+        return req.kv.length
 
     def lock_prefix(self, req: Req) -> Int32Array:
         """Match and lock the cached prefix of a waiting request; returns its slots. `unlock_prefix` undoes it."""
         match = self.cache.match_prefix(req.reusable_ids, req.namespace)
         self.cache.inc_lock_ref(match.node)
         req.kv.last_node = match.node
-        if self.states is not None:
-            self.states.match(req.kv, match)
+        self.matched(req, match)
         return match.slots
 
     def unlock_prefix(self, req: Req) -> None:
-        if self.states is not None:
-            self.states.forget(req.kv)
+        """Release the lock of `lock_prefix`."""
         self.cache.dec_lock_ref(req.kv.last_node)
         req.kv.last_node = None
 
@@ -121,28 +119,11 @@ class KVManager:
         req.kv.protected_len = req.kv.length = len(prefix)
         if len(prefix):
             self._write_row(req, 0, prefix)
-        if self.states is not None:
-            self.states.admitted(req.kv)
 
     def extend_chunk(self, req: Req, num_new: int) -> ChunkSlots | None:
-        """Slots for the next tokens to compute, num_new or, where a checkpoint among them has no slot of its own, those
-        up to there; evicting if needed; None if there is no room."""
-        states, kv = self.states, req.kv
-        if states is None:
-            slots = self.extend(req, num_new)
-            return None if slots is None else ChunkSlots(slots, None)
-        if not states.make_room(kv):
-            return None
-        cuts = states.cut(kv, num_new)
-        reached = cuts[-1].length if cuts else kv.state_len
-        num_new = min([num_new, *(cut - kv.state_len for cut in kv.cuts if cut > reached)])
-        replayed = min(num_new, kv.length - kv.state_len)
-        slots = self.extend(req, num_new - replayed)
-        if slots is None:
-            states.drop_cuts(cuts)
-            return None
-        slots = np.concatenate([np.zeros(replayed, np.int32), slots]) if replayed else slots
-        return ChunkSlots(slots, states.extend(kv, num_new, cuts))
+        """Slots for the next tokens to compute, num_new or fewer, evicting if needed; None if there is no room."""
+        slots = self.extend(req, num_new)
+        return None if slots is None else ChunkSlots(slots)
 
     def extend(self, req: Req, num_new: int) -> Int32Array | None:
         """Slots for positions [length, length + num_new), evicting if needed; None if there is no room."""
@@ -160,7 +141,7 @@ class KVManager:
         """A slot for the next token of each request, evicting if needed; None, with nothing changed, if there is no
         room."""
         if not reqs:
-            return DecodeSlots(_NO_ROWS, _NO_ROWS, _NO_ROWS, _NO_ROWS, _NO_ROWS)
+            return DecodeSlots(_NO_ROWS, _NO_ROWS, _NO_ROWS)
         states = [req.kv for req in reqs]
         idx = np.array([kv.req_pool_idx for kv in states], np.int32)
         lengths = np.array([kv.length for kv in states], np.int32)
@@ -172,10 +153,7 @@ class KVManager:
         self.rows.table[idx, lengths] = slots
         for kv in states:
             kv.length += 1
-        src = dst = _NO_ROWS
-        if self.states is not None:
-            src, dst = self.states.decode(reqs)
-        return DecodeSlots(idx, lengths + 1, slots, src, dst)
+        return DecodeSlots(idx, lengths + 1, slots, self.decoded(reqs))
 
     def _make_room(self, need: int) -> bool:
         missing = need - self.allocator.available()
@@ -196,36 +174,32 @@ class KVManager:
             row = self.rows.table[req.kv.req_pool_idx]
             self.allocator.free(row[kept : req.kv.length].copy())
         req.kv.length = min(req.kv.length, length)
-        if self.states is not None:
-            self.states.truncate(req.kv, length)
 
     def publish(self, req: Req) -> None:
         """Move the computed, known tokens of the request into the tree, in whole pages, and keep them locked."""
+        start = req.kv.protected_len
         length = min(req.kv.length, req.known_len)
         row = self.rows.table[req.kv.req_pool_idx]
         result = self.cache.insert(req.ids[:length], row[:length], req.namespace, req.priority)
-        if result.retained_len <= req.kv.protected_len:
-            return
-        for journal in self.cache.journals:
-            if journal.records_requests:
-                node, start = journal.number(result.node), req.kv.protected_len
-                event = RequestPublished(req.rid, node, start, result.existing_len, result.retained_len)
-                journal.events.append(event)
-        if result.existing_len > req.kv.protected_len:
-            theirs = self.cache.path_slots(result.node)[req.kv.protected_len : result.existing_len]
-            self.allocator.free(row[req.kv.protected_len : result.existing_len].copy())
-            self._write_row(req, req.kv.protected_len, theirs)
-        self.cache.inc_lock_ref(result.node)
-        self.cache.dec_lock_ref(req.kv.last_node)
-        req.kv.last_node = result.node
-        req.kv.protected_len = result.retained_len
+        if result.retained_len > start:
+            # Where another request was first, the row is pointed at the tree's slots.
+            if result.existing_len > start:
+                theirs = self.cache.path_slots(result.node)[start : result.existing_len]
+                self.allocator.free(row[start : result.existing_len].copy())
+                self._write_row(req, start, theirs)
+            self.cache.inc_lock_ref(result.node)
+            self.cache.dec_lock_ref(req.kv.last_node)
+            req.kv.last_node = result.node
+            req.kv.protected_len = result.retained_len
+        for published in self.published:
+            published(req, start, result)
 
     def release(self, req: Req, *, keep: bool = True) -> TreeNode:
         """Free the row and every private slot; what was computed stays in the tree, unlocked, if `keep`. Returns the
         node in which the request's tokens end there."""
         if keep:
             self.publish(req)
-            self._keep_state(req)
+            self.leaves(req)
         row = self.rows.table[req.kv.req_pool_idx]
         if req.kv.length > req.kv.protected_len:
             self.allocator.free(row[req.kv.protected_len : req.kv.length].copy())
@@ -236,38 +210,63 @@ class KVManager:
         req.kv.length = req.kv.protected_len = 0
         return node
 
-    def checkpoint(self, req: Req, step: StateStep | None) -> None:
-        """Leave the states of a chunk that was just published to the cache: those inside, and the one behind it if it
-        is wanted there.
+    # --- for subclasses that keep more than keys and values ---
 
-        A state that is not wanted in particular is left while slots are free, for long prompts.
+    def matched(self, req: Req, match: MatchResult) -> None:
+        """Note the locked match of a waiting request."""
+
+    def decoded(self, reqs: list[Req]) -> Any:
+        """Return `DecodeSlots.states` of decode rows that have just grown by a token."""
+
+    def chunk_published(self, req: Req, states: Any) -> None:
+        """Note that a chunk of the request, with these `ChunkSlots.states`, was published."""
+
+    def leaves(self, req: Req) -> None:
+        """Note that the request is about to give its row up; its tokens are published and stay in the tree."""
+
+    def arrived(self, req: Req, active: Iterable[Req]) -> None:
+        """Note a request that has just joined the queue, while these are active."""
+
+    def admitted(self, req: Req, matched: int, waiting: PrefixIndex | None) -> None:
+        """Note a request that was just admitted.
+
+        Args:
+            matched: number of tokens whose keys and values are cached.
+            waiting: requests of the queue, by their next `min_gap` tokens; None without a gap.
         """
-        kv, states = req.kv, self.states
-        if states is None or step is None:
-            return
-        for cut in step.cuts:
-            node = self.cache.node_at(req.ids[: cut.length], req.namespace)
-            states.keep_cut(node, cut, kv.cuts.pop(cut.length))
-        if kv.state_len == req.known_len:
-            return  # the next step decodes in place
-        node, uses = self._state_node(req), kv.cuts.pop(kv.state_len, 0)
-        if uses or (node is not None and states.slots.available() and tokens_since_state(node) >= FREE_GAP):
-            states.checkpoint(kv, node, max(uses, 1))
 
-    def _keep_state(self, req: Req) -> None:
-        """Leave the state of a request that gives up its row to the cache; not that of a row of a group that has read
-        everything, which nothing goes on from."""
-        if self.states is not None and (req.member is None or req.reads is None or not req.reads.is_done):
-            self.states.checkpoint(req.kv, self._state_node(req), uses=1)
+    def will_share(self, active: Req, req: Req, cached: int, *, asks: bool = True) -> bool:
+        """Return True if an active request in PREFILL with the same tokens is going to leave what a waiting one needs
+        to continue behind its first `cached` tokens.
 
-    def _state_node(self, req: Req) -> TreeNode | None:
-        """The node in which the tokens of the request's state end, created by a split if necessary; None if they are
-        not in the cache: steps in flight have computed tokens that are not the request's."""
-        kv = req.kv
-        if kv.state_len < kv.protected_len:
-            return self.cache.node_at(req.ids[: kv.state_len], req.namespace)
-        node: TreeNode = kv.last_node
-        return node if kv.state_len == kv.protected_len else None
+        Args:
+            asks: the active request is asked for that; otherwise nothing is changed.
+        """
+        return True
+
+    def end_step(self) -> None:
+        """Note that a step is decided."""
+
+    def flush(self) -> None:
+        """Drop everything from the cache that no active request holds."""
+        self.cache.evict(self.cache.evictable_size)
+
+    def stats(self, recomputed_tokens: int) -> StateStats | None:
+        """Return statistics of what is kept besides keys and values; None for nothing.
+
+        Args:
+            recomputed_tokens: prompt tokens whose keys and values were cached, but which were computed again.
+        """
+        return None
+
+    def check(self, active: Iterable[Req]) -> None:
+        """Check the invariants of what is kept besides keys and values.
+
+        Raises:
+            InvariantError: the first invariant that does not hold.
+        """
+
+    # --- row writes ---
 
     def take_row_writes(self) -> list[RowWrite]:
         writes, self.row_writes = self.row_writes, []

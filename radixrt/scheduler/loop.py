@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 import zmq
 
 from radixrt.channel import Inbox, Outbox
-from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.errors import EngineError, InvariantError
 from radixrt.executor.base import Executor
 from radixrt.executor.mask_table import MaskTable, mask_slots
-from radixrt.messages.cache_events import PageWatch, ToWatched, WatchCacheReq
 from radixrt.messages.client import ToTokenizer
 from radixrt.messages.request import Request
 from radixrt.messages.runner import StepFailed
@@ -23,14 +22,12 @@ from radixrt.messages.scheduler import (
     AbortReq,
     ControlReply,
     ControlReq,
-    ReleaseReq,
     Reset,
     RunnerRestarted,
     SchedulerReady,
     ToScheduler,
 )
 from radixrt.messages.scheduler_stats import SchedulerStats
-from radixrt.scheduler.cache_stream import CacheStreams
 from radixrt.scheduler.invariants import check_scheduler, check_slots
 from radixrt.scheduler.schedule_batch import ScheduleBatch
 from radixrt.scheduler.scheduler import Scheduler
@@ -56,38 +53,54 @@ class SchedulerLoop:
     """Moves messages between the inbox, the scheduler core, the executor and the tokenizer.
 
     Args:
-        grammars: compiles the constraints of requests before they join the queue.
         max_inflight: maximum number of steps submitted and not yet answered.
-        shared_cores: steps are computed on the cores that also compile grammars.
-        watch_s: seconds after a constrained step has become the oldest in flight for which the loop busy-waits for its
+        shared_cores: steps are computed on the cores of this process.
+        watch_s: seconds after a step with masks has become the oldest in flight for which the loop busy-waits for its
             answer: the next mask waits for that answer, and waking up takes time. 0 disables busy-waiting.
         check_invariants: check all invariants after each step, not only when idle.
     """
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, inbox: Inbox[ToScheduler], tokenizer: Outbox[ToTokenizer],
-        grammars: GrammarManager, *, max_inflight: int, shared_cores: bool = False,
-        watch_s: float = 0.0, check_invariants: bool = False, inbox_socket: Any | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        inbox: Inbox[ToScheduler],
+        tokenizer: Outbox[ToTokenizer],
+        *,
+        max_inflight: int,
+        shared_cores: bool = False,
+        watch_s: float = 0.0,
+        check_invariants: bool = False,
+        inbox_socket: Any | None = None,
+    ) -> None:
         self._core = scheduler
+        self._parts = scheduler.parts
+        self._taker = scheduler.parts.taker
         self._executor = executor
         self._inbox = inbox
         self._tokenizer = tokenizer
-        self._grammars = grammars
-        self._stream = CacheStreams(scheduler)
         self._max_inflight = max_inflight
         self._shared_cores = shared_cores
         self._watch_s = watch_s
         self._check = check_invariants
-        self._masks: MaskTable | None = None  # of the first constrained step on
+        self._masks: MaskTable | None = None  # of the first step with masks on
         self._inflight: deque[ScheduleBatch] = deque()
         self._head_since = 0.0  # when the oldest step in flight became the oldest
         self._last_arrival = 0.0
         self._last_stats = 0.0
         self._drains: list[ControlReq] = []
         self._idle = True
+        self._handlers: dict[type, Callable[[Any, float], Iterable[ToTokenizer]]] = {
+            Request: self._add,
+            AbortReq: self._abort,
+            RunnerRestarted: self._restart,
+            Reset: self._reset,
+            ControlReq: self._control,
+        }
+        for part in self._parts.all:
+            self._handlers.update(part.handles())
         self._poller = zmq.Poller()
-        for socket in (inbox_socket, executor.socket, *grammars.sockets()):
+        for socket in (inbox_socket, executor.socket, *self._taker.sockets):
             if socket is not None:
                 self._poller.register(socket, zmq.POLLIN)
 
@@ -118,28 +131,28 @@ class SchedulerLoop:
         if committed and self._executor.runs_ahead:
             self._submit()
         self._send_deltas()
-        if committed and self._core.settle(time.monotonic()):
+        if committed and self._settle():
             self._send_deltas()
         self._housekeeping()
-        if self._stream.is_on:
-            for message in self._stream.turn(time.monotonic()):
+        for turn in self._parts.turn:
+            for message in turn(time.monotonic()):
                 self._tokenizer.send(message)
         return busy or committed or bool(self._inflight)
 
     def close(self) -> None:
-        """Stop the grammar compilers."""
-        self._grammars.close()
+        """Stop what parts have started."""
+        self._taker.close()
 
     @property
     def inflight(self) -> int:
         return len(self._inflight)
 
     def _advance(self) -> bool:
-        """Receive messages and grammars, and submit steps; returns whether there were any."""
+        """Receive messages and prepared requests, and submit steps; returns whether there were any."""
         busy = self._take_messages()
-        if not self._core.recovery.has_runner:
+        if not self._core.has_runner:
             busy |= self._take_ready()
-        busy |= self._take_grammars()
+        busy |= self._taker.poll(time.monotonic(), steps_in_flight=bool(self._inflight))
         busy |= self._submit()
         return busy
 
@@ -148,56 +161,29 @@ class SchedulerLoop:
         while (message := self._inbox.recv()) is not None:
             taken = True
             now = self._last_arrival = time.monotonic()
-            if isinstance(message, Request):
-                self._add(message, now)
-            elif isinstance(message, AbortReq):
-                if self._grammars.abort(message.rid):
-                    self._core.intake.abandon(message.rid)
-                else:
-                    self._core.abort(message.rid, now)
-            elif isinstance(message, ReleaseReq):
-                self._core.programs.release(message.program, message.branch)
-            elif isinstance(message, RunnerRestarted):
-                self._restart(message)
-            elif isinstance(message, Reset):
-                self._reset(message, now)
-            elif isinstance(message, (ToWatched, PageWatch)):
-                for answer in self._stream.handle(message):
-                    self._tokenizer.send(answer)
-            else:
-                self._control(message)
+            for answer in self._handlers[type(message)](message, now):
+                self._tokenizer.send(answer)
         return taken
 
-    def _reset(self, message: Reset, now: float) -> None:
-        """Forget what a router has sent in earlier epochs."""
-        self._grammars.forget()
-        self._core.recovery.forget(now, keeps_cache=message.keeps_cache)
-        self._stream.handle(WatchCacheReq(watch=False))
-        self._tokenizer.send(self.stats())
-
-    def _add(self, message: Request, now: float) -> None:
-        if message.sampling is None or message.sampling.constraint is None:
+    def _add(self, message: Request, now: float) -> Iterable[ToTokenizer]:
+        if not self._taker.prepare(message, now):
             self._core.intake.add(message, now)
-            return
-        resumes = bool(message.resume_ids)
-        error = None if resumes else self._core.intake.queue_error(message, now, self._grammars.num_pending)
-        if error is None:
-            self._grammars.submit(message, now)
-        else:
-            self._core.intake.refuse(message, error)
+        return ()
 
-    def _take_grammars(self) -> bool:
-        """Queue the requests whose grammar is compiled, and end those whose grammar failed to compile."""
-        now = time.monotonic()
-        runs = bool(self._inflight)
-        ready = self._grammars.poll(now, steps_in_flight=runs, crowded=self._shared_cores and runs)
-        for each in ready:
-            if each.grammar is None:
-                assert each.error is not None
-                self._core.intake.refuse(each.message, each.error)
-            else:
-                self._core.intake.add(each.message, now, each.grammar, each.info)
-        return bool(ready)
+    def _abort(self, message: AbortReq, now: float) -> Iterable[ToTokenizer]:
+        if not self._taker.abort(message.rid):
+            self._core.abort(message.rid, now)
+        return ()
+
+    def _reset(self, message: Reset, now: float) -> Iterable[ToTokenizer]:
+        """Forget what a router has sent in earlier epochs."""
+        self._core.forget(now, keeps_cache=message.keeps_cache)
+        return [self.stats()]
+
+    def _settle(self) -> bool:
+        """Do deferred work while the device computes; return whether a request ended."""
+        self._core.step_time.learn()
+        return self._taker.settle(time.monotonic())
 
     def _submit(self) -> bool:
         submitted = False
@@ -213,7 +199,7 @@ class SchedulerLoop:
             self._core.counters.schedule_s += time.perf_counter() - started
             if len(self._inflight) == 1:
                 self._head_since = time.monotonic()
-            if len(self._inflight) == 1 or self._core.stages > 1:
+            if len(self._inflight) == 1 or self._core.pacing.gives_ids:
                 self._send_masks(batch)
             submitted = True
         return submitted
@@ -232,12 +218,12 @@ class SchedulerLoop:
 
     def _send_masks(self, batch: ScheduleBatch) -> None:
         """Send the masks of a step. All earlier tokens of its rows must be known: it is the oldest step in flight, or
-        the model has pipeline stages and no row is in two steps."""
-        if batch.grammar_rows:
-            found = self._core.masks(batch, time.monotonic())
+        rows carry their tokens and none is in two steps."""
+        if batch.masked_rows:
+            found = self._taker.masks(batch, time.monotonic())
             if self._masks is None:
-                rows, words = self._core.mask_shape
-                self._masks = self._executor.open_masks(mask_slots(rows), words)
+                slots = mask_slots(self._core.config.max_running_requests)
+                self._masks = self._executor.open_masks(slots, self._taker.mask_words)
             self._executor.send_mask(self._masks.message(batch.step_id, found.rows, found.index, found.masks))
 
     def _commit(self) -> bool:
@@ -262,7 +248,7 @@ class SchedulerLoop:
         self._core.counters.commit_s += time.perf_counter() - started
         if self._inflight:
             self._head_since = time.monotonic()
-            if self._core.stages == 1:
+            if not self._core.pacing.gives_ids:
                 self._send_masks(self._inflight[0])
         if self._check:
             check_scheduler(self._core)
@@ -270,13 +256,11 @@ class SchedulerLoop:
 
     # --- a ModelRunner that main starts anew ---
 
-    def _restart(self, notice: RunnerRestarted) -> None:
+    def _restart(self, notice: RunnerRestarted, now: float) -> Iterable[ToTokenizer]:
         while self._inflight and self._commit():
             pass  # answers that were sent before the end
         self._core.runner_lost(self._inflight, notice.reason, time.monotonic())
         self._inflight.clear()
-        suspects = self._core.recovery.num_suspects
-        logger.warning("waiting for a new ModelRunner; requests that were in flight and will be tried: %d", suspects)
         if self._executor.socket is not None:
             self._poller.unregister(self._executor.socket)
         self._executor.restart(notice.epoch)
@@ -285,6 +269,7 @@ class SchedulerLoop:
         self._announcement = msgspec.structs.replace(self._announcement, epoch=notice.epoch)
         if self._executor.socket is not None:
             self._poller.register(self._executor.socket, zmq.POLLIN)
+        return ()
 
     def _take_ready(self) -> bool:
         """Submit steps again once every rank is ready; returns whether that is so since now."""
@@ -294,11 +279,12 @@ class SchedulerLoop:
         num_slots = self._core.kv.allocator.num_slots
         if ready.num_slots != num_slots:
             raise EngineError(f"the restarted ModelRunner has {ready.num_slots} KV slots instead of {num_slots}")
-        states = self._core.kv.states
-        num_states = 0 if states is None else states.slots.num_states
-        if ready.num_states != num_states:
-            raise EngineError(f"the restarted ModelRunner has {ready.num_states} state slots instead of {num_states}")
-        self._core.recovery.runner_ready()
+        if ready.num_states != self._announcement.num_states:
+            raise EngineError(
+                f"the restarted ModelRunner has {ready.num_states} state slots instead of "
+                f"{self._announcement.num_states}"
+            )
+        self._core.runner_ready()
         logger.info("the ModelRunner is ready again; %d requests go on", len(self._core.waiting))
         self._tokenizer.send(self._announcement)
         return True
@@ -309,14 +295,14 @@ class SchedulerLoop:
             self._tokenizer.send(batch)
 
     def _look_ahead(self) -> bool:
-        """Prepare for the next tokens of constrained rows in the first part of the oldest step's time; returns whether
+        """Prepare for the next tokens of rows with masks in the first part of the oldest step's time; returns whether
         a message has come meanwhile."""
         if not self._inflight or self._shared_cores or not self._executor.runs_ahead:
             return False
         ends = self._head_since + LOOK_AHEAD_SHARE * self._core.step_time.times.seconds(*self._inflight[0].shape)
         if time.monotonic() >= ends:
             return False
-        for _ in self._core.look_ahead():
+        for _ in self._taker.look_ahead():
             if self._poller.poll(0):
                 return True
             if time.monotonic() >= ends:
@@ -326,10 +312,10 @@ class SchedulerLoop:
     def _sleep(self) -> None:
         if not self._poller.sockets:
             return
-        while self._inflight and self._inflight[0].grammar_rows and time.monotonic() - self._head_since < self._watch_s:
+        while self._inflight and self._inflight[0].masked_rows and time.monotonic() - self._head_since < self._watch_s:
             if self._poller.poll(0):
                 return
-        if self._stream.is_busy:
+        if any(part.is_busy for part in self._parts.all):
             return
         if self._holds(time.monotonic()):
             self._poller.poll(int(ARRIVAL_PAUSE_S * 1000))
@@ -337,19 +323,18 @@ class SchedulerLoop:
             self._poller.poll(IDLE_WAIT_MS if self._is_idle() else BUSY_WAIT_MS)
 
     def _is_idle(self) -> bool:
-        return self._core.is_idle and not self._inflight and not self._grammars.num_pending
+        return self._core.is_idle and not self._inflight and not self._taker.num_preparing
 
     # --- operators ---
 
-    def _control(self, request: ControlReq) -> None:
+    def _control(self, request: ControlReq, now: float) -> Iterable[ToTokenizer]:
         if request.op == "drain":
             self._drains.append(request)
-        elif request.op == "flush_cache":
+            return ()
+        if request.op == "flush_cache":
             self._core.flush_cache()
-            self._tokenizer.send(self.stats())
-            self._tokenizer.send(ControlReply(request.id, ok=True))
-        else:
-            self._tokenizer.send(self._check_reply(request))
+            return [self.stats(), ControlReply(request.id, ok=True)]
+        return [self._check_reply(request)]
 
     def _check_reply(self, request: ControlReq) -> ControlReply:
         try:
@@ -374,4 +359,4 @@ class SchedulerLoop:
             self._tokenizer.send(self.stats())
 
     def stats(self) -> SchedulerStats:
-        return scheduler_stats(self._core, self._grammars, time.monotonic())
+        return scheduler_stats(self._core, time.monotonic())

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from radixrt.scheduler.output_lengths import CLIP_TOKENS
 from radixrt.scheduler.req import Req
 
+CLIP_TOKENS = 4096
+"""Requests with a huge or no max_tokens are expected to stop before this many."""
 INITIAL_RATIO = 0.7
 MIN_RATIO = 0.1
 DECAY_STEPS = 600

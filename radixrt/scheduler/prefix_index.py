@@ -47,3 +47,11 @@ class PrefixIndex:
         window = req.known_ids[start : start + self._window].tobytes()
         if len(window) == 4 * self._window:
             index.setdefault((req.namespace, window), []).append(req)
+
+
+def common_len(a: Int32Array, b: Int32Array) -> int:
+    """Number of leading tokens that are equal."""
+    count = min(len(a), len(b))
+    differs = a[:count] != b[:count]
+    first = int(differs.argmax()) if count else 0
+    return first if count and differs[first] else count

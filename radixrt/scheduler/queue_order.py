@@ -21,8 +21,8 @@ PATIENCE_S = 10.0
 
 WINDOW = 128
 """Cache-aware policies look at this many requests, in order of arrival: matching all of a long queue at every step
-would cost more than the better order saves. Behind them they look at as many of programs that have begun, for which the
-first ones may be waiting."""
+would cost more than the better order saves. Behind them they look at as many whose kin has begun (`Req.kin`), for which
+the first ones may be waiting."""
 
 MATCH_UNIT = 32
 """Cached prefixes are compared by multiples of this many tokens: texts of one template share a few more or fewer tokens
@@ -37,7 +37,7 @@ def arrange(policy: str, waiting: list[Req], kv: KVManager, now: float) -> list[
     if policy == "fcfs" or len(by_arrival) < 2:
         return by_arrival
     window = by_arrival[:WINDOW]
-    window += islice((r for r in by_arrival[WINDOW:] if (p := r.program) is not None and p.longest_prompt), WINDOW)
+    window += islice((r for r in by_arrival[WINDOW:] if r.kin is not None and r.kin.has_begun), WINDOW)
     patient = [r for r in window if not is_overdue(r, now)]
     overdue = [r for r in window if is_overdue(r, now)]
     arranged = _ORDERS[policy](patient, kv)

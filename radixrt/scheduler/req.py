@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from radixrt.constrained.grammar import Grammar
-from radixrt.messages.parts import ConstraintInfo, Finish
+from radixrt.messages.parts import (
+    FINISH_LENGTH,
+    FINISH_STOP,
+    ConstraintInfo,
+    Finish,
+    FinishError,
+    LogprobColumns,
+    ReadValues,
+)
 from radixrt.messages.request import Envelope
 from radixrt.messages.wire import Int32Array
 from radixrt.sampling_params import SamplingParams
-from radixrt.scheduler.program import Program, ProgramCall
 
 
 class ReqState(enum.Enum):
@@ -27,8 +33,7 @@ class ReqState(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class KVState:
-    """The request's row of req_to_token and the slots in it. Written by `KVManager` alone, and the fields about states
-    of recurrent layers by its `StateManager`, for a model that has them.
+    """The request's row of req_to_token and the slots in it. Written by `KVManager` alone.
 
     Attributes:
         req_pool_idx: the row; 0 while the request is waiting.
@@ -37,48 +42,14 @@ class KVState:
         protected_len: row[:protected_len] are slots of the radix tree, locked through `last_node`; the slots in
             row[protected_len:length] are private to this request.
         last_node: the `TreeNode` in which row[:protected_len] ends, locked; None while the request holds no lock.
-        state_slot: slot that holds, or will hold once the steps in flight have run, the state after the first
-            `state_len` tokens; slot 0 (zeros) after none.
-        state_len: see `state_slot`. It is less than `length` behind a match: the tokens in [state_len, length) are
-            computed again for the state's sake.
-        state_node: node whose state that is, pinned; None if the slot is the request's own, or slot 0.
-        spare_slot: second slot of its own, between which and `state_slot` decode steps alternate; 0 for none.
-        spare_len: number of tokens after which the spare slot holds the state.
-        cuts: lengths at which a chunk leaves its state to the cache -> number of requests that are expected to use it.
-            Written by `Checkpoints`.
+        states: record of a manager that keeps more than keys and values for a row; None otherwise.
     """
 
     req_pool_idx: int = 0
     length: int = 0
     protected_len: int = 0
     last_node: Any = None
-    state_slot: int = 0
-    state_len: int = 0
-    state_node: Any = None
-    spare_slot: int = 0
-    spare_len: int = 0
-    cuts: dict[int, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True, eq=False)
-class ConstraintState:
-    """The grammar of a constrained request and what it did to the output. Written by `ConstrainedRequests`, but for
-    `stale_samples`, which the scheduler counts down as the samples arrive.
-
-    Attributes:
-        info: how the constraint was compiled.
-        jumps: forced continuations are appended without sampling (jump-forward).
-        forced_tokens: output tokens about which the grammar left no choice.
-        closing_tokens: output tokens that ended the output early.
-        stale_samples: number of the oldest samples in flight to ignore: the tokens after them are forced already.
-    """
-
-    grammar: Grammar
-    info: ConstraintInfo | None
-    jumps: bool
-    forced_tokens: int = 0
-    closing_tokens: int = 0
-    stale_samples: int = 0
+    states: Any = None
 
 
 @dataclass(slots=True, eq=False)
@@ -86,7 +57,7 @@ class ReqStats:
     """Times of a request, in the caller's seconds, and counts that its usage reports. Written by the scheduler.
 
     Attributes:
-        deadline: time at which the request ends with an error, or a constrained one with what it has.
+        deadline: time at which the request ends.
         cached_tokens: prompt tokens that the cache saved at the first admission; -1 before that.
         matched_tokens: prompt tokens whose keys and values it had; more only if the nearest state is further up.
     """
@@ -99,6 +70,60 @@ class ReqStats:
     retractions: int = 0
     cached_tokens: int = -1
     matched_tokens: int = 0
+
+
+class Taker(Protocol):
+    """Takes the sampled tokens of one request in place of the core.
+
+    Attributes:
+        may_take_back: tokens whose keys and values are computed already may be dropped again.
+    """
+
+    may_take_back: bool
+
+    def refusal(self, room: int) -> FinishError | None:
+        """Return the error of a request that cannot be served with `room` tokens after its prompt."""
+        ...
+
+    def start(self, req: Req, resumed: list[int]) -> Finish | None:
+        """Append the beginning of the output, `resumed` or forced; return the finish if that is all of it."""
+        ...
+
+    def ignores(self) -> bool:
+        """Return True if the oldest sample in flight is void, and count it as arrived."""
+        ...
+
+    def take(self, req: Req, token: int, columns: LogprobColumns | None) -> Finish | None:
+        """Append a sampled token and write it; return the request's finish if it ends."""
+        ...
+
+    def requeued(self) -> None:
+        """Note that all samples in flight are lost."""
+        ...
+
+    def expire(self, req: Req) -> Finish | None:
+        """Return the finish of a request whose deadline has passed; None to end it with the usual error."""
+        ...
+
+    @property
+    def info(self) -> ConstraintInfo | None:
+        """Report that is sent with the finish."""
+        ...
+
+
+class Kin(Protocol):
+    """What requests have in common that are likely to have long common prefixes.
+
+    Attributes:
+        number: position in the order of arrival.
+    """
+
+    number: int
+
+    @property
+    def has_begun(self) -> bool:
+        """True once one of the requests was admitted."""
+        ...
 
 
 class Reads(Protocol):
@@ -115,6 +140,10 @@ class Reads(Protocol):
         only until `is_done`."""
         ...
 
+    def answer(self) -> ReadValues:
+        """Return the values; once `is_done`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Member:
@@ -123,17 +152,15 @@ class Member:
     Attributes:
         group: id of the group.
         shared_len: number of leading tokens that an earlier row of the same group has too.
-        fork_len: number of leading tokens that later rows of the same group have too.
     """
 
     group: str
     shared_len: int = 0
-    fork_len: int = 0
 
 
 class Req:
-    """One row of tokens: a request that samples, or one row of a group. The records `kv`, `constraint`, `stats`, `call`
-    and `reads` each have one writer, named in their docstrings.
+    """One row of tokens: a request that samples, or one row of a group. The records `kv`, `stats`, `reads` and `taker`
+    each have one writer, named in their docstrings.
 
     Attributes:
         seq: position in the order of arrival.
@@ -143,17 +170,21 @@ class Req:
         ids: int32, prompt and then output tokens, as far as they are known; grown in place (see `known_len`).
         num_pending: number of tokens sampled by steps in flight, whose ids are not known yet.
         last_step: number of the last step that samples for the request; -1 before the first one.
-        call: the call of a program that this request is; None outside of programs.
+        taker: takes the sampled tokens; None for the core.
+        fork_len, fork_uses: number of leading tokens that other requests are known to have too, and how many requests,
+            this one included; 0 and 0 if that is not known.
+        kin: requests with the same kin are likely to share prefixes; None for none.
         reads: values that the request reads; None for nothing.
         member: place of one row of a group; None for a request that samples.
         sampling_row_due: the runner's sampling tables do not hold this request's parameters yet.
     """
 
     __slots__ = (
-        "call",
-        "constraint",
         "finish",
+        "fork_len",
+        "fork_uses",
         "ids",
+        "kin",
         "known_len",
         "kv",
         "last_step",
@@ -172,6 +203,7 @@ class Req:
         "state",
         "stats",
         "stop_ids",
+        "taker",
         "turn_len",
     )  # fmt: skip
 
@@ -188,9 +220,6 @@ class Req:
         now: float,
         timeout_s: float,
         turn_len: int = 0,
-        grammar: Grammar | None = None,
-        constraint_info: ConstraintInfo | None = None,
-        call: ProgramCall | None = None,
         reads: Reads | None = None,
         member: Member | None = None,
     ) -> None:
@@ -215,15 +244,11 @@ class Req:
         self.sampling_row_due = member is None
         self.kv = KVState()
         self.stats = ReqStats(arrived_at=now, deadline=now + timeout_s, last_token_at=now)
-        self.call = call
         self.reads = reads
         self.member = member
-        self.constraint: ConstraintState | None = None
-        if grammar is not None:
-            # Log-probabilities of each output token are due, and a prompt before forced tokens may come from the cache
-            # to its end, so that nothing would be read from it.
-            jumps = sampling.structured.jump_forward and sampling.logprobs is None and reads is None
-            self.constraint = ConstraintState(grammar, constraint_info, jumps)
+        self.taker: Taker | None = None
+        self.kin: Kin | None = None
+        self.fork_len = self.fork_uses = 0
 
     @property
     def seq_len(self) -> int:
@@ -252,17 +277,6 @@ class Req:
         """int32 view [known_len]."""
         return self.ids[: self.known_len]
 
-    @property
-    def program(self) -> Program | None:
-        """The program that the request is a call of, if it is one."""
-        return None if self.call is None else self.call.program
-
-    @property
-    def hint_names(self) -> tuple[str, str]:
-        """Program and branch of the request's hint; empty without one."""
-        hint = None if self.call is None else self.call.hint
-        return ("", "") if hint is None else (hint.program, hint.branch)
-
     def take_back(self) -> None:
         """Drop the last output token."""
         self.known_len -= 1
@@ -275,3 +289,12 @@ class Req:
             self.ids = ids = grown
         ids[length] = token
         self.known_len = length + 1
+
+    def take(self, token: int) -> Finish | None:
+        """Append an output token; return the request's finish if the token is its last."""
+        if self.prompt_len == self.max_len:  # max_tokens 0: only the prompt was to be read
+            return Finish(FINISH_LENGTH)
+        self.append(token)
+        if token in self.stop_ids:
+            return Finish(FINISH_STOP, matched=token)
+        return Finish(FINISH_LENGTH) if self.known_len >= self.max_len else None

@@ -13,17 +13,15 @@ A request that samples nothing is a `RequestGroup` whose rows are requests of th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
 
-from radixrt.messages.cache_events import RequestAdmitted, RequestEnded
-from radixrt.messages.parts import FINISH_ABORT, FINISH_ERROR, FINISH_LENGTH, FINISH_STOP, Finish, ReadValues
+from radixrt.messages.parts import FINISH_ABORT, FINISH_STOP, Finish, ReadValues
+from radixrt.messages.request import Request, Row
 from radixrt.messages.wire import Int32Array
 from radixrt.scheduler.counters import Counters
 from radixrt.scheduler.deltas import DeltaWriter
 from radixrt.scheduler.kv_manager import KVManager
-from radixrt.scheduler.output_lengths import OutputLengths
-from radixrt.scheduler.programs import Programs
-from radixrt.scheduler.req import Member, Reads, Req, ReqState
+from radixrt.scheduler.part import End, Parts
+from radixrt.scheduler.req import Member, Req, ReqState
 from radixrt.scheduler.request_group import RequestGroup
 
 logger = logging.getLogger(__name__)
@@ -40,21 +38,11 @@ class RequestTable:
         recovering: a step failed, so no slot of an active request is known to hold what it should.
     """
 
-    def __init__(
-        self,
-        kv: KVManager,
-        programs: Programs,
-        writer: DeltaWriter,
-        counters: Counters,
-        outputs: OutputLengths,
-        answer_of: Callable[[Sequence[Reads | None]], ReadValues],
-    ) -> None:
+    def __init__(self, kv: KVManager, parts: Parts, writer: DeltaWriter, counters: Counters) -> None:
         self._kv = kv
-        self._programs = programs
+        self._parts = parts
         self._writer = writer
         self._counters = counters
-        self._outputs = outputs
-        self._answer_of = answer_of
         self.by_rid: dict[str, Req] = {}
         self.groups: dict[str, RequestGroup] = {}
         self.waiting: list[Req] = []
@@ -64,20 +52,29 @@ class RequestTable:
     def __contains__(self, rid: str) -> bool:
         return rid in self.by_rid or rid in self.groups
 
-    def queue(self, req: Req) -> None:
+    def queue(self, req: Req, row: Row, message: Request, now: float) -> None:
+        """Put a request in the queue.
+
+        Args:
+            row: the row of the message that the request is.
+        """
+        for queued in self._parts.queued:
+            queued(req, row, message, now)
         self.by_rid[req.rid] = req
         self.waiting.append(req)
 
-    def queue_group(self, group: RequestGroup) -> None:
+    def queue_group(self, group: RequestGroup, now: float) -> None:
         """Open a group and queue its first row."""
         self.groups[group.rid] = group
-        self.queue_next_row(group.rid)
+        self.queue_next_row(group.rid, now)
 
-    def queue_next_row(self, rid: str) -> Req | None:
+    def queue_next_row(self, rid: str, now: float) -> Req | None:
         """Queue the next row of a group, if it has one left."""
-        req = self.groups[rid].next_row()
-        if req is not None:
-            self.queue(req)
+        group = self.groups[rid]
+        row, req = group.next_row()
+        if row is not None and req is not None:
+            self.queue(req, row, group.message, now)
+            group.started(req)
         return req
 
     def activate(self, req: Req, prefix: Int32Array, now: float) -> None:
@@ -87,10 +84,14 @@ class RequestTable:
         self.active.append(req)
         req.state = ReqState.PREFILL
         req.sampling_row_due = req.member is None
-        if req.stats.cached_tokens < 0:
-            self._count_admission(req, self._kv.computed_len(req), len(prefix), now)
+        again, counted = req.stats.cached_tokens >= 0, (0, 0)
+        if not again:
+            counted = self._count_admission(req, self._kv.computed_len(req), len(prefix), now)
+        for admitted in self._parts.admitted:
+            admitted(req, *counted, again=again)
 
-    def _count_admission(self, req: Req, cached: int, matched: int, now: float) -> None:
+    def _count_admission(self, req: Req, cached: int, matched: int, now: float) -> tuple[int, int]:
+        """Count a first admission; return the prompt's tokens and the cached ones, without those of an earlier row."""
         stats, counters = req.stats, self._counters
         stats.cached_tokens = min(cached, req.prompt_len)  # tokens that a grammar forced can be cached too
         stats.matched_tokens = min(matched, req.prompt_len)
@@ -98,27 +99,13 @@ class RequestTable:
             counters.recomputed_tokens += stats.matched_tokens - stats.cached_tokens
             logger.debug("request %s: KV matched %d, nearest state at %d", req.rid, matched, cached)
         stats.admitted_at = now
-        for journal in self._kv.cache.journals:
-            if journal.records_requests:
-                event = RequestAdmitted(
-                    req.rid,
-                    journal.number(req.kv.last_node) if matched else 0,
-                    req.prompt_len,
-                    stats.cached_tokens,
-                    stats.matched_tokens,
-                    min(len(req.reusable_ids), req.prompt_len),
-                    *req.hint_names,
-                )
-                journal.events.append(event)
         shared = 0 if req.member is None else req.member.shared_len
         prompt_tokens, cached_tokens = req.prompt_len - shared, max(stats.cached_tokens - shared, 0)
         counters.prompt_tokens += prompt_tokens
         counters.cached_tokens += cached_tokens
-        if req.call is not None and req.call.hint is not None:
-            counters.hinted_prompt_tokens += prompt_tokens
-            counters.hinted_cached_tokens += cached_tokens
         if req.member is not None:
             self.groups[req.member.group].admitted(prompt_tokens, cached_tokens, now)
+        return prompt_tokens, cached_tokens
 
     def retract(self, req: Req) -> None:
         """Put an active request back to waiting for lack of slots; what it computed stays in the cache."""
@@ -136,8 +123,8 @@ class RequestTable:
         self._kv.release(req, keep=keep)
         self.active.remove(req)
         req.num_pending = 0
-        if req.constraint is not None:
-            req.constraint.stale_samples = 0
+        if req.taker is not None:
+            req.taker.requeued()
         req.state = ReqState.WAITING
         self.waiting.insert(0, req)
 
@@ -153,9 +140,7 @@ class RequestTable:
         for req in reversed(list(self.active)):
             self._requeue(req, keep=False)
             self._counters.resumed += 1
-        self._kv.cache.reset()
-        self._counters.cache_resets[reason] += 1
-        self._programs.clear()
+        self._reset_cache(reason)
         self.recovering = False
 
     # --- ends ---
@@ -177,9 +162,13 @@ class RequestTable:
             self.end(req, Finish(FINISH_ABORT), now)
         self._writer.take()
         if reason is not None:
-            self._kv.cache.reset()
-            self._counters.cache_resets[reason] += 1
-            self._programs.clear()
+            self._reset_cache(reason)
+
+    def _reset_cache(self, reason: str) -> None:
+        self._kv.cache.reset()
+        self._counters.cache_resets[reason] += 1
+        for cleared in self._parts.cleared:
+            cleared()
 
     def end(self, req: Req, finish: Finish, now: float) -> None:
         """End a request: release its row and its slots, and write its finish."""
@@ -189,23 +178,15 @@ class RequestTable:
         else:
             self.active.remove(req)
             node = self._kv.release(req, keep=not self.recovering)
-        if req.call is not None:
-            end = node if finish.reason in (FINISH_STOP, FINISH_LENGTH) else None
-            self._programs.end_call(req.call, end, req.stats.cached_tokens, now)
         req.state = ReqState.FINISHED
         req.finish = finish
-        for journal in self._kv.cache.journals:
-            if journal.records_requests:
-                first = req.stats.first_token_at
-                waited = None if first is None else first - req.stats.arrived_at
-                journal.events.append(RequestEnded(req.rid, finish.reason, req.num_output, waited))
         del self.by_rid[req.rid]
+        for ended in self._parts.ended:
+            ended(End(req.rid, req, node, req.stats.cached_tokens, finish, now))
         if req.member is not None:
             self._row_ended(req, req.member, finish, now)
             return
         self._counters.finished += 1
-        if req.stats.admitted_at is not None and finish.reason != FINISH_ERROR:
-            self._outputs.ended(req.max_len - req.prompt_len, req.num_output)
         self._writer.finish(req, finish, now)
 
     def _row_ended(self, req: Req, member: Member, finish: Finish, now: float) -> None:
@@ -220,8 +201,9 @@ class RequestTable:
         del self.groups[group.rid]
         for req in group.live:
             self.end(req, Finish(FINISH_ABORT), now)
-        if group.call is not None:
-            end = self._kv.cache.node_at(group.prompt, group.namespace) if group.is_done else None
-            self._programs.end_call(group.call, end, group.cached_tokens, now)
+        node = self._kv.cache.node_at(group.prompt, group.namespace) if group.is_done else None
+        for ended in self._parts.ended:
+            ended(End(group.rid, None, node, group.cached_tokens, finish, now))
         self._counters.finished += 1
-        self._writer.answered(group, self._answer_of(group.reads) if group.is_done else None, finish, now)
+        values = ReadValues.join([reads.answer() for reads in group.reads]) if group.is_done else None
+        self._writer.answered(group, values, finish, now)

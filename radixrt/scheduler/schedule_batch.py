@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -13,9 +14,8 @@ from radixrt.messages.runner import ForwardStep, RowWrite, SamplingRow
 from radixrt.messages.step_shape import StepShape, step_shape
 from radixrt.messages.wire import Int32Array, pack_i32
 from radixrt.scheduler.kv_manager import DecodeSlots
+from radixrt.scheduler.part import Part, Parts
 from radixrt.scheduler.req import Req
-from radixrt.scheduler.sharing import NOTHING, SharedColumns, SharingPlanner
-from radixrt.scheduler.state_manager import StateStep
 
 EXTEND = 1
 DECODE = 2
@@ -27,15 +27,15 @@ class Chunk:
     """Part of one request's input to compute in a step: positions [start, start + len(slots)) into `slots`.
 
     Attributes:
-        slots: 0 for a token that is replayed.
-        state: state slots that the chunk reads and writes; None if the model has no recurrent layers.
+        slots: int32[n]; 0 for a token whose keys and values the row already has.
+        states: see `radixrt.scheduler.kv_manager.ChunkSlots`.
     """
 
     req: Req
     start: int
     slots: Int32Array
     is_last: bool
-    state: StateStep | None = None
+    states: Any = None
 
     @property
     def begins(self) -> bool:
@@ -43,9 +43,60 @@ class Chunk:
         return self.start == 0
 
     @property
+    def samples(self) -> bool:
+        """True if a token is sampled after the chunk."""
+        return self.is_last and self.req.member is None
+
+    @property
     def is_single(self) -> bool:
         """True if the chunk is one token behind others, like a decode row's."""
         return self.start > 0 and len(self.slots) == 1
+
+
+class ByKind(NamedTuple):
+    """The chunks of a step in the order in which `radixrt.forward_batch.extend_parts` splits them.
+
+    Each kind has its own attention kernel.
+
+    Attributes:
+        prompts: chunks behind earlier tokens, the longest first. Chunks without earlier tokens are among them if they
+            have fewer than MIN_FRESH_TOKENS tokens together.
+        fresh: chunks without earlier tokens, otherwise.
+        single: chunks of one token behind earlier tokens.
+    """
+
+    prompts: list[Chunk]
+    fresh: list[Chunk]
+    single: list[Chunk]
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """All chunks in this order."""
+        return [*self.prompts, *self.fresh, *self.single]
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """Rows of a step that has been decided: first the chunks of prompts, then the decode rows.
+
+    Attributes:
+        kinds: the chunks in row order.
+        slots: of the decode rows.
+    """
+
+    kinds: ByKind
+    decode: list[Req]
+    slots: DecodeSlots
+
+    @cached_property
+    def chunks(self) -> list[Chunk]:
+        """The chunks in row order."""
+        return self.kinds.chunks
+
+    @property
+    def requests(self) -> list[Req]:
+        """The request of each row."""
+        return [chunk.req for chunk in self.chunks] + self.decode if self.chunks else self.decode
 
 
 @dataclass(frozen=True)
@@ -56,8 +107,8 @@ class ScheduleBatch:
         sampled: requests that get a token from this step, in the order of the step's sampling rows.
         step: the message to the runners.
         decided_at: time at which the scheduler began to decide the step, in the caller's seconds.
-        grammar_rows: indices into `sampled` of constrained requests.
-        reads: what the parts remember of the step until its answer comes; None for nothing.
+        masked_rows: indices into `sampled` of requests whose tokens a part takes; a mask of each comes with the step.
+        kept: parts with a section in the step, each with what it gets back with the step's answer.
     """
 
     step_id: int
@@ -65,8 +116,8 @@ class ScheduleBatch:
     sampled: list[Req]
     requests: list[Req]
     decided_at: float
-    grammar_rows: list[int] = field(default_factory=list)
-    reads: Any = None
+    masked_rows: list[int] = field(default_factory=list)
+    kept: Sequence[tuple[Part, Any]] = ()
 
     @cached_property
     def shape(self) -> StepShape:
@@ -102,86 +153,63 @@ def sampling_row(req: Req) -> SamplingRow:
     )
 
 
-def decode_batch(
-    step_id: int, now: float, reqs: list[Req], slots: DecodeSlots, writes: list[RowWrite],
-    shared: SharedColumns = NOTHING, *, gives_ids: bool = False,
-) -> ScheduleBatch:  # fmt: skip
-    """A DECODE step: one token for each row, its future token or, with gives_ids, its last one."""
-    rows = [sampling_row(r) for r in reqs if r.sampling_row_due]
-    grammar_rows = [i for i, r in enumerate(reqs) if r.constraint is not None]
-    step = ForwardStep(
-        step_id=step_id,
-        mode=DECODE,
-        req_pool_idx=pack_i32(slots.req_pool_idx),
-        seq_lens=pack_i32(slots.seq_lens),
-        out_cache_loc=pack_i32(slots.slots),
-        input_ids=pack_i32(_decode_ids(reqs, gives_ids)) if gives_ids else b"",
-        row_writes=writes,
-        sampling_rows=rows,
-        has_grammar=bool(grammar_rows),
-        shared_segments=shared.segments,
-        shared_rows=shared.rows,
-        state_src=pack_i32(slots.state_src),
-        state_dst=pack_i32(slots.state_dst),
-    )
-    return ScheduleBatch(step_id, step, reqs, reqs, now, grammar_rows)
+def make_batch(
+    step_id: int, now: float, plan: StepPlan, writes: list[RowWrite], parts: Parts, *, gives_ids: bool
+) -> ScheduleBatch:
+    """Create the step of a plan, with what the parts add to it.
 
-
-def extend_batch(
-    step_id: int, now: float, chunks: list[Chunk], decode: list[Req], slots: DecodeSlots, writes: list[RowWrite],
-    shared: SharedColumns = NOTHING, *, gives_ids: bool = False, sections: dict[str, bytes] | None = None,
-    reads: Any = None,
-) -> ScheduleBatch:  # fmt: skip
-    """An EXTEND step: chunks in the order of `ByKind`, then decode rows with one token each, as in `decode_batch`."""
-    reqs = [c.req for c in chunks] + decode
-    samples = [c.is_last and c.req.member is None for c in chunks]
-    sampled = [c.req for c, is_sampled in zip(chunks, samples, strict=True) if is_sampled] + decode
-    grammar_rows = [i for i, r in enumerate(sampled) if r.constraint is not None]
-    ones = np.ones(len(decode), np.int32)
-    states = [c.state for c in chunks if c.state is not None]
-    chunk_rows = [c.req.kv.req_pool_idx for c in chunks]
-    chunk_lens = [c.start + len(c.slots) for c in chunks]
-    step = ForwardStep(
-        step_id=step_id,
-        mode=EXTEND,
-        req_pool_idx=pack_i32(np.concatenate([np.array(chunk_rows, np.int32), slots.req_pool_idx])),
-        seq_lens=pack_i32(np.concatenate([np.array(chunk_lens, np.int32), slots.seq_lens])),
-        out_cache_loc=pack_i32(np.concatenate([*(c.slots for c in chunks), slots.slots])),
-        extend_lens=pack_i32(np.concatenate([np.array([len(c.slots) for c in chunks], np.int32), ones])),
-        input_ids=pack_i32(np.concatenate([*(_chunk_ids(c) for c in chunks), _decode_ids(decode, gives_ids)])),
-        samples=bytes([*samples, *[1] * len(decode)]),
-        row_writes=writes,
-        sampling_rows=[sampling_row(r) for r in reqs if r.sampling_row_due],
-        sections=sections or {},
-        has_grammar=bool(grammar_rows),
-        shared_segments=shared.segments,
-        shared_rows=shared.rows,
-        state_src=pack_i32([state.src for state in states]) + pack_i32(slots.state_src),
-        state_dst=pack_i32([state.dst for state in states]) + pack_i32(slots.state_dst),
-        state_cuts=_state_cuts(chunks),
-    )
-    return ScheduleBatch(step_id, step, sampled, reqs, now, grammar_rows, reads)
-
-
-class ByKind(NamedTuple):
-    """The chunks of a step in the order in which `radixrt.forward_batch.extend_parts` splits them.
-
-    Each kind has its own attention kernel.
-
-    Attributes:
-        prompts: chunks behind earlier tokens, the longest first. Chunks without earlier tokens are among them if they
-            have fewer than MIN_FRESH_TOKENS tokens together.
-        fresh: chunks without earlier tokens, otherwise.
-        single: chunks of one token behind earlier tokens.
+    Args:
+        writes: changes of rows other than the step's own slots.
+        gives_ids: decode rows carry their last token; otherwise the runner takes the row's future token.
     """
+    requests = plan.requests
+    if plan.chunks:
+        columns = _extend_columns(plan.chunks, plan.decode, plan.slots, gives_ids=gives_ids)
+        sampled = [chunk.req for chunk in plan.chunks if chunk.samples] + plan.decode
+    else:
+        columns, sampled = _decode_columns(plan.decode, plan.slots, gives_ids=gives_ids), plan.decode
+    masked = [i for i, req in enumerate(sampled) if req.taker is not None]
+    found = [(part, section) for part in parts.sections if (section := part.section(plan)) is not None]
+    step = ForwardStep(
+        step_id=step_id,
+        **columns,
+        row_writes=writes,
+        sampling_rows=[sampling_row(req) for req in requests if req.sampling_row_due],
+        has_mask=bool(masked),
+        sections={part.name: section.data for part, section in found},
+    )
+    kept = [(part, section.kept) for part, section in found if section.kept is not None]
+    return ScheduleBatch(step_id, step, sampled, requests, now, masked, kept)
 
-    prompts: list[Chunk]
-    fresh: list[Chunk]
-    single: list[Chunk]
 
-    @property
-    def chunks(self) -> list[Chunk]:
-        return [*self.prompts, *self.fresh, *self.single]
+def _decode_columns(decode: list[Req], slots: DecodeSlots, *, gives_ids: bool) -> dict[str, Any]:
+    """Return the columns of a DECODE step: one token for each row."""
+    return {
+        "mode": DECODE,
+        "req_pool_idx": pack_i32(slots.req_pool_idx),
+        "seq_lens": pack_i32(slots.seq_lens),
+        "out_cache_loc": pack_i32(slots.slots),
+        "input_ids": pack_i32(_decode_ids(decode, gives_ids)) if gives_ids else b"",
+    }
+
+
+def _extend_columns(chunks: list[Chunk], decode: list[Req], slots: DecodeSlots, *, gives_ids: bool) -> dict[str, Any]:
+    """Return the columns of an EXTEND step: chunks in the order of `ByKind`, then decode rows with one token each."""
+    samples = [chunk.samples for chunk in chunks]
+    ones = np.ones(len(decode), np.int32)
+    chunk_rows = [chunk.req.kv.req_pool_idx for chunk in chunks]
+    chunk_lens = [chunk.start + len(chunk.slots) for chunk in chunks]
+    return {
+        "mode": EXTEND,
+        "req_pool_idx": pack_i32(np.concatenate([np.array(chunk_rows, np.int32), slots.req_pool_idx])),
+        "seq_lens": pack_i32(np.concatenate([np.array(chunk_lens, np.int32), slots.seq_lens])),
+        "out_cache_loc": pack_i32(np.concatenate([*(chunk.slots for chunk in chunks), slots.slots])),
+        "extend_lens": pack_i32(np.concatenate([np.array([len(chunk.slots) for chunk in chunks], np.int32), ones])),
+        "input_ids": pack_i32(
+            np.concatenate([*(_chunk_ids(chunk) for chunk in chunks), _decode_ids(decode, gives_ids)])
+        ),
+        "samples": bytes([*samples, *[1] * len(decode)]),
+    }
 
 
 def by_kind(chunks: list[Chunk]) -> ByKind:
@@ -192,27 +220,6 @@ def by_kind(chunks: list[Chunk]) -> ByKind:
     if sum(len(chunk.slots) for chunk in fresh) < MIN_FRESH_TOKENS:
         prompts, fresh = prompts + fresh, []
     return ByKind(sorted(prompts, key=lambda chunk: -len(chunk.slots)), fresh, single)
-
-
-def shared_in_extend(sharing: SharingPlanner, chunks: ByKind, decode: list[Req]) -> SharedColumns:
-    """The prefixes that rows of an EXTEND step share."""
-    behind = [*chunks.prompts, *chunks.single]
-    return sharing.extend_columns(
-        [chunk.req for chunk in chunks.prompts], [len(chunk.slots) for chunk in chunks.prompts],
-        [chunk.req for chunk in chunks.single] + decode, len(chunks.prompts) + len(chunks.fresh),
-        {chunk.req: chunk.start for chunk in behind if chunk.start < chunk.req.kv.protected_len},
-    )  # fmt: skip
-
-
-def _state_cuts(chunks: list[Chunk]) -> bytes:
-    """Column of `ForwardStep`: the states that chunks leave inside."""
-    cuts = [
-        number
-        for row, chunk in enumerate(chunks)
-        for cut in (chunk.state.cuts if chunk.state is not None else ())
-        for number in (row, cut.length - chunk.start, cut.slot)
-    ]
-    return pack_i32(cuts)
 
 
 def _chunk_ids(chunk: Chunk) -> Int32Array:

@@ -11,6 +11,7 @@ from radixrt.forward_batch.batch_builder import BatchBuilder
 from radixrt.forward_batch.forward_batch import ForwardBatch, SharedGroups
 from radixrt.messages.runner import ForwardStep, RowWrite
 from radixrt.messages.wire import pack_i32
+from tests.step_sections import sections
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,9 @@ def extend_step(
         step_id=0, mode=1, req_pool_idx=pack_i32(np.arange(1, len(paths) + 1)), seq_lens=pack_i32(seq_lens),
         out_cache_loc=pack_i32(np.concatenate([path[-new:] for path, new in pairs])), extend_lens=pack_i32(extends),
         input_ids=pack_i32(np.zeros(extends.sum())), samples=bytes([1] * len(paths)),
-        shared_segments=pack_i32(np.concatenate([prompts.shared.segments, segments]).reshape(-1)),
-        shared_rows=pack_i32(np.concatenate([prompts.shared.rows, single.shared.rows + count])),
+        sections=sections(
+            pack_i32(np.concatenate([prompts.shared.segments, segments]).reshape(-1)),
+            pack_i32(np.concatenate([prompts.shared.rows, single.shared.rows + count])),
+        ),
     )  # fmt: skip
     return builder.build(step, narrow=True)

@@ -17,6 +17,7 @@ from radixrt.forward_batch.batch_builder import BatchBuilder
 from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.messages.runner import ForwardStep, RowWrite
 from radixrt.messages.wire import pack_i32
+from tests.step_sections import sections
 
 NUM_SLOTS = 4096
 SHAPES = {"smollm": (9, 3, 64), "one-kv-head": (8, 1, 32), "large-group": (24, 2, 16)}
@@ -58,8 +59,7 @@ def make_batch(rows: list[tuple[int, int, bool]], rng: np.random.Generator, *, s
         step_id=0, mode=1, req_pool_idx=pack_i32(np.arange(1, len(rows) + 1)), seq_lens=pack_i32(lens),
         out_cache_loc=pack_i32(np.concatenate([row[len(row) - n :] for row, n in pairs])),
         extend_lens=pack_i32(extends), input_ids=pack_i32(np.zeros(sum(extends))), samples=bytes(samples),
-        shared_segments=pack_i32([0, SHARED_LENGTH, 0, len(single)]) if shares else b"",
-        shared_rows=pack_i32(single) if shares else b"",
+        sections=sections(pack_i32([0, SHARED_LENGTH, 0, len(single)]), pack_i32(single)) if shares else {},
     )  # fmt: skip
     return builder.build(step, narrow=True)
 

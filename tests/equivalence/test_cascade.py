@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from radixrt.messages.wire import unpack_i32
+from radixrt.parts.sharing.scheduler import SharedColumns, SharingPlanner
 from radixrt.scheduler.req import Req
-from radixrt.scheduler.sharing import SharedColumns, SharingPlanner
 from tests.equivalence.test_tiny_models import assert_same, engine
 from tests.scheduler.fake_runner import FREE
 

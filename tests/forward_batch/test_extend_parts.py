@@ -16,6 +16,7 @@ from radixrt.forward_batch.extend_parts import (
 )
 from radixrt.messages.wire import unpack_i32
 from radixrt.runner.profile_run import mixed_step
+from tests.step_sections import shared_in
 
 GOING_ON, FEW, FRESH, SHORT, SINGLE = (100, 200), (100, SHORT_PROMPT), (0, MIN_FRESH_TOKENS), (0, 5), (300, 1)
 MANY = [SINGLE] * MIN_SINGLE_ROWS
@@ -62,7 +63,7 @@ def test_a_profiled_step_has_every_part() -> None:
     parts = split_extend(unpack_i32(step.seq_lens) - extends, extends)
     assert 0 < parts.short < parts.fresh < parts.single < parts.rows
     assert len(step.row_writes) >= MIN_WRITES
-    assert max(unpack_i32(step.shared_rows)) < parts.fresh
+    assert max(unpack_i32(shared_in(step).rows)) < parts.fresh
     ids = np.split(unpack_i32(step.input_ids), np.cumsum(extends)[:-1])
     assert [row.min() < 0 for row in ids] == [False] * parts.single + [True] * (parts.rows - parts.single)
     for max_rows, max_tokens, context_length in ((1, 16, 16), (2, 1, 2), (64, 8192, 9), (8, 64, 4096)):

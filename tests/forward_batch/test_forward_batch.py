@@ -13,6 +13,7 @@ from radixrt.forward_batch.batch_builder import MIN_SAVED_TOKENS, BatchBuilder
 from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode, SharedGroups
 from radixrt.messages.runner import ForwardStep
 from radixrt.messages.wire import pack_i32
+from tests.step_sections import sections
 
 ROWS = [(300, 200, 1), (90, 90, 0), (70, 70, 1), (41, 1, 1), (12, 1, 1)]
 """Sequence length, new tokens, whether the row samples; the last two rows extend by their future token."""
@@ -103,7 +104,7 @@ def test_few_tokens_are_not_left_out() -> None:
 
 
 def test_what_decode_rows_share_goes_along() -> None:
-    shared = {"shared_segments": pack_i32([0, 8, 0, 2]), "shared_rows": pack_i32([4, 3])}
+    shared = {"sections": sections(pack_i32([0, 8, 0, 2]), pack_i32([4, 3]))}
     narrowed = build(make_step(ROWS, **shared)).narrowed
     assert narrowed is not None
     assert narrowed.shared is not None
@@ -117,8 +118,9 @@ def test_groups_go_along_whole_or_not_at_all() -> None:
 
 
 def test_groups_from_a_steps_columns() -> None:
-    assert SharedGroups.from_columns(b"", b"") is None
-    groups = SharedGroups.from_columns(pack_i32([0, 9, 0, 3, 9, 4, 1, 2]), pack_i32([5, 2, 0]))
+    assert SharedGroups.of(make_step(ROWS)) is None
+    shared = sections(pack_i32([0, 9, 0, 3, 9, 4, 1, 2]), pack_i32([5, 2, 0]))
+    groups = SharedGroups.of(make_step(ROWS, sections=shared))
     assert groups is not None
     assert groups.segments.tolist() == [[0, 9, 0, 3], [9, 4, 1, 2]]
     assert groups.ends(7).tolist() == [13, 0, 13, 0, 0, 9, 0]

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import torch
-from msgspec.structs import replace
 
 from radixrt.forward_batch.batch_builder import BatchBuilder
 from radixrt.forward_batch.forward_batch import ForwardMode
 from radixrt.messages.runner import ForwardStep
 from radixrt.messages.state_slots import SCRATCH_STATE
 from radixrt.messages.wire import pack_i32
+from tests.step_sections import sections
 
 
-def step(mode: ForwardMode, lens: list[int]) -> ForwardStep:
+def step(mode: ForwardMode, lens: list[int], cuts: bytes = b"") -> ForwardStep:
     extend = {"extend_lens": pack_i32(lens), "input_ids": pack_i32([5] * sum(lens)), "samples": bytes([1] * len(lens))}
     return ForwardStep(
         step_id=0, mode=mode, req_pool_idx=pack_i32(range(1, len(lens) + 1)), seq_lens=pack_i32([9] * len(lens)),
-        out_cache_loc=pack_i32(range(1, sum(lens) + 1)), state_src=pack_i32([0, 7][: len(lens)]),
-        state_dst=pack_i32([3, 7][: len(lens)]), **(extend if mode is ForwardMode.EXTEND else {}),
+        out_cache_loc=pack_i32(range(1, sum(lens) + 1)), sections=sections(state_src=pack_i32([0, 7][: len(lens)]),
+        state_dst=pack_i32([3, 7][: len(lens)]), state_cuts=cuts), **(extend if mode is ForwardMode.EXTEND else {}),
     )  # fmt: skip
 
 
@@ -40,7 +40,7 @@ def test_rows_of_a_step() -> None:
 def test_rows_are_divided_where_they_leave_states() -> None:
     builder = BatchBuilder(4, 16, torch.device("cpu"))
     cuts = pack_i32([0, 1, 4, 0, 3, 5, 1, 1, 6])
-    states = builder.build(replace(step(ForwardMode.EXTEND, [4, 2]), state_cuts=cuts)).states
+    states = builder.build(step(ForwardMode.EXTEND, [4, 2], cuts)).states
     assert states is not None
     assert states.src.tolist() == [0, 4, 5, 7, 6]
     assert states.dst.tolist() == [4, 5, 3, 6, 7]

@@ -8,6 +8,7 @@ from radixrt.forward_batch.forward_batch import ForwardMode, SharedGroups
 from radixrt.forward_batch.token_rows import TokenRows
 from radixrt.messages.runner import ForwardStep
 from radixrt.messages.wire import pack_i32
+from tests.step_sections import sections
 
 
 def extend(**more: object) -> ForwardStep:
@@ -42,7 +43,7 @@ def test_a_decode_step_has_its_rows_as_they_are() -> None:
 def test_forced_tokens_of_decode_rows_leave_the_rows_as_they_are() -> None:
     """One token each, all sampled: the same as by the general way, which a row that does not sample takes."""
     columns = [pack_i32(each) for each in ([7, 4, 9], [10, 2, 5], [70, 40, 90], [1, 1, 1], [11, -1, 12])]
-    shared = {"shared_segments": pack_i32([0, 1, 0, 2]), "shared_rows": pack_i32([2, 0])}
+    shared = {"sections": sections(pack_i32([0, 1, 0, 2]), pack_i32([2, 0]))}
     rows = TokenRows.of(ForwardStep(0, 1, *columns, bytes([1, 1, 1]), **shared))  # type: ignore[arg-type]
     assert rows is not None
     assert (rows.req_pool_idx.tolist(), rows.seq_lens.tolist()) == ([7, 4, 9], [10, 2, 5])
@@ -63,7 +64,7 @@ def test_steps_that_sample_nothing_are_left_out() -> None:
 
 def test_all_tokens_of_a_row_share_what_the_row_shares() -> None:
     segments, members = [[0, 1, 0, 3], [1, 3, 0, 2]], [2, 0, 1]  # rows 2, 0, 1 share a token; 2 and 0 three more
-    rows = TokenRows.of(extend(shared_segments=pack_i32(np.array(segments).ravel()), shared_rows=pack_i32(members)))
+    rows = TokenRows.of(extend(sections=sections(pack_i32(np.array(segments).ravel()), pack_i32(members))))
     assert rows is not None
     assert rows.shared is not None
     assert rows.shared.segments.tolist() == [[0, 1, 0, 6], [1, 3, 0, 4]]
@@ -78,7 +79,7 @@ def test_tokens_of_a_hybrid_model_are_rows_of_their_own_in_decode_steps_alone() 
     """A sequence's tokens update its state in turn."""
     columns = {
         "step_id": 0, "req_pool_idx": pack_i32([1, 2]), "seq_lens": pack_i32([9, 4]),
-        "state_src": pack_i32([5, 0]), "state_dst": pack_i32([5, 6]),
+        "sections": sections(state_src=pack_i32([5, 0]), state_dst=pack_i32([5, 6])),
     }  # fmt: skip
     decode = ForwardStep(mode=ForwardMode.DECODE, out_cache_loc=pack_i32([3, 4]), **columns)
     rows = TokenRows.of(decode)

@@ -19,6 +19,7 @@ from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.messages.runner import ForwardStep, RowWrite
 from radixrt.messages.wire import pack_i32
 from tests.attention.shared_batches import extend_step, random_tree
+from tests.step_sections import sections
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -38,7 +39,7 @@ def tree_step(seed: int, num_rows: int, device: torch.device) -> tuple[ForwardBa
     step = ForwardStep(
         step_id=0, mode=2, req_pool_idx=pack_i32(tree.rows), seq_lens=pack_i32(tree.seq_lens),
         out_cache_loc=pack_i32([path[-1] for path in slots]),
-        shared_segments=pack_i32(tree.shared.segments.reshape(-1)), shared_rows=pack_i32(tree.shared.rows),
+        sections=sections(pack_i32(tree.shared.segments.reshape(-1)), pack_i32(tree.shared.rows)),
     )  # fmt: skip
     return builder.build(step), tree.num_slots
 

@@ -18,10 +18,11 @@ from radixrt.messages.request import Request
 from radixrt.messages.scheduler import AbortReq, ReleaseReq, Reset, TokenBatch
 from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.messages.wire import pack_i32, unpack_f32, unpack_i32
+from radixrt.parts.programs.scheduler import Programs
+from radixrt.parts.watch.scheduler import CacheStream
 from radixrt.router.replica_load import ReplicaInfo
 from radixrt.router.router import TOKENIZER, Router
 from radixrt.sampling_params import SamplingParams
-from radixrt.scheduler.cache_stream import CacheStream
 from radixrt.scheduler.invariants import check_scheduler
 from tests.scheduler.fake_runner import Harness, deltas_of, expected_output, expected_scores
 
@@ -41,7 +42,7 @@ class FakeReplica(Harness):
             num_slots=num_slots, max_context=MAX_CONTEXT, check=False, depth=2, num_states=num_states, min_gap=8
         )
         self.epoch = 0
-        self.stream = CacheStream(self.scheduler)
+        self.stream = CacheStream(self.scheduler.core)
         self.inbox: deque[tuple[int, Any]] = deque()
         self.tokens: deque[tuple[int, TokenBatch | SchedulerStats]] = deque()
         self.events: deque[tuple[int, CacheEvents]] = deque()
@@ -54,14 +55,14 @@ class FakeReplica(Harness):
     def handle(self, message: Any) -> None:
         if isinstance(message, Reset):
             assert message.keeps_cache
-            self.scheduler.recovery.forget(self.now, keeps_cache=True)
+            self.scheduler.forget(self.now, keeps_cache=True)
             self.stream.handle(WatchCacheReq(watch=False))
         elif isinstance(message, Request):
             self.scheduler.intake.add(message, self.now)
         elif isinstance(message, AbortReq):
             self.scheduler.abort(message.rid, self.now)
         elif isinstance(message, ReleaseReq):
-            self.scheduler.programs.release(message.program, message.branch)
+            self.scheduler.part(Programs).release(message.program, message.branch)
         else:
             assert isinstance(message, WatchCacheReq | CacheAck)
             self.stream.handle(message)

@@ -19,6 +19,7 @@ from radixrt.messages.wire import pack_i32
 from radixrt.runner.model_runner import ModelRunner
 from tests.models.test_decoder import transformers_logits
 from tests.runner.test_narrowed_steps import greedy, runner
+from tests.step_sections import sections
 from tests.tiny_models import HYBRID_KINDS, make_tiny_model
 
 TOLERANCE = 1e-3
@@ -75,8 +76,11 @@ class Steps:
             input_ids=b"" if decode else pack_i32([t for r in rows for t in r.tokens[-r.new :]]),
             samples=b"" if decode else bytes([1] * len(rows)), row_writes=writes,
             sampling_rows=[greedy(r.place) for r in rows if r.place not in self._begun],
-            state_src=pack_i32([r.state[0] for r in rows]), state_dst=pack_i32([r.state[1] for r in rows]),
-            state_cuts=pack_i32([n for i, r in enumerate(rows) for cut in r.cuts for n in (i, *cut)]),
+            sections=sections(
+                state_src=pack_i32([r.state[0] for r in rows]),
+                state_dst=pack_i32([r.state[1] for r in rows]),
+                state_cuts=pack_i32([n for i, r in enumerate(rows) for cut in r.cuts for n in (i, *cut)]),
+            ),
         )  # fmt: skip
         self._begun |= {row.place for row in rows}
         for row in rows if decode else ():
@@ -208,7 +212,7 @@ def test_every_part_of_a_state_counts(folder: Path, part: str) -> None:
 def test_a_step_without_slots_is_an_error(folder: Path) -> None:
     with steps(folder) as made:
         batch = replace(made.runner.batches.build_dummy_extend(1), states=None)
-        with pytest.raises(ValueError, match="state_src and state_dst"):
+        with pytest.raises(ValueError, match="section of states"):
             made.runner.forward(batch)
 
 

@@ -20,6 +20,7 @@ from radixrt.messages.request import Request
 from radixrt.messages.runner import RunnerReady
 from radixrt.messages.scheduler import RunnerRestarted, TokenBatch
 from radixrt.messages.wire import pack_i32, unpack_i32
+from radixrt.parts.constraint.scheduler import Constraints
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.loop import SchedulerLoop
 from tests.scheduler.fake_runner import deltas_of
@@ -130,7 +131,7 @@ def test_a_grammar_is_enforced_by_the_mask(depth: int, tiny_model: Callable[[str
     bench = Bench(tiny_model("llama"), kv_cache_tokens=256, max_inflight_steps=depth)
     wanted = [11, 400, 32, 31, 500, 3]
     sampling = SamplingParams(temperature=0.9, seed=1, max_tokens=20, structured=NO_JUMPS)
-    bench.core.intake.add(
+    bench.core.part(Constraints).add(
         Request.generate("bound", pack_i32([5, 6, 7]), sampling),
         time.monotonic(),
         FixedSequence(wanted, bench.runner.vocab_size),

@@ -14,6 +14,8 @@ from radixrt.errors import EngineError
 from radixrt.messages.request import Request
 from radixrt.messages.scheduler import RunnerRestarted
 from radixrt.messages.wire import pack_i32
+from radixrt.parts.constraint.scheduler import Constraints
+from radixrt.parts.recovery.scheduler import Recovery
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.reads import ChoiceTree
 from tests.requests import embed_request, score_request
@@ -49,7 +51,7 @@ def _start(folder: Path, **options: Any) -> Bench:
         bench.inbox.send(embed_request(pooling, [pack_i32(CHOSEN_AFTER), pack_i32([5, 6, 7] * 9)], pooling))
     sampling = SamplingParams(temperature=0.9, seed=1, max_tokens=TOKENS, structured=NO_JUMPS)
     message = Request.generate("bound", pack_i32([5, 6, 7]), sampling)
-    bench.core.intake.add(message, time.monotonic(), FixedSequence(FORCED, bench.runner.vocab_size))
+    bench.core.part(Constraints).add(message, time.monotonic(), FixedSequence(FORCED, bench.runner.vocab_size))
     return bench
 
 
@@ -87,7 +89,7 @@ def test_after_the_runner_died_again_and_again(
             bench.turn()
         bench.restart()
         bench.turn()
-        while bench.core.recovery.num_suspects:
+        while bench.core.part(Recovery).num_suspects:
             bench.turn()
     bench.drain()
     _assert_same(bench, undisturbed)

@@ -94,7 +94,7 @@ def test_nothing_is_captured_while_a_step_awaits_its_mask(
     worker = make_worker(tiny_model("llama"), answers)
     captured: list[None] = []
     monkeypatch.setattr(worker._runner, "idle_work", lambda: captured.append(None))
-    worker.handle(msgspec.structs.replace(STEP, has_grammar=True))
+    worker.handle(msgspec.structs.replace(STEP, has_mask=True))
     assert worker.idle_work(), "some is left"
     assert not captured
     worker.handle(GrammarMask(STEP.step_id, pack_i32([]), pack_i32([])))

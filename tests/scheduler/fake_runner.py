@@ -16,24 +16,27 @@ from collections.abc import Iterable
 import numpy as np
 
 from radixrt.config import SchedulerConfig
+from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.constrained.grammar import bitmask_words
-from radixrt.executor.mask_table import MaskReader, MaskTable
+from radixrt.executor.mask_table import MaskReader, MaskTable, StepMasks
 from radixrt.forward_batch.extend_parts import MIN_FRESH_TOKENS, split_extend
 from radixrt.messages.parts import Finish, LogprobColumns, Pooling, ReadValues, Usage
 from radixrt.messages.request import Request
 from radixrt.messages.runner import CascadeCosts, ForwardStep, GrammarMask, PromptCosts, StepFailed, StepOutput
 from radixrt.messages.scheduler import TokenBatch, TokenDelta
+from radixrt.messages.sections import READS, ReadSection, decode
 from radixrt.messages.state_slots import RESERVED_STATES, SCRATCH_STATE
 from radixrt.messages.wire import pack_f32, pack_i32, unpack_f32, unpack_i32
-from radixrt.parts.reads.messages import NAME, decode
+from radixrt.parts.constraint.scheduler import Constraints
+from radixrt.parts.recovery.scheduler import Recovery
+from radixrt.parts.simulated import StepRows, make_scheduler
+from radixrt.parts.states.checkpoints import MIN_GAP, Checkpoints
 from radixrt.sampling_params import SamplingParams
-from radixrt.scheduler.checkpoints import MIN_GAP, Checkpoints
-from radixrt.scheduler.constrained import StepMasks
 from radixrt.scheduler.invariants import check_scheduler
 from radixrt.scheduler.schedule_batch import ScheduleBatch
-from radixrt.scheduler.simulated import StepRows, make_scheduler
 from radixrt.tokenizer.reads import ChoiceTree
 from tests.requests import embed_request, prompt_of, score_request
+from tests.step_sections import shared_in, states_in
 
 FREE = CascadeCosts(
     step_tokens=0, run_tokens=0, row_tokens=0, min_length=1, in_extend=True,
@@ -212,8 +215,9 @@ class FakeRunner:
     ) -> tuple[list[int], list[int], dict[tuple[int, int], int]]:
         """The columns of states are there if the model has any, no slot is written twice, and no row reads a slot that
         another row writes. The cuts are slots by row and number of new tokens."""
-        src, dst = unpack_i32(step.state_src).tolist(), unpack_i32(step.state_dst).tolist()
-        cuts = unpack_i32(step.state_cuts).reshape(-1, 3).tolist()
+        section = states_in(step)
+        src, dst = unpack_i32(section.src).tolist(), unpack_i32(section.dst).tolist()
+        cuts = unpack_i32(section.cuts).reshape(-1, 3).tolist()
         assert len(src) == len(dst) == (len(extends) if self.states else 0)
         writers = dict(zip(dst, range(len(dst)), strict=True)) | {slot: row for row, _, slot in cuts}
         assert len(writers) == len(dst) + len(cuts), "a state slot is written twice in one step"
@@ -239,9 +243,9 @@ class FakeRunner:
     def _check_shared(self, step: ForwardStep, idx: np.ndarray, seq_lens: np.ndarray, extends: np.ndarray) -> None:
         """Groups hold the same slots for two rows or more, all prompts or all single tokens, and cover a prefix of each
         that its own tokens are not in."""
-        rows = unpack_i32(step.shared_rows).tolist()
+        rows = unpack_i32(shared_in(step).rows).tolist()
         covered = dict.fromkeys(rows, 0)
-        for start, length, first, count in unpack_i32(step.shared_segments).reshape(-1, 4).tolist():
+        for start, length, first, count in unpack_i32(shared_in(step).segments).reshape(-1, 4).tolist():
             members = rows[first : first + count]
             assert len(set(members)) == count >= 2
             assert length > 0
@@ -283,9 +287,9 @@ def _nearest(token: int, allowed: set[int] | None) -> int:
 
 def _values(step: ForwardStep, states: list[int]) -> ReadValues | None:
     """What the step's rows read, from the digest after each of its tokens."""
-    if NAME not in step.sections:
+    section = decode(step.sections, READS, ReadSection)
+    if section is None:
         return None
-    section = decode(step.sections[NAME])
     index, targets = unpack_i32(section.index).tolist(), unpack_i32(section.targets).tolist()
     assert index == sorted(index)
     scores = [target_score(states[i], token) for i, token in zip(index, targets, strict=True)]
@@ -315,13 +319,14 @@ class Harness:
     def __init__(
         self, *, num_slots: int = 64, page_size: int = 1, depth: int = 1, max_context: int = 64, cache: bool = True,
         eviction: str = "lru", check: bool = True, cascade: CascadeCosts = FREE, deadly: Iterable[int] = (),
-        num_states: int = 0, min_gap: int = MIN_GAP, stages: int = 1, **config: object,
+        num_states: int = 0, min_gap: int = MIN_GAP, stages: int = 1, grammars: GrammarManager | None = None,
+        shared_cores: bool = False, **config: object,
     ) -> None:  # fmt: skip
         self.config = SchedulerConfig(**{"max_running_requests": 4, "chunked_prefill_size": 1024, **config})  # type: ignore[arg-type]
         self.scheduler = make_scheduler(
             self.config, num_slots, context_length=max_context, eos_ids=[EOS], vocab_size=VOCAB, page_size=page_size,
             eviction=eviction, prefix_cache=cache, num_states=num_states, cascade=cascade,
-            checkpoints=Checkpoints(min_gap), stages=stages,
+            checkpoints=Checkpoints(min_gap), stages=stages, grammars=grammars, shared_cores=shared_cores,
         )  # fmt: skip
         self.cache = self.scheduler.kv.cache
         self.runner = FakeRunner(
@@ -353,7 +358,10 @@ class Harness:
         sampling = SamplingParams(**{"max_tokens": 4, "temperature": 0.0, **fields})  # type: ignore[arg-type]
         message = Request.generate(rid, pack_i32(prompt), sampling, **envelope)  # type: ignore[arg-type]
         self.requests.setdefault(rid, message)
-        self.scheduler.intake.add(message, self.now, grammar)  # type: ignore[arg-type]
+        if grammar is None:
+            self.scheduler.intake.add(message, self.now)
+        else:
+            self.scheduler.part(Constraints).add(message, self.now, grammar)  # type: ignore[arg-type]
 
     def add_score(self, rid: str, choices: dict[tuple[int, ...], list[list[int]]], **envelope: object) -> None:
         """Score choices after each of the prefixes."""
@@ -378,21 +386,23 @@ class Harness:
         self.inflight.append(batch)
         self.steps.append(batch.step)
         self.batches.append(batch)
-        if self.scheduler.stages > 1:
+        if self.scheduler.pacing.stages > 1:
             self.send_masks(batch)
         self.verify()
         return True
 
     def send_masks(self, batch: ScheduleBatch) -> None:
-        if batch.grammar_rows:
-            self.runner.masks[batch.step_id] = mask_message(batch.step_id, self.scheduler.masks(batch, self.now))
+        if batch.masked_rows:
+            self.runner.masks[batch.step_id] = mask_message(
+                batch.step_id, self.scheduler.parts.taker.masks(batch, self.now)
+            )
             self.take()
 
     def commit(self) -> bool:
         if not self.inflight:
             return False
         batch = self.inflight.popleft()
-        if self.scheduler.stages == 1:
+        if self.scheduler.pacing.stages == 1:
             self.send_masks(batch)
         if batch.step_id in self.poisoned:  # it ran on what the failed step left unwritten: its answer is worthless
             output = StepOutput(batch.step_id, pack_i32([VOCAB - 1] * len(batch.sampled)))
@@ -405,7 +415,8 @@ class Harness:
                 self.restart()
                 return True
         self.scheduler.commit(batch, output, self.now)
-        self.scheduler.settle(self.now)
+        self.scheduler.step_time.learn()
+        self.scheduler.parts.taker.settle(self.now)
         self.take()
         self.verify()
         return True
@@ -420,7 +431,7 @@ class Harness:
     def kill(self) -> None:
         """The runner dies: nothing that it computed or was to compute is left."""
         lost = {req for batch in self.inflight for req in batch.requests}
-        assert len(lost) <= 1 or not self.scheduler.recovery.num_suspects, "a suspect was not alone"
+        assert len(lost) <= 1 or not self.scheduler.part(Recovery).num_suspects, "a suspect was not alone"
         self.deaths.update(req.rid if req.member is None else req.member.group for req in lost)
         self.scheduler.runner_lost(self.inflight, "it was told to", self.now)
         self.inflight.clear()
@@ -430,7 +441,7 @@ class Harness:
         self.verify()
 
     def restart(self) -> None:
-        self.scheduler.recovery.runner_ready()
+        self.scheduler.runner_ready()
         self.verify()
 
     def turn(self) -> bool:

@@ -13,6 +13,7 @@ from benchmarks.common.simulated_engine import SimulatedEngine, SimulatedRequest
 from radixrt.messages.parts import FinishError
 from radixrt.messages.request import LogprobRead, Request, Row
 from radixrt.messages.wire import pack_i32, unpack_i32
+from radixrt.parts.overload.scheduler import Overload
 from radixrt.sampling_params import SamplingParams
 from tests.requests import score_request
 from tests.scheduler.fake_runner import Harness
@@ -32,7 +33,7 @@ def engine(*, train: bool = True, **options: object) -> SimulatedEngine:
     at = SimulatedEngine(CPU, **{"max_running_requests": 4, **options})
     if train:
         at.run([request(float(i)) for i in range(30)])
-        assert at.scheduler.load.stats(at.now, 0).step_times is not None
+        assert at.scheduler.part(Overload).load.stats(at.now, 0).step_times is not None
     return at
 
 
@@ -41,7 +42,7 @@ def error(at: SimulatedEngine, compiling: int = 0, *, priority: int = 0, timeout
     message = Request.generate(
         "one more", pack_i32([5] * 50), SamplingParams(max_tokens=8), priority, timeout_s=timeout_s
     )
-    found = at.scheduler.intake.queue_error(message, at.now, compiling)
+    found = at.scheduler.part(Overload).refuse(message, at.now, compiling=compiling)
     assert found is not None
     return found
 
@@ -108,8 +109,8 @@ def test_what_its_own_work_will_take_is_left_of_a_timeout() -> None:
     queue(at, 30)
     long = Request.generate("l", pack_i32([5] * 50), SamplingParams(max_tokens=2000), timeout_s=6.0)
     short = Request.generate("s", pack_i32([5] * 50), SamplingParams(max_tokens=2), timeout_s=6.0)
-    assert at.scheduler.intake.queue_error(long, at.now) is not None
-    assert at.scheduler.intake.queue_error(short, at.now) is None
+    assert at.scheduler.intake.refusal(long, at.now) is not None
+    assert at.scheduler.intake.refusal(short, at.now) is None
 
 
 def test_a_higher_priority_waits_only_for_its_equals() -> None:
@@ -117,7 +118,7 @@ def test_a_higher_priority_waits_only_for_its_equals() -> None:
     queue(at, 60)
     assert error(at).retry_after_s is not None
     message = Request.generate("urgent", pack_i32([5] * 50), SamplingParams(max_tokens=8), priority=1)
-    assert at.scheduler.intake.queue_error(message, at.now) is None
+    assert at.scheduler.intake.refusal(message, at.now) is None
     error(at, priority=-1)
 
 
@@ -125,7 +126,7 @@ def test_requests_whose_grammar_is_compiled_stand_before() -> None:
     at = engine(max_queue_wait_s=1.0)
     queue(at, 6)
     message = Request.generate("r", pack_i32([5] * 50), SamplingParams(max_tokens=8))
-    assert at.scheduler.intake.queue_error(message, at.now) is None
+    assert at.scheduler.intake.refusal(message, at.now) is None
     at.now += 0.2
     error(at, compiling=60)
 
@@ -139,9 +140,9 @@ def test_scoring_requests_count_and_are_refused() -> None:
     for i in range(20):
         at.scheduler.intake.add(score(f"s{i}"), at.now)
     assert 2 < len(at.scheduler.waiting) < 19
-    assert at.scheduler.intake.queue_error(score("one more"), at.now) is not None
+    assert at.scheduler.intake.refusal(score("one more"), at.now) is not None
     assert error(at).code == "queue_full"
-    assert at.scheduler.counters.refused > 0
+    assert at.scheduler.part(Overload).stats(0.0)["refused"] > 0
 
 
 def test_a_prefix_that_many_share_is_computed_once() -> None:
@@ -167,15 +168,17 @@ def test_a_full_queue_tells_when_it_will_move() -> None:
     assert "the queue is full (10 requests wait)" in found.message
     assert found.retry_after_s is not None
     assert found.retry_after_s > 0.2
-    assert engine(train=False, max_queued_requests=1).scheduler.load.stats(0.0, 0).predicted_wait_s == 0.0
+    assert (
+        engine(train=False, max_queued_requests=1).scheduler.part(Overload).load.stats(0.0, 0).predicted_wait_s == 0.0
+    )
 
 
 def test_the_load_in_numbers() -> None:
     at = engine()
-    quiet = at.scheduler.load.stats(at.now, 0)
+    quiet = at.scheduler.part(Overload).load.stats(at.now, 0)
     assert (quiet.predicted_wait_s, quiet.queued_tokens, quiet.queued_output_tokens) == (0.0, 0, 0)
     queue(at, 24)
-    load = at.scheduler.load.stats(at.now, 0)
+    load = at.scheduler.part(Overload).load.stats(at.now, 0)
     assert len(at.scheduler.waiting) == 20
     assert load.queued_tokens == pytest.approx(20 * 100, rel=0.02)
     assert load.queued_output_tokens == pytest.approx(20 * 30, rel=0.05)
@@ -221,4 +224,4 @@ def test_predictions_leave_the_answers_alone() -> None:
     assert len(h.finishes) == 300
     refused = [f for f in h.finishes.values() if f.error is not None and f.error.code == "queue_full"]
     assert 0 < len(refused) < 250
-    assert h.scheduler.counters.refused == len(refused)
+    assert h.scheduler.part(Overload).stats(0.0)["refused"] == len(refused)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import msgspec
 import pytest
@@ -25,8 +26,8 @@ from radixrt.messages.cache_events import (
 )
 from radixrt.messages.parts import ProgramHint
 from radixrt.messages.wire import unpack_i32
+from radixrt.parts.watch.scheduler import CacheStream, Watch
 from radixrt.router.replica_index import ReplicaIndex
-from radixrt.scheduler.cache_stream import CacheStream, CacheStreams
 from tests.mem_cache.replicas import check_equal
 from tests.scheduler.fake_runner import VOCAB, Harness
 
@@ -38,7 +39,7 @@ class Watched:
 
     def __init__(self, *, requests: bool = False, **options: object) -> None:
         self.h = Harness(**options)  # type: ignore[arg-type]
-        self.stream = CacheStream(self.h.scheduler)
+        self.stream = CacheStream(self.h.scheduler.core)
         self.replica = CacheReplica()
         self.requests = requests
         self.batches: list[CacheEvents] = []
@@ -227,31 +228,35 @@ def test_a_router_and_a_page_read_the_same_tree_side_by_side() -> None:
     """Each has a snapshot, numbers of nodes and a window of its own, and one leaves without a trace at the other."""
     rng = random.Random(3)
     harness = Harness(num_slots=200, max_context=128)
-    streams, index, page = CacheStreams(harness.scheduler), ReplicaIndex(), CacheReplica()
+    watch, index, page = harness.scheduler.part(Watch), ReplicaIndex(), CacheReplica()
+
+    def handle(message: Any) -> None:
+        watch.handles()[type(message)](message, harness.now)
+
     index.add(7)
-    streams.handle(WatchCacheReq(usage=False))
+    handle(WatchCacheReq(usage=False))
     published = 0
     for number in range(300):
         prompt = [number % 3 + 1] * 64 + [rng.randrange(1, VOCAB) for _ in range(rng.randrange(1, 20))]
         harness.add(f"r{number}", prompt, max_tokens=2, ignore_eos=True)
         harness.drain()
         if number == 100:
-            streams.handle(PageWatch(7, WatchCacheReq(requests=True)))
+            handle(PageWatch(7, WatchCacheReq(requests=True)))
         if number == 200:
-            streams.handle(PageWatch(7, WatchCacheReq(watch=False)))
+            handle(PageWatch(7, WatchCacheReq(watch=False)))
             check_page = page.num_tokens
-        for message in streams.turn(harness.now):
+        for message in watch.turn(harness.now):
             if isinstance(message, PageWatched):
                 assert message.replica == 7
                 if isinstance(message.message, CacheEvents):
                     assert page.apply(message.message)
                     published += sum(isinstance(event, RequestPublished) for event in message.message.events)
-                    streams.handle(PageWatch(7, CacheAck(message.message.seq)))
+                    handle(PageWatch(7, CacheAck(message.message.seq)))
                 continue
             assert isinstance(message, CacheEvents)
             assert not any(isinstance(event, RequestPublished) for event in message.events)
             assert index.apply(7, message), "the page's stream tore a gap into the router's"
-            streams.handle(CacheAck(message.seq))
+            handle(CacheAck(message.seq))
         if 100 < number < 200 and page.is_complete:
             assert page.num_tokens == harness.cache.total_size
     assert published
@@ -259,8 +264,8 @@ def test_a_router_and_a_page_read_the_same_tree_side_by_side() -> None:
     assert len(harness.cache.journals) == 1, "the router's"
     fresh = ReplicaIndex()
     fresh.add(7)
-    streams.handle(WatchCacheReq(usage=False))
-    for message in streams.turn(harness.now):
+    handle(WatchCacheReq(usage=False))
+    for message in watch.turn(harness.now):
         assert isinstance(message, CacheEvents)
         fresh.apply(7, message)
     assert index.held(7) == fresh.held(7) != set()

@@ -14,8 +14,9 @@ from radixrt.errors import InvariantError
 from radixrt.messages.parts import ConstraintInfo
 from radixrt.messages.request import Request
 from radixrt.messages.wire import pack_i32, unpack_i32
+from radixrt.parts.constraint import scheduler as constrained
+from radixrt.parts.constraint.scheduler import Constraints
 from radixrt.sampling_params import SamplingParams
-from radixrt.scheduler import constrained
 from tests.scheduler.fake_runner import VOCAB, Harness, deltas_of
 from tests.scheduler.scripted_grammar import ScriptedGrammar, expected_constrained
 from tests.scheduler.test_scheduler import FixedSequence, _free_run
@@ -44,7 +45,7 @@ def test_forced_tokens_are_published_with_the_rest_of_the_output():
     h.scheduler._kv.publish = lambda req: (published.append(req.known_len), publish(req))
     h.add("r", [1, 2, 3], max_tokens=60, grammar=ScriptedGrammar(3), structured=StructuredOptions(jump_forward=True))
     h.drain()
-    assert h.scheduler.counters.forced_tokens > 2
+    assert h.scheduler.part(Constraints).stats(0.0)["forced_tokens"] > 2
     output = h.outputs["r"]
     assert published == [3, 3 + len(output)]
     assert h.scheduler._kv.cache.match_len(np.array([1, 2, 3, *output], np.int32)) >= 2 + len(output)
@@ -70,8 +71,8 @@ def test_forced_tokens_and_early_ends_change_nothing_but_the_number_of_steps(dep
         assert len(tokens) <= 30
         closed += early
     assert closed > 2
-    assert (h.scheduler.counters.forced_tokens > 20) == jumps
-    assert h.scheduler.counters.forced_closes == closed
+    assert (h.scheduler.part(Constraints).stats(0.0)["forced_tokens"] > 20) == jumps
+    assert h.scheduler.part(Constraints).stats(0.0)["forced_closes"] == closed
 
 
 def test_jumping_saves_steps():
@@ -94,7 +95,7 @@ def test_a_healed_token_is_replaced_before_anyone_sees_it(depth, page_size):
         {f"g{seed}": ScriptedGrammar(seed, heals=True) for seed in range(12)}, jumps=True, depth=depth,
         page_size=page_size,
     )  # fmt: skip
-    assert h.scheduler.counters.forced_tokens > 20
+    assert h.scheduler.part(Constraints).stats(0.0)["forced_tokens"] > 20
     # Whatever was generated, a second request with it as its prompt finds it all in the cache, and nothing wrong.
     computed = h.runner.tokens_computed
     for seed in range(12):
@@ -111,18 +112,18 @@ def test_forced_and_closing_tokens_are_reported(depth):
     grammar = ScriptedGrammar(3)
     message = Request.generate("r", pack_i32([1, 2]), SamplingParams(max_tokens=20, ignore_eos=True))
     h.requests["r"] = message
-    h.scheduler.intake.add(message, 0.0, grammar, ConstraintInfo("scripted", ["/a: not"], compile_s=0.5))
+    h.scheduler.part(Constraints).add(message, 0.0, grammar, ConstraintInfo("scripted", ["/a: not"], compile_s=0.5))
     deltas = []
     while h.inflight or h.scheduler.next_batch is None or not h.scheduler.is_idle:
         while len(h.inflight) < depth and h.submit():
             pass
         batch = h.inflight.popleft()
-        h.scheduler.masks(batch, 0.0)
+        h.scheduler.parts.taker.masks(batch, 0.0)
         h.scheduler.commit(batch, h.runner.run(batch.step), 0.0)
         deltas += deltas_of(h.scheduler.take_deltas())
     info = deltas[-1].constraint
     assert (info.backend, info.ignored, info.compile_s) == ("scripted", ["/a: not"], 0.5)
-    assert info.forced_tokens == h.scheduler.counters.forced_tokens
+    assert info.forced_tokens == h.scheduler.part(Constraints).stats(0.0)["forced_tokens"]
     assert all(d.constraint is None for d in deltas[:-1])
 
 
@@ -178,7 +179,7 @@ def test_no_jumps_where_log_probabilities_are_asked():
     h.add("r", [1], max_tokens=9, logprobs=None, prompt_logprobs=0, grammar=FixedSequence([1, 2, 3]))
     h.drain()
     assert h.outputs["r"] == [1, 2, 3]
-    assert h.scheduler.counters.forced_tokens == 0
+    assert h.scheduler.part(Constraints).stats(0.0)["forced_tokens"] == 0
 
 
 @DEPTHS
@@ -187,7 +188,7 @@ def test_penalties_are_told_of_forced_tokens(depth):
     h.add("r", [1, 2], max_tokens=30, ignore_eos=True, frequency_penalty=1.0, grammar=ScriptedGrammar(1))
     h.drain()
     rows = [row for step in h.steps for row in step.sampling_rows]
-    assert h.scheduler.counters.forced_tokens
+    assert h.scheduler.part(Constraints).stats(0.0)["forced_tokens"]
     assert len(rows) > 1
     output = h.outputs["r"]
     for row in rows:

@@ -21,7 +21,7 @@ def request(rid: str, **sampling: Any) -> Req:
     ids = np.array([1, 2], np.int32)
     return Req(
         Envelope(rid), ids, SamplingParams(**sampling), seq=0, seed=0, eos_ids=frozenset(),
-        max_len=64, now=0.0, timeout_s=60.0, grammar=None,
+        max_len=64, now=0.0, timeout_s=60.0,
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from radixrt.messages.scheduler import Reset, RunnerRestarted, SchedulerReady, T
 from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.messages.step_shape import StepShape
 from radixrt.messages.wire import pack_i32, unpack_i32
+from radixrt.parts.constraint.scheduler import Constraints
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler import loop
 from radixrt.scheduler.loop import SchedulerLoop
@@ -43,7 +44,7 @@ class Recorder(Executor):
 
     def submit(self, step: ForwardStep) -> None:
         self._log.append(f"step {step.step_id}")
-        if step.has_grammar:
+        if step.has_mask:
             self._masked.append(step)
         else:
             self.held.append(self._runner.run(step))
@@ -100,13 +101,16 @@ class Loop:
         self, *, depth: int, runs_ahead: bool, watch_s: float = 0.0, stages: int = 1, shared_cores: bool = False
     ) -> None:
         self.log: list[str] = []
-        self.harness = Harness(stages=stages)
+        self.harness = Harness(
+            stages=stages, grammars=GrammarManager(_no_vocabulary, inline=True), shared_cores=shared_cores
+        )
+        self.constraints = self.harness.scheduler.part(Constraints)
         self.executor = Recorder(self.harness.runner, self.log, runs_ahead=runs_ahead)
         self.inbox: LocalChannel[Any] = LocalChannel()
         self.outbox = Outbox(self.log)
         self.loop = SchedulerLoop(
             self.harness.scheduler, self.executor, self.inbox, self.outbox,
-            GrammarManager(_no_vocabulary, inline=True), max_inflight=depth, check_invariants=True,
+            max_inflight=depth, check_invariants=True,
             watch_s=watch_s, shared_cores=shared_cores,
         )  # fmt: skip
         self.loop.announce(SchedulerReady(64, 4, "cpu", "float32"))
@@ -156,7 +160,7 @@ class Noted(FixedSequence):
 def test_of_constrained_rows_what_the_device_waits_for_leaves_first() -> None:
     at = Loop(depth=2, runs_ahead=True)
     message = Request.generate("r", pack_i32([1, 2]), SamplingParams(max_tokens=9, structured=NO_JUMPS))
-    at.harness.scheduler.intake.add(message, time.monotonic(), Noted([5, 6, 7, 8, 9, 10], at.log))
+    at.constraints.add(message, time.monotonic(), Noted([5, 6, 7, 8, 9, 10], at.log))
     at.loop.run_once(wait=False)
     assert at.log == ["step 0", "mask 0", "step 1"]
     assert at.answer() == ["answer 0", "accept", "mask 1", "step 2", "tokens", "settle"]
@@ -167,7 +171,7 @@ def test_over_pipeline_stages_a_mask_leaves_with_its_step() -> None:
     at = Loop(depth=2, runs_ahead=True, stages=2)
     for i in range(2):
         message = Request.generate(f"r{i}", pack_i32([1, 2, i]), SamplingParams(max_tokens=9, structured=NO_JUMPS))
-        at.harness.scheduler.intake.add(message, time.monotonic(), FixedSequence([5, 6, 7, 8, 9, 10]))
+        at.constraints.add(message, time.monotonic(), FixedSequence([5, 6, 7, 8, 9, 10]))
     at.loop.run_once(wait=False)
     assert at.log == ["step 0", "mask 0"]
     assert at.answer() == ["answer 0", "step 1", "mask 1", "step 2", "mask 2", "tokens"]
@@ -181,7 +185,7 @@ def test_a_grammar_that_fails_late_says_so_at_once() -> None:
 
     at = Loop(depth=1, runs_ahead=False)
     message = Request.generate("r", pack_i32([1, 2]), SamplingParams(max_tokens=9, structured=NO_JUMPS))
-    at.harness.scheduler.intake.add(message, time.monotonic(), Failing([5, 6, 7]))
+    at.constraints.add(message, time.monotonic(), Failing([5, 6, 7]))
     at.loop.run_once(wait=False)
     assert at.answer() == ["answer 0", "tokens", "tokens"]
     assert "r" in at.outbox.finished
@@ -205,8 +209,11 @@ class Waiter:
 def test_the_answer_of_a_constrained_step_is_watched_for(watch_s: float, is_constrained: bool) -> None:
     at = Loop(depth=1, runs_ahead=True, watch_s=watch_s)
     sampling = SamplingParams(max_tokens=9, structured=NO_JUMPS)
-    grammar = FixedSequence([5, 6, 7]) if is_constrained else None
-    at.harness.scheduler.intake.add(Request.generate("r", pack_i32([1, 2]), sampling), time.monotonic(), grammar)
+    message = Request.generate("r", pack_i32([1, 2]), sampling)
+    if is_constrained:
+        at.constraints.add(message, time.monotonic(), FixedSequence([5, 6, 7]))
+    else:
+        at.harness.scheduler.intake.add(message, time.monotonic())
     at.loop.run_once(wait=False)
     waiter = at.loop._poller = Waiter()  # type: ignore[assignment]
     at.loop.run_once(wait=True)
@@ -221,7 +228,7 @@ def test_while_the_device_computes_the_loop_looks_ahead_until_something_comes(
     monkeypatch.setattr(loop, "LOOK_AHEAD_SHARE", share)
     at = Loop(depth=1, runs_ahead=True, shared_cores=shared_cores)
     pieces: list[int] = []
-    monkeypatch.setattr(at.harness.scheduler, "look_ahead", lambda: (pieces.append(i) for i in range(9)))
+    monkeypatch.setattr(at.constraints, "look_ahead", lambda: (pieces.append(i) for i in range(9)))
     waiter = at.loop._poller = Waiter()  # type: ignore[assignment]
     at.loop.run_once(wait=True)
     assert waiter.asked == [loop.IDLE_WAIT_MS]  # no step is in flight
@@ -242,17 +249,17 @@ def test_rows_that_may_sample_the_same_share_a_mask() -> None:
         if i != 2:
             grammar.mask = lambda: shared  # type: ignore[method-assign]
         sampling = SamplingParams(max_tokens=9, structured=NO_JUMPS)
-        at.harness.scheduler.intake.add(Request.generate(f"r{i}", pack_i32([1, 2, i]), sampling), 0.0, grammar)
+        at.constraints.add(Request.generate(f"r{i}", pack_i32([1, 2, i]), sampling), 0.0, grammar)
     batch = at.harness.scheduler.next_batch(0.0)
     assert batch is not None
-    assert len(batch.grammar_rows) == 4
+    assert len(batch.masked_rows) == 4
     own = next(i for i, req in enumerate(batch.sampled) if req.rid == "r2")
-    masks = at.harness.scheduler.masks(batch, 0.0)
+    masks = at.harness.scheduler.parts.taker.masks(batch, 0.0)
     assert masks.rows == [0, 1, 2, 3]
     assert len(masks.masks) == 2
     assert [masks.masks[which] is shared for which in masks.index] == [i != own for i in range(4)]
     at.harness.scheduler.abort("r0", 0.0)
-    assert len(at.harness.scheduler.masks(batch, 0.0).rows) == 3
+    assert len(at.harness.scheduler.parts.taker.masks(batch, 0.0).rows) == 3
 
 
 class Restarted(Recorder):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from radixrt.scheduler.output_lengths import CLIP_TOKENS, MIN_SAMPLES, RECENT, OutputLengths
+from radixrt.parts.overload.output_lengths import CLIP_TOKENS, MIN_SAMPLES, RECENT, OutputLengths
 
 
 def test_without_data_all_of_max_tokens_is_expected() -> None:

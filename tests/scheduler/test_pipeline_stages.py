@@ -11,7 +11,9 @@ import pytest
 from radixrt.messages.scheduler_stats import StepTimes
 from radixrt.messages.step_shape import step_shape
 from radixrt.messages.wire import unpack_i32
-from radixrt.scheduler.pipeline_stages import MIN_CHUNK_TOKENS, ChunkTimes, StepBudget, rows_of_step
+from radixrt.parts.overload.scheduler import Overload
+from radixrt.parts.stages.scheduler import MIN_CHUNK_TOKENS, StagePacing, TimedBudget
+from radixrt.scheduler.pacing import Pacing
 from radixrt.scheduler.schedule_batch import DECODE
 from radixrt.scheduler.step_time import StepTimeFit
 from tests.scheduler.fake_runner import Harness
@@ -57,8 +59,8 @@ def test_of_more_free_rows_than_a_share_the_longest_unserved_are_served() -> Non
         SimpleNamespace(last_step=step, num_pending=pending)
         for step, pending in ((7, 0), (3, 0), (8, 1), (-1, 0), (5, 0))
     ]
-    assert [row.last_step for row in rows_of_step(rows, 2)] == [-1, 3, 5]
-    assert rows_of_step(rows, 1) == rows
+    assert [row.last_step for row in StagePacing(2).rows(rows)] == [-1, 3, 5]
+    assert Pacing().rows(rows) == rows
 
 
 def test_chunks_of_a_prompt_follow_each_other_without_an_answer() -> None:
@@ -94,10 +96,10 @@ def seconds(start: int, tokens: int) -> float:
 
 
 def test_chunks_take_equal_time_not_equal_tokens() -> None:
-    chunks = ChunkTimes(2, 4096)
+    chunks = StagePacing(2)
     start, total, taken = 0, 30_000, []
     while start < total:
-        budget = chunks.budget(TIMES, [(start, total - start)])
+        budget = chunks.budget(4096, TIMES, [(start, total - start)])
         tokens = min(total - start, budget.tokens_behind(start))
         taken.append((tokens, seconds(start, tokens)))
         start += tokens
@@ -109,7 +111,7 @@ def test_chunks_take_equal_time_not_equal_tokens() -> None:
 
 def test_a_burst_has_the_number_of_steps_that_ends_it_first() -> None:
     work, stages = 8192, 4
-    tokens = ChunkTimes(stages, 1 << 20).budget(TIMES, [(0, work)]).tokens_behind(0)
+    tokens = StagePacing(stages).budget(1 << 20, TIMES, [(0, work)]).tokens_behind(0)
 
     def until_done(steps: int) -> float:
         return (steps + stages - 1) * (seconds(0, work) / steps + TIMES.step + TIMES.extend)
@@ -119,33 +121,33 @@ def test_a_burst_has_the_number_of_steps_that_ends_it_first() -> None:
 
 
 def test_steps_stay_as_long_during_a_burst_and_shrink_for_the_next_one() -> None:
-    chunks = ChunkTimes(2, 1 << 20)
-    long = chunks.budget(TIMES, [(0, 50_000)]).tokens_behind(0)
-    assert chunks.budget(TIMES, [(0, 100)]).tokens_behind(0) == long
-    chunks.budget(TIMES, [])
-    assert chunks.budget(TIMES, [(0, 100)]).tokens_behind(0) < long
+    chunks = StagePacing(2)
+    long = chunks.budget(1 << 20, TIMES, [(0, 50_000)]).tokens_behind(0)
+    assert chunks.budget(1 << 20, TIMES, [(0, 100)]).tokens_behind(0) == long
+    chunks.budget(1 << 20, TIMES, [])
+    assert chunks.budget(1 << 20, TIMES, [(0, 100)]).tokens_behind(0) < long
 
 
 def test_one_stage_and_unknown_times_leave_the_budget_in_tokens() -> None:
-    assert ChunkTimes(1, 999).budget(TIMES, [(0, 50)]).tokens_behind(10**6) == 999
+    assert Pacing().budget(999, TIMES, [(0, 50)]).tokens_behind(10**6) == 999
     unknown = StepTimes(step=5e-3, row=0.0, context=0.0, extend=1e-3, token=1e-4, pair=1e-7)
-    assert ChunkTimes(2, 999).budget(unknown, [(0, 50)]).tokens_behind(10**6) == 999
+    assert StagePacing(2).budget(999, unknown, [(0, 50)]).tokens_behind(10**6) == 999
 
 
 def test_a_budget_of_seconds_ends_with_them() -> None:
-    budget = StepBudget(10_000, 0.5, TIMES)
+    budget = TimedBudget(10_000, 0.5, TIMES)
     tokens = budget.tokens_behind(0)
     assert tokens % MIN_CHUNK_TOKENS == 0
     assert seconds(0, tokens) <= 0.5 < seconds(0, tokens + MIN_CHUNK_TOKENS)
     budget.spend(0, tokens)
     assert budget.tokens_behind(tokens) == 0
-    slow = StepBudget(10_000, 1e-9, TIMES)
+    slow = TimedBudget(10_000, 1e-9, TIMES)
     assert slow.tokens_behind(10**7) == MIN_CHUNK_TOKENS, "there is always a first chunk"
 
 
 def test_a_pair_that_costs_nothing() -> None:
     times = StepTimes(step=5e-3, row=0.0, context=0.0, extend=1e-3, token=1e-3, pair=0.0, extend_steps=100)
-    assert StepBudget(10_000, 1.0, times).tokens_behind(5000) == 1000 - 1000 % MIN_CHUNK_TOKENS
+    assert TimedBudget(10_000, 1.0, times).tokens_behind(5000) == 1000 - 1000 % MIN_CHUNK_TOKENS
 
 
 def test_the_model_of_times_is_of_one_stage() -> None:
@@ -169,7 +171,7 @@ def test_the_model_of_times_is_of_one_stage() -> None:
 def test_the_load_of_stages_is_that_of_all_rows() -> None:
     """Whoever plays a queue forward gives each row a token in a step, which is one step of each stage here."""
     scheduler = Harness(stages=3).scheduler
-    times = scheduler.load.stats(0.0, 0).step_times
+    times = scheduler.part(Overload).load.stats(0.0, 0).step_times
     assert times is not None
     assert times.step == 3 * scheduler.step_time.times.step
     assert times.row == scheduler.step_time.times.row

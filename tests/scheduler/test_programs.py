@@ -6,8 +6,7 @@ import msgspec
 
 from radixrt.messages.parts import ProgramHint
 from radixrt.messages.scheduler_stats import StepTimes
-from radixrt.scheduler.admission import SIBLING_DEFER_TOKENS
-from radixrt.scheduler.programs import (
+from radixrt.parts.programs.scheduler import (
     GRACE_S,
     GROWTH_SHARE,
     KEEP_S,
@@ -15,7 +14,9 @@ from radixrt.scheduler.programs import (
     PROGRAM_SHARE,
     PROTECT_STEPS,
     TOTAL_SHARE,
+    Programs,
 )
+from radixrt.scheduler.admission import KIN_DEFER_TOKENS
 from radixrt.scheduler.queue_order import WINDOW
 from tests.scheduler.fake_runner import Harness, deltas_of
 
@@ -61,8 +62,8 @@ def test_a_forks_prefix_is_computed_once() -> None:
         h.add(f"b{i}", [*FORK, 40 + i], max_tokens=1, program=ProgramHint("p", f"0/{i}", len(FORK), 8 - i))
     h.drain()
     assert h.runner.tokens_computed == len(FORK) + 8
-    assert h.scheduler.counters.leases == 1
-    assert h.scheduler.programs.stats().held_tokens == len(FORK)
+    assert h.scheduler.part(Programs).stats(0.0)["programs"].leases == 1
+    assert h.scheduler.part(Programs).stats(0.0)["programs"].held_tokens == len(FORK)
 
 
 def test_a_short_prefix_is_computed_once_for_a_program_and_by_each_of_others() -> None:
@@ -74,9 +75,9 @@ def test_a_short_prefix_is_computed_once_for_a_program_and_by_each_of_others() -
         h.drain()
         return h.runner.tokens_computed
 
-    assert computed(hinted=True, shared=SIBLING_DEFER_TOKENS) == SIBLING_DEFER_TOKENS + 3 * 4
-    assert computed(hinted=False, shared=SIBLING_DEFER_TOKENS) == 3 * (SIBLING_DEFER_TOKENS + 4)
-    assert computed(hinted=True, shared=SIBLING_DEFER_TOKENS - 1) == 3 * (SIBLING_DEFER_TOKENS + 3)
+    assert computed(hinted=True, shared=KIN_DEFER_TOKENS) == KIN_DEFER_TOKENS + 3 * 4
+    assert computed(hinted=False, shared=KIN_DEFER_TOKENS) == 3 * (KIN_DEFER_TOKENS + 4)
+    assert computed(hinted=True, shared=KIN_DEFER_TOKENS - 1) == 3 * (KIN_DEFER_TOKENS + 3)
 
 
 def test_what_will_be_extended_goes_after_what_will_not() -> None:
@@ -110,10 +111,10 @@ def test_a_branch_gives_up_only_what_is_its_own() -> None:
     fork = ProgramHint("p", "0/1", fork_len=len(FORK), siblings=2, will_continue=True)
     h.add("first", [*FORK, 40, 41, 42], max_tokens=1, program=fork)
     h.drain()
-    h.scheduler.programs.release("p", "0/1")
+    h.scheduler.part(Programs).release("p", "0/1")
     done = {tuple(n.key.tolist()) for n in h.cache.iter_nodes() if n.retention == 0}
     assert done == {(40, 41, 42)}
-    h.scheduler.programs.release("p", None)
+    h.scheduler.part(Programs).release("p", None)
     assert {n.retention for n in h.cache.iter_nodes()} == {0, 1}
 
 
@@ -145,11 +146,11 @@ def test_holds_expire_by_themselves_and_calls_renew_them() -> None:
     h.drain()
     h.now = KEEP_S + 1
     h.turn()
-    assert h.scheduler.programs.stats().holds == 1
+    assert h.scheduler.part(Programs).stats(0.0)["programs"].holds == 1
     h.now = 2 * KEEP_S
     h.turn()
-    assert h.scheduler.programs.stats().holds == 0
-    assert h.scheduler.programs.stats().expired == 1
+    assert h.scheduler.part(Programs).stats(0.0)["programs"].holds == 0
+    assert h.scheduler.part(Programs).stats(0.0)["programs"].expired == 1
     assert all(n.retention == 1 for n in h.cache.iter_nodes())
 
 
@@ -160,7 +161,7 @@ def test_a_program_whose_calls_take_long_is_not_forgotten() -> None:
     for _ in range(40):
         h.now += KEEP_S / 2
         h.turn()
-    assert h.scheduler.programs.stats().holds == 1
+    assert h.scheduler.part(Programs).stats(0.0)["programs"].holds == 1
 
 
 def test_one_program_cannot_hold_the_pool() -> None:
@@ -169,8 +170,8 @@ def test_one_program_cannot_hold_the_pool() -> None:
         ids = [i + 1] * 3 + [(i * 11 + j) % 49 + 1 for j in range(57)]
         h.add(f"r{i}", ids, max_tokens=1, program=ProgramHint("greedy", str(i), 60, 10**9, will_continue=True))
         h.drain()
-        assert h.scheduler.programs.stats().held_tokens <= PROGRAM_SHARE * 256
-    assert h.scheduler.programs.stats().refused_holds > 0
+        assert h.scheduler.part(Programs).stats(0.0)["programs"].held_tokens <= PROGRAM_SHARE * 256
+    assert h.scheduler.part(Programs).stats(0.0)["programs"].refused_holds > 0
 
 
 def test_all_programs_together_cannot_hold_the_pool_and_nobody_waits_for_them() -> None:
@@ -179,7 +180,7 @@ def test_all_programs_together_cannot_hold_the_pool_and_nobody_waits_for_them() 
         ids = [i + 1] * 3 + [(i * 11 + j) % 49 + 1 for j in range(57)]
         h.add(f"r{i}", ids, max_tokens=1, program=ProgramHint(f"p{i}", "0", will_continue=True))
         h.drain()
-    assert 0 < h.scheduler.programs.stats().held_tokens <= TOTAL_SHARE * 256
+    assert 0 < h.scheduler.part(Programs).stats(0.0)["programs"].held_tokens <= TOTAL_SHARE * 256
     h.add("big", [7] * 120, max_tokens=8)
     h.add("bigger", [8] * 120, max_tokens=8)
     h.drain()
@@ -190,8 +191,8 @@ def test_all_programs_together_cannot_hold_the_pool_and_nobody_waits_for_them() 
 def test_the_number_of_programs_is_bounded() -> None:
     h = harness(check=False, max_queued_requests=10**6)
     for i in range(MAX_PROGRAMS + 10):
-        h.scheduler.programs.begin_call(ProgramHint(f"p{i}"), 0.0)
-    assert h.scheduler.programs.stats().programs == MAX_PROGRAMS
+        h.scheduler.part(Programs).begin_call(ProgramHint(f"p{i}"), 0.0)
+    assert h.scheduler.part(Programs).stats(0.0)["programs"].programs == MAX_PROGRAMS
 
 
 def test_a_scoring_request_keeps_its_prompt_for_the_next_call() -> None:
@@ -239,7 +240,7 @@ def test_wrong_hints_change_no_output() -> None:
         h.add(f"r{i}", [1, 2, 3, *range(i % 20 + 1, i % 20 + 15)], program=hint)
         h.turn()
         if i % 5 == 0:
-            h.scheduler.programs.release(f"p{i % 4}", [None, "", "xx"][i % 3])
+            h.scheduler.part(Programs).release(f"p{i % 4}", [None, "", "xx"][i % 3])
     h.drain()
     for rid in h.requests:
         h.assert_output(rid)
@@ -250,7 +251,7 @@ def test_hints_without_a_cache_do_nothing() -> None:
     h.add("a", FORK, program=ProgramHint("p", "0", 32, 9, will_continue=True))
     h.drain()
     h.assert_output("a")
-    assert h.scheduler.programs.stats().programs == 0
+    assert h.scheduler.part(Programs).stats(0.0)["programs"].programs == 0
 
 
 def test_a_failed_step_forgets_all_holds() -> None:
@@ -261,7 +262,7 @@ def test_a_failed_step_forgets_all_holds() -> None:
     h.submit()
     h.fail()
     h.drain()
-    assert h.scheduler.programs.stats().holds == 0
+    assert h.scheduler.part(Programs).stats(0.0)["programs"].holds == 0
     deltas = deltas_of(h.scheduler.take_deltas())
     assert not deltas
 
@@ -301,7 +302,7 @@ def test_a_program_whose_prompts_have_become_long_reserves() -> None:
         prompt = [*prompt, *range(1, length - 19)]
         h.add(rid, prompt, max_tokens=1, program=ProgramHint("p", "0", will_continue=True))
         h.drain()
-        tokens = h.scheduler.programs.reserved(times, h.now, 0).sums[-1]
+        tokens = h.scheduler.part(Programs).reserved(times, h.now, 0).sums[-1]
         assert (tokens > 40) if rid == "second" else (tokens == 0)
 
 
@@ -342,8 +343,8 @@ def test_calls_of_the_oldest_program_wait_for_no_younger_one() -> None:
     assert "old" in {req.rid for req in h.scheduler.active}
     h.drain()
     for program in ("p0", "p1"):
-        h.scheduler.programs.release(program, None)
-    assert h.scheduler.programs.reserved(DEAR, h.now, 0).sums == [0]
+        h.scheduler.part(Programs).release(program, None)
+    assert h.scheduler.part(Programs).reserved(DEAR, h.now, 0).sums == [0]
 
 
 def test_programs_that_have_ended_keep_no_room_to_grow() -> None:

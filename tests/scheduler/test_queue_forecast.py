@@ -7,7 +7,7 @@ import random
 import pytest
 
 from radixrt.messages.scheduler_stats import StepTimes
-from radixrt.scheduler.queue_forecast import QueueForecast, Work
+from radixrt.parts.overload.forecast import QueueForecast, Work
 
 SECOND = StepTimes(step=1.0, row=0.0, context=0.0, extend=0.0, token=0.0, pair=0.0)
 """Each step takes a second, whatever is in it."""

@@ -6,8 +6,9 @@ from radixrt.mem_cache.granules import prompt_hashes
 from radixrt.messages.cache_events import OBSTACLES, QueueView, RequestView, RequestViews, WatchCacheReq
 from radixrt.messages.parts import ProgramHint
 from radixrt.messages.wire import pack_i32
-from radixrt.scheduler import cache_stream, queue_views
-from radixrt.scheduler.cache_stream import CacheStream
+from radixrt.parts.watch import queue_views
+from radixrt.parts.watch import scheduler as cache_stream
+from radixrt.parts.watch.scheduler import CacheStream
 from tests.scheduler.fake_runner import Harness
 from tests.scheduler.test_programs import DEAR
 
@@ -17,7 +18,7 @@ class Watched:
 
     def __init__(self, **options: object) -> None:
         self.h = Harness(**options)  # type: ignore[arg-type]
-        self.stream = CacheStream(self.h.scheduler)
+        self.stream = CacheStream(self.h.scheduler.core)
         self.stream.handle(WatchCacheReq(True, requests=True))
 
     def add(self, rid: str, prompt: list[int], **fields: object) -> None:

@@ -7,7 +7,7 @@ import random
 import numpy as np
 
 from radixrt.mem_cache.granules import GRANULE_TOKENS as GRANULE
-from radixrt.scheduler.queued_prompts import QueuedPrompts, prefix_hashes
+from radixrt.parts.overload.queued_prompts import QueuedPrompts, prefix_hashes
 
 
 def ids(*parts: tuple[int, int]) -> np.ndarray:

@@ -7,7 +7,8 @@ import pytest
 from radixrt.constraint import StructuredOptions
 from radixrt.messages.parts import ProgramHint
 from radixrt.messages.wire import unpack_i32
-from radixrt.scheduler import recovery
+from radixrt.parts.recovery import scheduler as recovery
+from radixrt.parts.recovery.scheduler import Recovery
 from tests.scheduler.fake_runner import VOCAB, Harness, expected_output
 from tests.scheduler.scripted_grammar import ScriptedGrammar, expected_constrained
 from tests.scheduler.test_scoring import CHOICES, PROMPT
@@ -80,7 +81,7 @@ def test_nobody_is_blamed_for_deaths_that_it_survived(depth: int) -> None:
         h.submit()
         h.kill()
         h.restart()
-        while h.scheduler.recovery.num_suspects and h.turn():
+        while h.scheduler.part(Recovery).num_suspects and h.turn():
             pass
     h.drain()
     _assert_as_if_nothing_had_happened(h)
@@ -144,7 +145,7 @@ def test_two_killers_are_both_found() -> None:
         h.add(f"{'killer' if i % 3 == 1 else 'plain'}{i}", [i + 1, 2, *[DEADLY] * (i % 3 == 1)], max_tokens=9)
     h.drain()
     _assert_as_if_nothing_had_happened(h, but=("killer1", "killer4"))
-    assert h.scheduler.counters.killers == 2
+    assert h.scheduler.part(Recovery).stats(0.0)["killers"] == 2
     assert h.scheduler.counters.runner_restarts == 3
     assert [h.finishes[rid].reason for rid in ("killer1", "killer4")] == ["error", "error"]
 
@@ -165,7 +166,7 @@ def test_a_prompt_that_killed_the_runner_is_refused_for_a_while() -> None:
         assert error.code == "runner_killed"
         assert ("with this prompt" in error.message) == (rid != "killer0")
     assert h.scheduler.counters.runner_restarts == 2
-    assert h.scheduler.counters.killers == 1
+    assert h.scheduler.part(Recovery).stats(0.0)["killers"] == 1
     h.runner.deadly = frozenset()
     h.now += recovery.QUARANTINE_S
     h.add("cured", [1, 2, DEADLY, 3])
@@ -183,7 +184,7 @@ def test_nobody_else_runs_while_a_suspect_is_tried() -> None:
     h.add("late", [4, 5, 6], max_tokens=12, ignore_eos=True)
     h.restart()
     first = len(h.batches)
-    while h.scheduler.recovery.num_suspects:
+    while h.scheduler.part(Recovery).num_suspects:
         h.turn()
     tried = [[req.rid for req in batch.requests] for batch in h.batches[first:]]
     assert all(len(rids) == 1 for rids in tried)
@@ -206,7 +207,7 @@ def test_an_aborted_suspect_is_not_waited_for() -> None:
     h.drain()
     assert [h.finishes[f"plain{i}"].reason for i in range(3)] == ["abort", "abort", "length"]
     h.assert_output("plain2")
-    assert h.scheduler.recovery.num_suspects == 0
+    assert h.scheduler.part(Recovery).num_suspects == 0
 
 
 def test_without_a_runner_all_but_steps_goes_on() -> None:

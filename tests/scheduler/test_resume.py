@@ -7,6 +7,7 @@ import pytest
 
 from radixrt.messages.request import Request
 from radixrt.messages.wire import pack_i32
+from radixrt.parts.constraint.scheduler import Constraints
 from radixrt.sampling_params import SamplingParams
 from tests.scheduler.fake_runner import Harness, expected_output
 from tests.scheduler.scripted_grammar import ScriptedGrammar
@@ -73,7 +74,7 @@ def test_output_that_does_not_fit_the_context_is_refused() -> None:
 def constrained(harness: Harness, seed: int, output: list[int]) -> None:
     sampling = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
     message = Request.generate("a", pack_i32(PROMPT), sampling, resume_ids=pack_i32(output))
-    harness.scheduler.intake.add(message, 0.0, ScriptedGrammar(seed))
+    harness.scheduler.part(Constraints).add(message, 0.0, ScriptedGrammar(seed))
     harness.outputs["a"] = list(output)
 
 
@@ -98,7 +99,7 @@ def test_output_that_the_grammar_does_not_allow_ends_the_request() -> None:
     grammar = next(g for g in map(ScriptedGrammar, range(50)) if g.run)
     sampling = SamplingParams(max_tokens=20)
     wrong = grammar.run[0] % 48 + 1
-    harness.scheduler.intake.add(
+    harness.scheduler.part(Constraints).add(
         Request.generate("a", pack_i32(PROMPT), sampling, resume_ids=pack_i32([wrong])), 0.0, grammar
     )
     harness.take()

@@ -7,8 +7,8 @@ import pytest
 
 from radixrt.constrained.grammar import Bitmask, Grammar, bitmask_words
 from radixrt.constraint import StructuredOptions
+from radixrt.messages.sections import READS, ReadSection, decode
 from radixrt.messages.wire import unpack_i32
-from radixrt.parts.reads.messages import NAME, decode
 from radixrt.scheduler.queue_order import arrange
 from radixrt.scheduler.schedule_batch import DECODE, EXTEND
 from tests.scheduler.fake_runner import VOCAB, Harness, deltas_of, expected_output
@@ -268,7 +268,7 @@ def test_prompt_logprobs_cover_the_whole_prompt_and_use_no_cache():
     h.add("r", prompt, prompt_logprobs=0, max_tokens=0)
     before = len(h.steps)
     h.drain()
-    sections = [decode(step.sections[NAME]) for step in h.steps[before:]]
+    sections = [decode(step.sections, READS, ReadSection) for step in h.steps[before:]]
     assert np.concatenate([unpack_i32(section.targets) for section in sections]).tolist() == prompt[1:]
     assert h.outputs["r"] == []
     assert h.usages["r"].cached_tokens == 0
@@ -328,7 +328,7 @@ def test_grammar_masks_follow_the_tokens(depth):
     assert h.outputs["bound"] == run
     assert h.finishes["bound"].reason == "stop"
     h.assert_output("free")
-    masks = [np.frombuffer(h.runner.masks[b.step_id].bits, np.uint32) for b in h.batches if b.grammar_rows]
+    masks = [np.frombuffer(h.runner.masks[b.step_id].bits, np.uint32) for b in h.batches if b.masked_rows]
     allowed = [[t for t in range(VOCAB) if m[t // 32] >> (t % 32) & 1] for m in masks[:5]]
     assert allowed == [[t] for t in run]
 

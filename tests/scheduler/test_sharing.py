@@ -14,10 +14,11 @@ from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.mem_cache.tree_node import TreeNode
 from radixrt.messages.runner import CascadeCosts, PromptCosts
 from radixrt.messages.wire import unpack_i32
+from radixrt.parts.sharing.costs import DecodeSharing, PromptSharing, Run
+from radixrt.parts.sharing.scheduler import SharingPlanner, find_runs
 from radixrt.scheduler.req import KVState
-from radixrt.scheduler.sharing import SharingPlanner, find_runs
-from radixrt.scheduler.sharing_costs import DecodeSharing, PromptSharing, Run
 from tests.scheduler.fake_runner import FREE, Harness
+from tests.step_sections import shared_in
 
 # Few tokens, so that paths share and branch at every depth.
 KEYS = st.lists(
@@ -263,8 +264,8 @@ def test_decode_rows_that_ride_with_a_chunk_share_only_where_that_is_wanted() ->
         h.drain()
         mixed = [s for s in h.steps if s.mode == 1 and len(s.samples) > 1 and -1 in unpack_i32(s.input_ids)]
         assert mixed
-        assert any(s.shared_segments for s in mixed) == in_extend
-        assert any(s.shared_segments for s in h.steps if s.mode == 2)
+        assert any(shared_in(s).segments for s in mixed) == in_extend
+        assert any(shared_in(s).segments for s in h.steps if s.mode == 2)
         for rid in ("r5", "r6", "long"):
             h.assert_output(rid)
 
@@ -294,8 +295,8 @@ def test_prompts_behind_a_cached_prefix_share_it() -> None:
         h.add(f"r{leaf}", [*range(1, 21), 30 + leaf, 40], max_tokens=3)
     h.add("cached to its last token", [*range(1, 21)], max_tokens=3)
     h.drain()
-    (step,) = [s for s in h.steps if s.mode == 1 and s.shared_segments]
-    segments = unpack_i32(step.shared_segments).reshape(-1, 4).tolist()
+    (step,) = [s for s in h.steps if s.mode == 1 and shared_in(s).segments]
+    segments = unpack_i32(shared_in(step).segments).reshape(-1, 4).tolist()
     assert [(start, length, count) for start, length, _, count in segments] == [(0, 20, 4)]
     for rid in ("first", *(f"r{leaf}" for leaf in range(4)), "cached to its last token"):
         h.assert_output(rid)
@@ -306,4 +307,4 @@ def test_without_a_radix_cache_nothing_is_shared() -> None:
     for leaf in (5, 6):
         h.add(f"r{leaf}", [1, 2, 3, 4, leaf], max_tokens=6)
     h.drain()
-    assert not any(s.shared_segments for s in h.steps)
+    assert not any(shared_in(s).segments for s in h.steps)

@@ -8,6 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from radixrt.constraint import StructuredOptions
 from radixrt.messages.parts import ProgramHint
+from radixrt.parts.programs.scheduler import Programs
+from radixrt.parts.states.scheduler import HybridKVManager
 from tests.scheduler.fake_runner import VOCAB, Harness
 from tests.scheduler.scripted_grammar import ScriptedGrammar, expected_constrained
 
@@ -119,7 +121,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(program=st.sampled_from(["p", "q", "nobody"]), branch=st.sampled_from([None, "", "0", "0/1", "nothing"]))
     def release(self, program, branch) -> None:
-        self.h.scheduler.programs.release(program, branch)
+        self.h.scheduler.part(Programs).release(program, branch)
         self.h.verify()
 
     @rule(n=st.integers(1, 6))
@@ -156,12 +158,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.disturbed.update(r.rid if r.member is None else r.member.group for r in self.h.inflight[0].requests)
         self.h.fail()
 
-    @precondition(lambda self: self.h.scheduler.recovery.has_runner)
+    @precondition(lambda self: self.h.scheduler.has_runner)
     @rule()
     def runner_dies(self) -> None:
         self.h.kill()
 
-    @precondition(lambda self: not self.h.scheduler.recovery.has_runner)
+    @precondition(lambda self: not self.h.scheduler.has_runner)
     @rule()
     def runner_is_ready(self) -> None:
         self.h.restart()
@@ -174,7 +176,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "h"):
             return
         h = self.h
-        if not h.scheduler.recovery.has_runner:
+        if not h.scheduler.has_runner:
             h.restart()
         h.drain()
         assert h.scheduler.is_idle
@@ -204,11 +206,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert len(columns.token_logprobs) // 4 == h.requests[rid].row_len(0) - 1
         h.now += 1000.0
         h.scheduler.next_batch(h.now)
-        programs = h.scheduler.programs.stats()
+        programs = h.scheduler.part(Programs).stats(0.0)["programs"]
         assert (programs.programs, programs.holds, programs.held_tokens) == (0, 0, 0), "nothing is kept for ever"
         h.verify()
         kv = h.scheduler.kv
-        assert kv.states is None or kv.states.slots.available() + len(kv.states.nodes) == kv.states.slots.num_usable
+        if isinstance(kv, HybridKVManager):
+            slots = kv.states.slots
+            assert slots.available() + len(kv.states.nodes) == slots.num_usable
         assert kv.allocator.available() + h.cache.evictable_size == kv.allocator.num_slots
         assert kv.rows.available() == h.config.max_running_requests
 

@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 
 from radixrt.messages.parts import ProgramHint
+from radixrt.messages.sections import STATES
 from radixrt.messages.wire import unpack_i32
+from radixrt.parts.constraint.scheduler import Constraints
+from radixrt.parts.states.row_states import states_of
 from radixrt.scheduler.schedule_batch import DECODE
 from tests.scheduler.fake_runner import VOCAB, Harness
 from tests.scheduler.scripted_grammar import ScriptedGrammar
+from tests.step_sections import states_in
 
 
 def make(**options: Any) -> Harness:
@@ -100,7 +104,8 @@ def cuts_of(h: Harness) -> list[tuple[int, int]]:
     for step in h.steps:
         before = unpack_i32(step.seq_lens) - (unpack_i32(step.extend_lens) if step.extend_lens else 1)
         found += [
-            (row, int(before[row]) + count) for row, count, _ in unpack_i32(step.state_cuts).reshape(-1, 3).tolist()
+            (row, int(before[row]) + count)
+            for row, count, _ in unpack_i32(states_in(step).cuts).reshape(-1, 3).tolist()
         ]
     return found
 
@@ -188,7 +193,7 @@ def test_many_partings_do_not_cut_a_prompt_into_small_pieces() -> None:
     for i in range(40):
         h.add(f"r{i}", [*long[: 40 * (i + 1)], VOCAB - 1, *tokens(i, 9)], max_tokens=1)
     h.submit()
-    assert len(h.scheduler.active[0].kv.cuts) <= 8
+    assert len(states_of(h.scheduler.active[0]).cuts) <= 8
     h.drain()
     for i in range(40):
         h.assert_output(f"r{i}")
@@ -286,7 +291,7 @@ def replayed(h: Harness) -> int:
 def test_a_token_that_is_taken_back_costs_nothing_while_there_are_spare_slots() -> None:
     plain, spare, none = jumping(0), jumping(2 + 16 + 6), jumping(2 + 16)
     assert plain.outputs == spare.outputs == none.outputs
-    assert plain.scheduler.counters.forced_tokens > 20
+    assert plain.scheduler.part(Constraints).stats(0.0)["forced_tokens"] > 20
     assert replayed(spare) == 0
     # Without a spare slot a request goes on from the state behind its prompt of 100 tokens, not from the beginning.
     assert replayed(none) > 0
@@ -294,7 +299,9 @@ def test_a_token_that_is_taken_back_costs_nothing_while_there_are_spare_slots() 
     one_step = jumping(2 + 16 + 6, depth=1)
     assert replayed(one_step) == 0
     decodes = [step for step in one_step.steps if step.mode == DECODE]
-    assert all(step.state_src == step.state_dst for step in decodes), "a spare slot, though all tokens are known"
+    assert all(states_in(step).src == states_in(step).dst for step in decodes), (
+        "a spare slot, though all tokens are known"
+    )
 
 
 def test_a_token_is_taken_back_though_there_is_a_slot_for_no_more_than_the_rows() -> None:
@@ -317,7 +324,7 @@ def test_spare_slots_are_not_those_that_another_request_needs() -> None:
 def test_a_model_without_states_sends_no_columns_of_them() -> None:
     h = make(num_states=0)
     run(h, PREFIX)
-    assert all(step.state_src == step.state_dst == b"" for step in h.steps)
+    assert all(STATES not in step.sections for step in h.steps)
 
 
 def test_with_the_cache_off_every_request_has_one_slot() -> None:
@@ -327,4 +334,4 @@ def test_with_the_cache_off_every_request_has_one_slot() -> None:
     h.drain()
     for i in range(5):
         h.assert_output(f"r{i}")
-    assert all(slot == 2 for step in h.steps for slot in unpack_i32(step.state_dst))
+    assert all(slot == 2 for step in h.steps for slot in unpack_i32(states_in(step).dst))

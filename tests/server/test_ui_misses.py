@@ -12,7 +12,7 @@ from radixrt.mem_cache.granules import HASH_BYTES, prompt_hashes
 from radixrt.messages.cache_events import CacheEvents, WatchCacheReq
 from radixrt.messages.parts import ProgramHint
 from radixrt.messages.wire import pack_i32
-from radixrt.scheduler.cache_stream import CacheStream
+from radixrt.parts.watch.scheduler import CacheStream
 from radixrt.server.ui.misses import Miss, MissLog
 from radixrt.server.ui.optimum import Window, belady
 from radixrt.server.ui.samples import Samples
@@ -25,7 +25,7 @@ class Log:
 
     def __init__(self, **options: object) -> None:
         self.h = Harness(max_context=2048, **options)  # type: ignore[arg-type]
-        self.stream = CacheStream(self.h.scheduler)
+        self.stream = CacheStream(self.h.scheduler.core)
         self.misses = MissLog(now=lambda: self.h.now)
         self.stream.handle(WatchCacheReq(True, requests=True))
 
@@ -103,7 +103,7 @@ def test_a_waiting_prompt_is_told_what_was_evicted_and_what_is_new() -> None:
 def test_tokens_of_an_emptied_cache_are_told_too() -> None:
     log = Log(num_slots=2000)
     log.run("a", [1] * 200)
-    log.h.scheduler.recovery.runner_lost([], "it died", log.h.now)
+    log.h.scheduler.runner_lost([], "it died", log.h.now)
     log.h.restart()
     assert split(log.run("b", [1] * 200)) == (0, 0, 0, 200, 0)
 

@@ -1,7 +1,7 @@
 """`shared_lengths`: tokens of each planned prompt that are cached when its call comes, as the scheduler finds them.
 
 Calls that become ready at the same time are admitted together, so that only those wait that share at least
-SIBLING_DEFER_TOKENS tokens with one that is being computed (`radixrt.scheduler.admission.PrefillPrefixes`). With less
+KIN_DEFER_TOKENS tokens with one that is being computed (`radixrt.scheduler.admission.PrefillPrefixes`). With less
 in common each computes its own prompt, unless it happens to come a step later: then it finds these few tokens too.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from radixrt.lang.observe.run_log import TEXT_KINDS, CallRecord
 from radixrt.lang.observe.shared_prefix import common_prefix, ids_of
-from radixrt.scheduler.admission import SIBLING_DEFER_TOKENS
+from radixrt.scheduler.admission import KIN_DEFER_TOKENS
 
 Records = Mapping[int, CallRecord]
 Outputs = Mapping[int, tuple[int, ...]]
@@ -82,7 +82,7 @@ def _admit(
         length = min(length, one.call.prompt_tokens - 1)
         if number is not None and length > one.cached:
             one.cached, one.generated = length, _generated(one.call, records[number], length, records, outputs)
-        end = one.cached + SIBLING_DEFER_TOKENS
+        end = one.cached + KIN_DEFER_TOKENS
         if end not in prefixes:
             prefixes[end] = {ids_of(other)[:end].tobytes() for other in computing}
         ids = ids_of(one.call)

@@ -10,8 +10,9 @@ import torch
 
 from radixrt.layers.classification_head import ClassificationHead
 from radixrt.messages.parts import LogprobColumns, ReadValues
+from radixrt.messages.sections import READS, ReadSection, decode
 from radixrt.messages.wire import Int32Array, pack_f32, unpack_i32
-from radixrt.parts.reads.messages import ReadSection
+from radixrt.models.registry import Model
 from radixrt.runner.sampling.logprobs import LogprobTensors, gather_logprobs
 from radixrt.runner.sampling.sampling_tables import upload
 
@@ -53,6 +54,16 @@ class StepReader:
     ) -> None:
         self._compute_logits = compute_logits
         self._head = head
+
+    @staticmethod
+    def of(model: Model) -> StepReader:
+        """Create the reader of a loaded model."""
+        return StepReader(model.compute_logits, model.classifier)
+
+    def of_step(self, sections: dict[str, bytes], hidden: torch.Tensor) -> StepValues | None:
+        """Return what a step reads; None for nothing. See `read`."""
+        section = decode(sections, READS, ReadSection)
+        return None if section is None else self.read(hidden, section)
 
     def read(self, hidden: torch.Tensor, section: ReadSection) -> StepValues:
         """Read the section's values; waits for the device if it scores tokens.

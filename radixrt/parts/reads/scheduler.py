@@ -8,12 +8,14 @@ from typing import NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from radixrt.messages.parts import LogprobColumns, ReadValues
-from radixrt.messages.request import Row
+from radixrt.messages.parts import FINISH_STOP, Finish, LogprobColumns, ReadValues
+from radixrt.messages.request import Request, Row
+from radixrt.messages.runner import StepOutput
+from radixrt.messages.sections import READS, ReadSection, encode
 from radixrt.messages.wire import Int32Array, pack_f32, pack_i32, unpack_f32, unpack_i32
-from radixrt.parts.reads.messages import ReadSection
+from radixrt.scheduler.part import Core, Part, Section
 from radixrt.scheduler.req import Req
-from radixrt.scheduler.schedule_batch import Chunk
+from radixrt.scheduler.schedule_batch import Chunk, ScheduleBatch, StepPlan
 
 
 class ChunkReads(NamedTuple):
@@ -113,12 +115,6 @@ def reads_of(row: Row) -> RowReads | None:
     return None if row.logprobs is None and row.hidden is None else RowReads(row)
 
 
-def joined(values: Sequence[ReadValues]) -> ReadValues:
-    """Return the values of several rows as those of one request."""
-    columns = [column for each in values for column in each.logprobs]
-    return ReadValues([LogprobColumns.join(columns)] if columns else [], b"".join(each.hidden for each in values))
-
-
 class StepReads(NamedTuple):
     """What a step reads: its section, and the requests that it reads for, in row order."""
 
@@ -165,3 +161,35 @@ def step_reads(chunks: Sequence[Chunk]) -> StepReads | None:
         pack_i32(spans),
     )
     return StepReads(section, rows)
+
+
+class ReadsPart(Part):
+    """Gives each request the record of what it reads, and what steps have read for it."""
+
+    name = READS
+
+    def attach(self, core: Core) -> None:
+        self._requests = core.requests
+        self._writer = core.writer
+
+    def queued(self, req: Req, row: Row, message: Request, now: float) -> None:
+        req.reads = reads_of(row)
+
+    def section(self, plan: StepPlan) -> Section | None:
+        found = step_reads(plan.chunks) if plan.chunks else None
+        return None if found is None else Section(encode(found.section), found)
+
+    def commit(self, batch: ScheduleBatch, kept: StepReads, output: StepOutput, now: float) -> None:
+        if output.values is None:
+            return
+        for req, found, columns, sums in kept.values(output.values):
+            if req.finish is not None:
+                continue  # ended while the step was in flight
+            reads = cast("RowReads", req.reads)
+            reads.take(found, columns, sums)
+            if not reads.is_done:
+                continue
+            if req.member is None:
+                self._writer.values(req, reads.answer())
+            else:
+                self._requests.end(req, Finish(FINISH_STOP), now)

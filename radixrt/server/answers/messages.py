@@ -6,12 +6,12 @@ The name of an event is its `type`.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from msgspec import Raw
 
-from radixrt.chat.answer import AnswerParser, Part
+from radixrt.chat.answer import AnswerParser, Part, count_reasoning
 from radixrt.chat.plan import ChatPlan
 from radixrt.chat.reasoning import Reasoning
 from radixrt.chat.tool_parser import CallArguments, CallBegin, Text
@@ -169,18 +169,13 @@ MessageEvent = (
 # --- from outputs ---
 
 _BLOCKS: dict[type[Part], type[Block]] = {
-    Text: TextBlock,
-    Reasoning: ThinkingBlock,
-    CallBegin: ToolUseBlock,
-    CallArguments: ToolUseBlock,
-}
+    Text: TextBlock, Reasoning: ThinkingBlock, CallBegin: ToolUseBlock, CallArguments: ToolUseBlock
+}  # fmt: skip
 """Types of the blocks to which parts of an answer belong."""
 
 _DELTAS: dict[type[Part], Callable[[str], Delta]] = {
-    Text: TextDelta,
-    Reasoning: ThinkingDelta,
-    CallArguments: InputJsonDelta,
-}
+    Text: TextDelta, Reasoning: ThinkingDelta, CallArguments: InputJsonDelta
+}  # fmt: skip
 
 
 class MessagesEncoder:
@@ -196,6 +191,7 @@ class MessagesEncoder:
         self._plan = plan
         self._hides_thinking = hides_thinking
         self._parser = AnswerParser(plan.form)
+        self._token_ids: list[int] = []
         self._started = False
         self._open: type[Block] | None = None
         self._index = -1
@@ -206,7 +202,7 @@ class MessagesEncoder:
         (output,) = outputs
         blocks: list[Block] = []
         calls: list[tuple[ToolUseBlock, list[str]]] = []
-        for part in self._parser.take(output):
+        for part in [*self._parser.feed(output.text), *self._parser.finish()]:
             if isinstance(part, CallArguments):
                 calls[-1][1].append(part.text)
                 continue
@@ -223,7 +219,7 @@ class MessagesEncoder:
             blocks.remove(calls.pop()[0])  # an aborted answer ends within it
         for call, arguments in calls:
             call.input = Raw("".join(arguments).encode())
-        message = self._message(blocks, self._usage(output))
+        message = self._message(blocks, self._usage(output, output.token_ids))
         message.stop_reason, message.stop_sequence = self._stop(output)
         return message
 
@@ -234,12 +230,17 @@ class MessagesEncoder:
         event = b""
         if not self._started:
             self._started = True
-            event = named_event(MessageStart(self._message([], self._usage(output)))) + named_event(Ping())
-        for part in self._parser.take(output):
+            event = named_event(MessageStart(self._message([], self._usage(output, ())))) + named_event(Ping())
+        if self._plan.form.reasoning_end_id is not None:
+            self._token_ids += output.token_ids
+        parts = self._parser.feed(output.text)
+        if output.finish is not None:
+            parts += self._parser.finish()
+        for part in parts:
             event += self._part(part)
         if output.finish is None:
             return event
-        stop = MessageDelta(StopDelta(*self._stop(output)), self._usage(output))
+        stop = MessageDelta(StopDelta(*self._stop(output)), self._usage(output, self._token_ids))
         return event + self._end_block() + named_event(stop)
 
     def last_event(self) -> bytes:
@@ -293,10 +294,10 @@ class MessagesEncoder:
             return "model_context_window_exceeded", None
         return "max_tokens", None
 
-    def _usage(self, output: RequestOutput) -> MessageUsage:
+    def _usage(self, output: RequestOutput, token_ids: Sequence[int]) -> MessageUsage:
         """Usage of the request; before its end of its prompt alone, whose cached part is not known yet."""
         usage = output.usage or engine.Usage(len(output.prompt_token_ids), 0, 0)
-        thinking = ThinkingTokens(self._parser.reasoning_tokens)
+        thinking = ThinkingTokens(count_reasoning(token_ids, self._plan.form))
         uncached = usage.prompt_tokens - usage.cached_tokens
         return MessageUsage(uncached, 0, usage.cached_tokens, usage.completion_tokens, thinking)
 

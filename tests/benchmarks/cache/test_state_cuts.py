@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.cache.state_cuts import CASES, NOWHERE, device
-from radixrt.scheduler.checkpoints import MIN_GAP
+from radixrt.parts.states.checkpoints import MIN_GAP
 
 
 def test_states_inside_prompts_cost_no_steps() -> None:

@@ -8,6 +8,7 @@ from benchmarks.common.device_rates import Device
 from benchmarks.common.model_shapes import Shape
 from benchmarks.kernels.step_profile import floor_us, kind_of, make_step
 from radixrt.messages.wire import unpack_i32
+from tests.step_sections import shared_in, states_in
 
 SHAPE = Shape(layer_params=1000, head_params=100, kv_bytes=10, attention_flops=4)
 
@@ -52,13 +53,13 @@ def test_kinds(name: str, kind: str) -> None:
 
 def test_a_step_of_a_hybrid_model() -> None:
     step = make_step("decode:3x50", states=True)
-    assert unpack_i32(step.state_src).tolist() == unpack_i32(step.state_dst).tolist() == [2, 3, 4]
-    assert not make_step("decode:3x50").state_src
+    assert unpack_i32(states_in(step).src).tolist() == unpack_i32(states_in(step).dst).tolist() == [2, 3, 4]
+    assert not make_step("decode:3x50").sections
 
 
 def test_a_step_of_rows_that_share() -> None:
     step = make_step("shared:3x50x40")
-    assert unpack_i32(step.shared_segments).tolist() == [0, 40, 0, 3]
+    assert unpack_i32(shared_in(step).segments).tolist() == [0, 40, 0, 3]
     slots = [unpack_i32(write.slots).tolist() for write in step.row_writes]
     assert {tuple(row[:40]) for row in slots} == {tuple(slots[0][:40])}
     assert len({s for row in slots for s in row}) == 40 + 3 * 9

@@ -21,7 +21,7 @@ from radixrt.lang.observe.explain import Explanation
 from radixrt.lang.observe.trace import read_trace, trace
 from radixrt.python_types import parse
 from radixrt.sampling_params import SamplingParams
-from radixrt.scheduler.admission import SIBLING_DEFER_TOKENS
+from radixrt.scheduler.admission import KIN_DEFER_TOKENS
 from tests.engine.helpers import start
 
 
@@ -112,13 +112,13 @@ def test_it_tells_the_cached_tokens_of_each_call(engine: rt.Engine) -> None:
             first = real[planned.branch.rpartition("/")[0], "place", 0] if planned.outputs else None
             generated = 0 if first is None else first.completion_tokens - 1
             least = planned.shared + generated
-            assert least <= run.cached_tokens <= least + SIBLING_DEFER_TOKENS, (planned, run.cached_tokens)
+            assert least <= run.cached_tokens <= least + KIN_DEFER_TOKENS, (planned, run.cached_tokens)
             if first is None:
                 assert planned.length == run.prompt_tokens
         places = [call.cached_tokens for call in state.log.calls if call.name == "place"]
         assert sum(call.shared for call in made.calls if call.name == "place") == sum(places)
         assert sorted(places)[0] == 0
-        assert sorted(places)[1] >= SIBLING_DEFER_TOKENS
+        assert sorted(places)[1] >= KIN_DEFER_TOKENS
 
 
 def test_sampling_parameters_as_for_a_run(engine: rt.Engine) -> None:

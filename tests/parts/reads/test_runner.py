@@ -10,9 +10,9 @@ from radixrt.forward_batch.batch_builder import BatchBuilder
 from radixrt.forward_batch.forward_batch import ForwardMode
 from radixrt.forward_batch.token_rows import TokenRows
 from radixrt.messages.runner import ForwardStep
+from radixrt.messages.sections import READS, ReadSection, encode
 from radixrt.messages.wire import pack_i32, unpack_f32
 from radixrt.parts.reads import runner
-from radixrt.parts.reads.messages import NAME, ReadSection, encode
 from radixrt.parts.reads.runner import StepReader
 from tests.runner.sampling.test_logprobs import check, exact
 from tests.runner.sampling.test_sampler import VOCAB, random_logits
@@ -23,7 +23,7 @@ def make_step(section: ReadSection | None, tokens: int = 100) -> ForwardStep:
     return ForwardStep(
         1, ForwardMode.EXTEND, pack_i32([1, 2]), pack_i32([tokens, 1]), pack_i32(range(1, tokens + 2)),
         extend_lens=pack_i32([tokens, 1]), input_ids=pack_i32([3] * (tokens + 1)), samples=b"\0\1",
-        sections={} if section is None else {NAME: encode(section)},
+        sections={} if section is None else {READS: encode(section)},
     )  # fmt: skip
 
 

@@ -1,0 +1,83 @@
+"""Sections: what parts of the engine add to a step (`ForwardStep.sections`), each with one writer and one reader.
+
+| name    | written by                | read by                                          |
+|---------|---------------------------|--------------------------------------------------|
+| reads   | `radixrt.parts.reads`     | the runner end of the same part                  |
+| sharing | `radixrt.parts.sharing`   | `radixrt.forward_batch`, for attention backends  |
+| states  | `radixrt.parts.states`    | `radixrt.forward_batch`, for recurrent layers    |
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+READS, SHARING, STATES = "reads", "sharing", "states"
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class ReadSection(msgspec.Struct, frozen=True, array_like=True):
+    """Values that a step reads for its rows, in row order; `ReadValues` answers it.
+
+    Attributes:
+        index: int32[q], ascending indices of the step's new tokens after which a token is scored.
+        targets: int32[q], token to score at each index.
+        counts: int32[r * 2], (number of targets, alternatives of each) of every row that scores tokens.
+        spans: int32[m * 2], (first, count) of each sum of hidden states, over the step's new tokens
+            [first, first + count).
+    """
+
+    index: bytes = b""
+    targets: bytes = b""
+    counts: bytes = b""
+    spans: bytes = b""
+
+
+class SharedSection(msgspec.Struct, frozen=True, array_like=True):
+    """Groups of rows with common positions, whose keys and values may be read once for the group.
+
+    In an EXTEND step the rows of a group have either several new tokens each, or one each.
+
+    Attributes:
+        segments: int32[G * 4], (start, length, first, count) of each group: positions [start, start + length) hold the
+            same slots for the rows rows[first : first + count], two or more. Groups that contain the same row cover
+            disjoint positions, and together a prefix of the row without this step's tokens.
+        rows: int32[N], indices of the step's rows in depth-first order: the rows of two groups are disjoint, or one
+            group's rows are a subset of the other's.
+    """
+
+    segments: bytes
+    rows: bytes
+
+
+class StateSection(msgspec.Struct, frozen=True, array_like=True):
+    """State slots of the B rows of a step of a model with recurrent layers.
+
+    Slot 0 is all zeros and never written: a fresh sequence reads it. Slot 1 is scratch: padding rows read and write it.
+    Except for scratch, no slot is written twice in a step, and no row reads a slot that another row of the step writes.
+    New tokens that are replayed (see `ForwardStep`) are computed for the state alone; in such rows shared segments end
+    before the first new token.
+
+    Attributes:
+        src: int32[B], slot that each row reads before its first new token. Several rows may read one slot.
+        dst: int32[B], slot that each row writes after its last new token. It may equal the row's own src.
+        cuts: int32[C * 3], (row, count, slot) in ascending order: the row also writes its state after its first `count`
+            new tokens, fewer than all, into `slot`.
+    """
+
+    src: bytes
+    dst: bytes
+    cuts: bytes = b""
+
+
+def encode(section: msgspec.Struct) -> bytes:
+    """Return a section as the bytes that a step carries."""
+    return msgspec.msgpack.encode(section)
+
+
+def decode(sections: dict[str, bytes], name: str, kind: type[S]) -> S | None:
+    """Return a section of a step; None if the step has none of that name."""
+    data = sections.get(name)
+    return None if data is None else msgspec.msgpack.decode(data, type=kind)

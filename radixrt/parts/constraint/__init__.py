@@ -1,0 +1,1 @@
+"""Constraint: rows whose tokens a grammar allows, forces and ends."""

@@ -1,0 +1,481 @@
+"""Scheduler end of constraint: masks, jump-forward, and early ends that are always valid.
+
+The scheduler decides all of it when a step is committed and every earlier token is known:
+
+- a sampled token after which no valid output could be completed within the budget is dropped, and the output is closed
+  with the grammar's shortest completion instead; that costs no step, because nothing is left to sample;
+- tokens about which the grammar leaves no choice are appended without sampling (jump-forward), and computed by the next
+  step as an EXTEND. A sample of the request that is still in flight then is ignored when it arrives.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, cast
+
+import msgspec
+
+from radixrt.constrained.compile.grammar_manager import GrammarManager
+from radixrt.constrained.grammar import Grammar, bitmask_words
+from radixrt.constrained.masks.look_ahead import LookAhead
+from radixrt.constrained.matcher import GrammarError
+from radixrt.executor.mask_table import StepMasks
+from radixrt.messages.parts import (
+    FINISH_ERROR,
+    FINISH_LENGTH,
+    FINISH_STOP,
+    ConstraintInfo,
+    Finish,
+    FinishError,
+    LogprobColumns,
+)
+from radixrt.messages.request import Request
+from radixrt.messages.wire import pack_i32
+from radixrt.sampling_params import SamplingParams
+from radixrt.scheduler.part import Core, TakerPart
+from radixrt.scheduler.req import Req, ReqState
+from radixrt.scheduler.schedule_batch import ScheduleBatch
+
+logger = logging.getLogger(__name__)
+
+JUMP_RATE_MEMORY = 64
+"""Approximate number of sampled tokens over which the share that led to a jump is averaged."""
+WORTH_WAITING = 0.1
+"""Above this share of jumps, no step is submitted before the tokens of the step before it are known; see
+`Constraints.may_step`."""
+
+MASK_LIMIT_S = 0.05
+"""A request whose mask takes longer than this delays its whole batch, and is ended."""
+LOOK_S = 0.001
+"""Masks that together take less than this are not timed one by one."""
+
+
+def _with_choice(columns: LogprobColumns, grammar: Grammar) -> LogprobColumns:
+    """Add to the columns of one token how many tokens the grammar allows next, and whether it determines the text."""
+    allowed = int.from_bytes(grammar.mask().tobytes(), "little").bit_count()
+    forced = allowed == 1 or bool(grammar.forced_continuation())
+    return msgspec.structs.replace(columns, allowed=pack_i32([allowed]), forced=bytes([forced]))
+
+
+class Constraint:
+    """The grammar of one request and what it did to the output: the request's `Taker`.
+
+    Attributes:
+        may_take_back: forced continuations are appended without sampling (jump-forward), and the last token before them
+            may be tokenized differently together with them.
+        forced_tokens: output tokens about which the grammar left no choice.
+        closing_tokens: output tokens that ended the output early.
+        stale_samples: number of the oldest samples in flight to ignore: the tokens after them are forced already.
+    """
+
+    __slots__ = (
+        "_compiled",
+        "_part",
+        "_request",
+        "closing_tokens",
+        "forced_tokens",
+        "grammar",
+        "may_take_back",
+        "stale_samples",
+    )
+
+    def __init__(self, part: Constraints, message: Request, grammar: Grammar, compiled: ConstraintInfo | None) -> None:
+        sampling = message.sampling
+        assert sampling is not None  # a constraint is a sampling parameter
+        self._part = part
+        self._request = message.rid, sampling
+        self._compiled = compiled
+        self.grammar = grammar
+        # Without a sample there are no log-probabilities of a token. A prompt before forced tokens may come from the
+        # cache to its end, so that nothing would be read from it.
+        row = message.rows[0]
+        reads = row.logprobs is not None or row.hidden is not None
+        self.may_take_back = sampling.structured.jump_forward and sampling.logprobs is None and not reads
+        self.forced_tokens = 0
+        self.closing_tokens = 0
+        self.stale_samples = 0
+
+    def refusal(self, room: int) -> FinishError | None:
+        rid, sampling = self._request
+        asked = sampling.max_tokens
+        try:
+            need = max(len(self.grammar.closing()), 1)
+        except Exception as error:
+            return _failure(rid, sampling, error)
+        if need <= (room if asked is None else min(asked, room)):
+            return None
+        shortest = f"the shortest output that satisfies the constraint has {need} tokens"
+        if asked is not None and asked < need:
+            return FinishError(
+                f"max_tokens is {asked}, but {shortest}; ask for at least that many",
+                param="max_tokens",
+                code="constraint_exceeds_max_tokens",
+                status=400,
+            )
+        return FinishError(
+            f"the prompt leaves room for {room} tokens, but {shortest}",
+            param="prompt",
+            code="context_length_exceeded",
+            status=400,
+        )
+
+    def start(self, req: Req, resumed: list[int]) -> Finish | None:
+        return self._part.start(req, self, resumed)
+
+    def ignores(self) -> bool:
+        if not self.stale_samples:
+            return False
+        self.stale_samples -= 1
+        return True
+
+    def take(self, req: Req, token: int, columns: LogprobColumns | None) -> Finish | None:
+        return self._part.take(req, self, token, columns)
+
+    def requeued(self) -> None:
+        self.stale_samples = 0
+
+    def expire(self, req: Req) -> Finish | None:
+        """Close an output that has begun into a valid answer."""
+        return self._part.expire(req, self) if req.num_output > self.forced_tokens else None
+
+    @property
+    def info(self) -> ConstraintInfo | None:
+        compiled = self._compiled
+        if compiled is None:
+            return None
+        return ConstraintInfo(
+            compiled.backend,
+            compiled.ignored,
+            self.forced_tokens,
+            self.closing_tokens,
+            compiled.compile_s,
+            compiled.cached,
+        )
+
+
+class Constraints(TakerPart):
+    """Prepares the requests with a constraint, and advances their grammars.
+
+    Args:
+        vocab_size: size of grammar masks, in tokens.
+        grammars: compiles the constraints of requests before they join the queue; None: `add` gets grammars.
+        shared_cores: steps are computed on the cores that also compile grammars.
+    """
+
+    name = "constraint"
+
+    def __init__(self, vocab_size: int, grammars: GrammarManager | None = None, *, shared_cores: bool = False) -> None:
+        self.mask_words = bitmask_words(vocab_size)
+        self._grammars = grammars
+        self._shared_cores = shared_cores
+        self._ahead = LookAhead()
+        self._jump_rate = 0.5  # share of sampled tokens that led to a jump; the first few correct it
+        self._forced_tokens = self._forced_closes = self._mask_rows = 0
+        self._mask_s = 0.0
+
+    def attach(self, core: Core) -> None:
+        self._kv = core.kv
+        self._requests = core.requests
+        self._intake = core.intake
+        self._writer = core.writer
+        # Rows whose next step carries the sampled id are in one step in flight at most.
+        self._waits_for_ids = core.scheduler.pacing.gives_ids
+
+    def stats(self, now: float) -> Mapping[str, Any]:
+        return {
+            "compiling": self.num_preparing,
+            "forced_tokens": self._forced_tokens,
+            "forced_closes": self._forced_closes,
+            "mask_rows": self._mask_rows,
+            "mask_s": self._mask_s,
+            "grammars": None if self._grammars is None else self._grammars.stats(),
+        }
+
+    # --- requests that wait for their grammar ---
+
+    @property
+    def num_preparing(self) -> int:
+        return 0 if self._grammars is None else self._grammars.num_pending
+
+    @property
+    def sockets(self) -> list[Any]:
+        return [] if self._grammars is None else [*self._grammars.sockets()]
+
+    def prepare(self, message: Request, now: float) -> bool:
+        """Have the constraint of a request compiled, if it has one and may join the queue."""
+        if self._grammars is None or message.sampling is None or message.sampling.constraint is None:
+            return False
+        error = self._intake.refusal(message, now, compiling=self._grammars.num_pending)
+        if error is None:
+            self._grammars.submit(message, now)
+        else:
+            self._intake.refuse(message, error)
+        return True
+
+    def poll(self, now: float, *, steps_in_flight: bool) -> bool:
+        """Queue the requests whose grammar is compiled, and end those whose grammar failed to compile."""
+        if self._grammars is None:
+            return False
+        crowded = self._shared_cores and steps_in_flight
+        ready = self._grammars.poll(now, steps_in_flight=steps_in_flight, crowded=crowded)
+        for each in ready:
+            if each.grammar is None:
+                assert each.error is not None
+                self._intake.refuse(each.message, each.error)
+            else:
+                self.add(each.message, now, each.grammar, each.info)
+        return bool(ready)
+
+    def add(self, message: Request, now: float, grammar: Grammar, info: ConstraintInfo | None = None) -> None:
+        """Queue a request with the initial state of its grammar.
+
+        Args:
+            info: how the constraint was compiled; None: it is not reported.
+        """
+        self._intake.add(message, now, Constraint(self, message, grammar, info))
+
+    def abort(self, rid: str) -> bool:
+        if self._grammars is None or not self._grammars.abort(rid):
+            return False
+        self._intake.abandon(rid)
+        return True
+
+    def forgotten(self) -> None:
+        if self._grammars is not None:
+            self._grammars.forget()
+
+    def close(self) -> None:
+        """Stop the grammar compilers."""
+        if self._grammars is not None:
+            self._grammars.close()
+
+    # --- steps ---
+
+    def may_step(self, decode: list[Req]) -> bool:
+        """Return False if the next step over these rows should wait for the tokens in flight.
+
+        A jump discards the sample that is in flight. Where all rows may jump and often do, a step that waits makes more
+        progress than one that is submitted early; where other rows share the batch, they would pay for the wait.
+        """
+        if self._jump_rate <= WORTH_WAITING or self._waits_for_ids or not decode:
+            return True
+        return not all(req.taker is not None and req.taker.may_take_back for req in decode)
+
+    def masks(self, batch: ScheduleBatch, now: float) -> StepMasks:
+        """Return the masks of the batch's constrained rows; all earlier tokens of these rows are known.
+
+        A grammar that fails, or takes too long, ends its own request.
+        """
+        masks = StepMasks()
+        failed: list[tuple[Req, Finish]] = []
+        started = stamp = time.thread_time()  # excludes the time of other threads on this core
+        looked = time.perf_counter()
+        sampled = batch.sampled
+        for i in batch.masked_rows:
+            req = sampled[i]
+            constraint = cast("Constraint", req.taker)
+            if req.finish is not None or constraint.stale_samples:
+                continue
+            try:
+                masks.add(i, constraint.grammar.mask())
+            except Exception as error:
+                failed.append((req, _failed(req, error)))
+                stamp, looked = time.thread_time(), time.perf_counter()
+                continue
+            looked_at = time.perf_counter()
+            if looked_at - looked > LOOK_S:  # rarely: the thread's own time is a system call
+                before, stamp, looked = stamp, time.thread_time(), looked_at
+                if stamp - before > MASK_LIMIT_S:
+                    took = f"one mask of the request's grammar took {1e3 * (stamp - before):.0f} ms"
+                    failed.append((req, _error(f"{took}; at most {1e3 * MASK_LIMIT_S:.0f} ms are allowed")))
+        self._mask_s += time.thread_time() - started
+        self._mask_rows += len(masks.rows)
+        self._end(failed, now)
+        return masks
+
+    def settle(self, now: float) -> bool:
+        """Do the grammars' deferred work. A grammar that fails ends its own request."""
+        failed = []
+        for req, constraint in self._constrained():
+            try:
+                constraint.grammar.settle()
+            except Exception as error:
+                failed.append((req, _failed(req, error)))
+        self._end(failed, now)
+        return bool(failed)
+
+    def look_ahead(self) -> Iterator[None]:
+        for req, constraint in self._constrained():
+            if req.finish is None:
+                self._ahead.add(constraint.grammar, req.max_len - req.known_len - 1)
+        while self._ahead.turn():
+            yield
+
+    def _constrained(self) -> Iterator[tuple[Req, Constraint]]:
+        """Yield the active requests that have a constraint."""
+        for req in self._requests.active:
+            if req.taker is not None:
+                yield req, cast("Constraint", req.taker)
+
+    def _end(self, failed: Iterable[tuple[Req, Finish]], now: float) -> None:
+        for req, finish in failed:
+            self._requests.end(req, finish, now)
+
+    # --- tokens ---
+
+    def take(self, req: Req, state: Constraint, token: int, columns: LogprobColumns | None) -> Finish | None:
+        """Take a sampled token of a constrained request; returns its finish if it ends."""
+        grammar, remaining = state.grammar, req.max_len - req.known_len - 1
+        try:
+            usual = columns is None and state.may_take_back and remaining > 0 and token not in req.stop_ids
+            if usual and grammar.accept_freely(token, remaining):  # most tokens: the rest of this method in one call
+                req.append(token)
+                self._writer.token(req, token, None)
+                self._jump_rate -= self._jump_rate / JUMP_RATE_MEMORY
+                return None
+            if not grammar.fits(token, remaining):
+                return self._close(req, state)
+            if columns is not None:
+                columns = _with_choice(columns, grammar)
+            if not grammar.accept(token):
+                logger.error("request %s: its grammar refuses token %d, which its mask allowed", req.rid, token)
+                return _error("the sampled token is not allowed by the request's grammar")
+            finish = _append(req, state, token)
+            self._writer.token(req, token, columns)
+            if finish is not None:
+                return self._ended(req, state, finish)
+            if not state.may_take_back:
+                return None
+            before = state.forced_tokens
+            finish = self._jump(req, state)
+            self._jump_rate += ((state.forced_tokens > before) - self._jump_rate) / JUMP_RATE_MEMORY
+            return finish
+        except Exception as error:
+            return _failed(req, error)
+
+    def start(self, req: Req, state: Constraint, resumed: list[int]) -> Finish | None:
+        """Append the beginning of a new request's output; return its finish if that is all of it.
+
+        Args:
+            resumed: output that the request brings (`Request.resume_ids`). Tokens that the grammar forces behind it
+                came together with the last of these tokens.
+        """
+        try:
+            if not resumed:
+                return self._jump(req, state) if state.may_take_back else None
+            for token in resumed:
+                if not state.grammar.accept(token):
+                    return _error(f"resume_ids holds token {token}, which the request's grammar does not allow there")
+                if (finish := _append(req, state, token)) is not None:
+                    return finish
+        except Exception as error:
+            return _failed(req, error)
+        return None
+
+    def expire(self, req: Req, state: Constraint) -> Finish:
+        """Close the output of a request whose deadline passed into a valid answer; returns its finish."""
+        try:
+            return self._close(req, state)
+        except Exception as error:
+            return _failed(req, error)
+
+    def _jump(self, req: Req, state: Constraint) -> Finish | None:
+        """Jump-forward: append the tokens that must come next.
+
+        A single token is appended too, though a step in flight would sample it as well: so the output does not depend
+        on how many steps are in flight, and its tokens are the tokenizer's own.
+        """
+        grammar = state.grammar
+        forced = grammar.forced_continuation()
+        if not forced:
+            return None
+        if req.num_output:
+            forced = self._heal(req, grammar, forced)
+        finish: Finish | None = None
+        taken = 0
+        for token in forced:
+            if not grammar.fits(token, req.max_len - req.known_len - 1):
+                finish = self._close(req, state)
+                break
+            if not grammar.accept(token):
+                logger.error("request %s: its grammar refuses token %d, which it forced", req.rid, token)
+                finish = _error("a token that the request's grammar forces is not allowed by it")
+                break
+            finish = _append(req, state, token)
+            self._writer.unsampled(req, [token])
+            taken += 1
+            if finish is not None:
+                finish = self._ended(req, state, finish)
+                break
+        state.forced_tokens += taken
+        self._forced_tokens += taken
+        state.stale_samples += req.num_pending
+        req.num_pending = 0
+        if req.state is ReqState.RUNNING:
+            req.state = ReqState.PREFILL
+            req.sampling_row_due = req.sampling.needs_penalties  # forced tokens count, the ignored sample does not
+        return finish
+
+    def _heal(self, req: Req, grammar: Grammar, forced: list[int]) -> list[int]:
+        """Take the last token back where it and the forced text together are tokenized differently; returns the tokens
+        to append.
+
+        So the sequence equals the tokenization of its text, and later prompts with that text find it in the cache.
+        """
+        healed = grammar.healed(int(req.ids[req.known_len - 1]), forced)
+        if healed is None:
+            return forced
+        grammar.rollback(1)
+        req.take_back()
+        self._writer.take_back(req)
+        self._kv.truncate(req, req.known_len)
+        return healed
+
+    def _ended(self, req: Req, state: Constraint, finish: Finish) -> Finish:
+        """Report a used-up budget where the output may end but could go on as an early end too, with nothing to add."""
+        return self._close(req, state) if finish.reason == FINISH_LENGTH else finish
+
+    def _close(self, req: Req, state: Constraint) -> Finish:
+        """End the output with the grammar's shortest completion, which needs no step; as it is, if there is none."""
+        tokens = state.grammar.closing()
+        if req.state is not ReqState.WAITING:
+            self._kv.truncate(req, req.known_len)  # steps in flight compute tokens that are not part of the output
+        if not state.grammar.closes:
+            return Finish(FINISH_LENGTH)
+        for token in tokens:
+            req.append(token)
+        self._writer.unsampled(req, tokens)
+        state.closing_tokens = len(tokens)
+        self._forced_closes += 1
+        return Finish(req.sampling.structured.on_length, forced_close=True)
+
+
+def _append(req: Req, state: Constraint, token: int) -> Finish | None:
+    """Append an output token that the grammar has accepted; return the request's finish if the token is its last."""
+    before = req.known_len
+    finish = req.take(token)
+    ends = finish is None or finish.reason == FINISH_LENGTH
+    if ends and req.known_len > before and state.grammar.is_terminated():
+        return Finish(FINISH_STOP)
+    return finish
+
+
+def _failed(req: Req, error: Exception) -> Finish:
+    return Finish(FINISH_ERROR, error=_failure(req.rid, req.sampling, error))
+
+
+def _failure(rid: str, sampling: SamplingParams, error: Exception) -> FinishError:
+    """Return the error of a request whose grammar cannot go on: the client's if it is too complex for its library."""
+    if isinstance(error, GrammarError):
+        kind = None if sampling.constraint is None else sampling.constraint.kind
+        logger.info("request %s: its grammar is too complex: %s", rid, error)
+        message = f"{kind or 'the constraint'} cannot be enforced any further: {error}"
+        return FinishError(message, param=kind, code="grammar_too_complex", status=400)
+    logger.error("request %s: its grammar failed: %s: %s", rid, type(error).__name__, error)
+    return FinishError(f"the request's grammar failed, a defect of radixrt: {error}", code="constraint_failed")
+
+
+def _error(message: str) -> Finish:
+    return Finish(FINISH_ERROR, error=FinishError(message, code="constraint_failed"))

@@ -1,0 +1,1 @@
+"""Overload: requests that would wait too long are refused when they arrive."""

@@ -1,0 +1,265 @@
+"""`LoadPredictor`: how long a request that arrives now would wait in the queue, and the load in numbers (`LoadStats`).
+
+It reads the queue and the running requests, measures their remaining work, and plays the queue forward
+(`QueueForecast`). A forecast costs about three microseconds for each open request, so it is kept for REFRESH_S, and
+requests that arrive meanwhile are appended to it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from radixrt.config import SchedulerConfig
+from radixrt.messages.request import Request
+from radixrt.messages.scheduler_stats import LoadStats
+from radixrt.messages.wire import Int32Array
+from radixrt.parts.overload.forecast import QueueForecast, Work
+from radixrt.parts.overload.output_lengths import OutputLengths
+from radixrt.parts.overload.queued_prompts import QueuedPrompts, prefix_hashes
+from radixrt.scheduler.kv_manager import KVManager
+from radixrt.scheduler.new_token_ratio import CLIP_TOKENS, NewTokenRatio
+from radixrt.scheduler.req import Req, ReqState
+from radixrt.scheduler.request_table import RequestTable
+from radixrt.scheduler.step_time import StepTimeFit
+
+REFRESH_S = 0.1
+MIN_STEPS = 8
+"""Number of decode steps before which nothing is predicted."""
+NEW_PROMPTS = 64
+"""Number of prompts that are looked up in the cache for one forecast. Further ones count with the share of tokens to
+compute that the others have."""
+
+
+_NO_IDS = np.empty(0, np.int32)
+_NO_WORK = Work(0, 0, 0, 0)
+
+
+class Arrival(NamedTuple):
+    """A request that arrives.
+
+    Attributes:
+        ids: int32, the tokens of its input that may come from the cache.
+        new_tokens: number of tokens of its input that must be computed.
+        max_output: maximum number of output tokens.
+    """
+
+    rid: str
+    ids: Int32Array
+    namespace: str
+    new_tokens: int
+    max_output: int
+    priority: int
+    timeout_s: float
+
+
+def arrival_of(message: Request, max_len: int, timeout_s: float) -> Arrival:
+    """Return the arrival of a request.
+
+    Args:
+        max_len: length of the longest sequence.
+        timeout_s: the request's timeout, or the default.
+    """
+    ids, sampling, envelope = message.tokens(0), message.sampling, message.envelope
+    max_output = 0
+    if sampling is not None:
+        longest = max_len - len(ids)
+        max_output = longest if sampling.max_tokens is None else min(sampling.max_tokens, longest)
+    reusable = ids[: message.first_read(0)]
+    new_tokens = message.num_tokens - len(reusable)
+    return Arrival(message.rid, reusable, envelope.cache_salt, new_tokens, max_output, envelope.priority, timeout_s)
+
+
+class Prediction(NamedTuple):
+    """Predicted future of a request that arrives now.
+
+    Attributes:
+        wait_s: seconds until it is admitted.
+        service_s: seconds from there until it ends.
+        hashes: `prefix_hashes` of its input; empty if the cache shares nothing.
+    """
+
+    wait_s: float
+    service_s: float
+    work: Work
+    following: QueueForecast
+    hashes: list[int]
+
+
+class LoadPredictor:
+    """See the module's docstring."""
+
+    def __init__(
+        self, config: SchedulerConfig, kv: KVManager, requests: RequestTable, ratio: NewTokenRatio,
+        step_time: StepTimeFit, outputs: OutputLengths,
+    ) -> None:  # fmt: skip
+        self._config = config
+        self._kv = kv
+        self._requests = requests
+        self._ratio = ratio
+        self._step_time = step_time
+        self._outputs = outputs
+        self._prompts = QueuedPrompts()
+        self._works: dict[str, Work] = {}  # of the requests that wait, as far as they are measured
+        self._forecast: QueueForecast | None = None  # the whole queue
+        self._built_at = 0.0
+        self._levels: list[tuple[int, float]] = []  # each priority in the queue, highest first, and its last admission
+        self._first_s = 0.0  # seconds until the first request of the queue is admitted
+        self._queued = _NO_WORK  # sums over the queue
+
+    @property
+    def can_predict(self) -> bool:
+        """True if enough steps and requests have ended for predictions."""
+        return self._step_time.times.decode_steps >= MIN_STEPS and self._outputs.is_known
+
+    def predict(self, arrival: Arrival, now: float, compiling: int) -> Prediction:
+        """Predict when a request would be admitted.
+
+        Args:
+            compiling: number of requests that will join the queue once their grammar is compiled.
+        """
+        forecast = self._current(now, compiling)
+        hashes = self._hashes(arrival.ids, arrival.namespace)
+        cached = max(self._kv.cache.match_len(arrival.ids, arrival.namespace), self._prompts.shared_len(hashes))
+        length = len(arrival.ids) + arrival.new_tokens
+        work = self._work(length, cached, arrival.max_output, sampled=0)
+        following = forecast.with_next(work)
+        wait = following.clock
+        if self._levels and arrival.priority > self._levels[-1][0]:
+            wait = max((at for priority, at in self._levels if priority >= arrival.priority), default=0.0)
+        step_s = max(self._step_time.recent_turn_s, following.step_s)
+        service_s = self._step_time.times.token * work.prefill + step_s * work.output
+        return Prediction(max(wait - (now - self._built_at), 0.0), service_s, work, following, hashes)
+
+    def joined(self, arrival: Arrival, prediction: Prediction) -> None:
+        """Append a request that joins the queue to the forecast. One that overtakes others counts from the next
+        forecast on."""
+        self._remember(arrival.rid, prediction.work, prediction.hashes)
+        if self._levels and arrival.priority > self._levels[-1][0]:
+            return
+        self._forecast = prediction.following
+        self._levels.append((arrival.priority, prediction.following.clock))
+
+    def next_admission_s(self, now: float, compiling: int) -> float:
+        """Return the predicted seconds until the queue has one request fewer."""
+        self._current(now, compiling)
+        return max(self._first_s - (now - self._built_at), 0.0)
+
+    def stats(self, now: float, compiling: int) -> LoadStats:
+        """Return the load in numbers; predictions are 0 before there is data."""
+        times, active = self._step_time.times, self._requests.active
+        if not self.can_predict:
+            return LoadStats(step_times=self._step_time.turn_times)
+        wait_s, queued = 0.0, _NO_WORK
+        if self._requests.waiting or len(active) >= self._config.max_running_requests:
+            wait_s = self.predict(Arrival("", _NO_IDS, "", 1, 1, 0, 0.0), now, compiling).wait_s
+            queued = self._queued
+        rows = max(len(active), 1)
+        step_s = self._step_time.turn_times.seconds(rows, sum(req.kv.length for req in active))
+        chunk = self._config.chunked_prefill_size
+        return LoadStats(
+            predicted_wait_s=wait_s,
+            queued_tokens=int(queued.prefill),
+            queued_output_tokens=int(queued.output),
+            prefill_tokens_per_s=chunk / times.seconds(0, 0, chunk, chunk * chunk / 2),
+            decode_tokens_per_s=rows / step_s,
+            step_times=self._step_time.turn_times,
+        )
+
+    # --- the forecast ---
+
+    def _current(self, now: float, compiling: int) -> QueueForecast:
+        if self._forecast is None or now - self._built_at >= REFRESH_S:
+            self._built_at = now
+            self._forecast = self._build(compiling)
+        return self._forecast
+
+    def _build(self, compiling: int) -> QueueForecast:
+        waiting = sorted(self._requests.waiting, key=lambda req: (-req.priority, req.seq))
+        self._keep({req.rid for req in waiting})
+        forecast = self._running()
+        self._levels.clear()
+        self._first_s = 0.0
+        prefill = length = output = slots = 0.0
+        unmeasured = NEW_PROMPTS
+        for i, req in enumerate(waiting):
+            work = self._works.get(req.rid)
+            if work is None and unmeasured:
+                unmeasured -= 1
+                work = self._measure(req)
+            elif work is None:
+                work = self._work_of(req, cached=int(req.known_len * (1 - prefill / length)))
+            clock = forecast.admit(work)
+            if i == 0:
+                self._first_s = clock
+            if self._levels and self._levels[-1][0] == req.priority:
+                self._levels.pop()
+            self._levels.append((req.priority, clock))
+            prefill, length = prefill + work.prefill, length + work.length
+            output, slots = output + work.output, slots + work.slots
+        self._queued = Work(prefill, length, output, slots)
+        if waiting:
+            mean = Work(*(value / len(waiting) for value in self._queued))
+            for _ in range(compiling):
+                forecast.admit(mean)
+        return forecast
+
+    def _running(self) -> QueueForecast:
+        """A forecast with the running requests and nothing else. Slots that they hold together are divided among them
+        by length, for many may share a prefix."""
+        active, kv = self._requests.active, self._kv
+        locked = kv.allocator.num_slots - kv.reachable_slots
+        share = locked / max(sum(req.kv.length for req in active), 1)
+        reserves = [self._ratio.reserve(req, req.kv.length) for req in active]
+        forecast = QueueForecast(
+            self._step_time.turn_times,
+            max_rows=self._config.max_running_requests,
+            chunk_tokens=self._config.chunked_prefill_size,
+            free_slots=kv.reachable_slots - sum(reserves),
+            begin_s=self._step_time.recent_s / 2 if active else 0.0,
+        )
+        for req, reserve in zip(active, reserves, strict=True):
+            prefill = req.known_len - kv.computed_len(req) if req.state is ReqState.PREFILL else 0
+            output = self._outputs.expected(req.max_len - req.prompt_len, req.seq_len - req.prompt_len)
+            forecast.run(Work(prefill, req.known_len, output, share * req.kv.length + reserve))
+        return forecast
+
+    # --- work of one request ---
+
+    def _measure(self, req: Req) -> Work:
+        """Return the work of a waiting request, and remember it."""
+        hashes = self._hashes(req.reusable_ids, req.namespace)
+        work = self._work_of(req, max(self._kv.match_len(req), self._prompts.shared_len(hashes)))
+        self._remember(req.rid, work, hashes)
+        return work
+
+    def _hashes(self, ids: Int32Array, namespace: str) -> list[int]:
+        return prefix_hashes(ids, namespace) if self._kv.cache.shares else []
+
+    def _work_of(self, req: Req, cached: int) -> Work:
+        rest = 0 if req.member is None else self._requests.groups[req.member.group].tokens_left
+        return self._work(req.known_len + rest, cached, req.max_len - req.prompt_len, req.num_output)
+
+    def _work(self, length: int, cached: int, max_output: int, sampled: int) -> Work:
+        prefill = length - cached
+        return Work(
+            prefill=prefill,
+            length=length,
+            output=self._outputs.expected(max_output, sampled),
+            slots=prefill + int(min(max(max_output - sampled, 0), CLIP_TOKENS) * self._ratio.value),
+        )
+
+    def _remember(self, rid: str, work: Work, hashes: list[int]) -> None:
+        self._works[rid] = work
+        self._prompts.add(rid, hashes)
+
+    def _keep(self, waiting: set[str]) -> None:
+        """Forget the requests that have left the queue; prompts only when they are computed."""
+        for rid in self._works.keys() - waiting:
+            del self._works[rid]
+        prefill = [req for req in self._requests.active if req.state is ReqState.PREFILL]
+        self._prompts.keep(waiting | {req.rid for req in prefill})
+        for req in prefill:
+            if req.rid not in self._prompts:
+                self._prompts.add(req.rid, self._hashes(req.reusable_ids, req.namespace))

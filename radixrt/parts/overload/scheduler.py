@@ -1,0 +1,100 @@
+"""Scheduler end of overload: refuses requests that would wait too long in the queue.
+
+A request may wait as long as its timeout leaves time for its own work, and at most `max_queue_wait_s`. One that is
+predicted to wait longer is refused when it arrives, with the seconds after which it would be accepted. So the queue
+stays short at any load, and steps go to requests that still have the time to end.
+
+While there is a free row and nobody waits, no request is refused, nor before there is data to predict from. With an
+infinite `max_queue_wait_s` none is refused for its wait, whatever its timeout: a replica's router has decided that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from radixrt.messages.parts import FINISH_ERROR, FinishError
+from radixrt.messages.request import Request
+from radixrt.parts.overload.output_lengths import OutputLengths
+from radixrt.parts.overload.prediction import Arrival, LoadPredictor, arrival_of
+from radixrt.scheduler.part import Core, End, Part
+
+SERVICE_MARGIN = 1.5
+"""Part of the predicted time of its own work that a request must have left when it is admitted."""
+MIN_WAIT_SHARE = 0.1
+"""Part of its timeout for which a request may wait, however long its own work is predicted to take."""
+
+
+class Overload(Part):
+    """See the module's docstring.
+
+    Attributes:
+        load: predicts how long a request would wait.
+    """
+
+    name = "overload"
+
+    def __init__(self) -> None:
+        self._num_refused = 0
+        self._outputs = OutputLengths()
+
+    def attach(self, core: Core) -> None:
+        self._config = core.config
+        self._requests = core.requests
+        self._intake = core.intake
+        self._max_len = core.max_len
+        self._taker = core.scheduler.parts.taker
+        self.load = LoadPredictor(
+            core.config, core.kv, core.requests, core.admission.ratio, core.step_time, self._outputs
+        )
+
+    def refuse(self, message: Request, now: float, *, compiling: int) -> FinishError | None:
+        if message.resume_ids:
+            return None  # a request that has begun elsewhere may wait
+        arrival = arrival_of(message, self._max_len, self._intake.timeout_s(message))
+        return self.refusal(arrival, now, compiling)
+
+    def ended(self, end: End) -> None:
+        req = end.req
+        if req is None or req.member is not None:
+            return
+        if req.stats.admitted_at is not None and end.finish.reason != FINISH_ERROR:
+            self._outputs.ended(req.max_len - req.prompt_len, req.num_output)
+
+    def stats(self, now: float) -> Mapping[str, Any]:
+        return {"refused": self._num_refused, "load": self.load.stats(now, self._taker.num_preparing)}
+
+    def refusal(self, arrival: Arrival, now: float, compiling: int) -> FinishError | None:
+        """Return the error of a request that may not join the queue; None for one that may.
+
+        Args:
+            compiling: number of requests that will join the queue once their grammar is compiled.
+        """
+        waiting = len(self._requests.waiting) + compiling
+        if waiting >= self._config.max_queued_requests:
+            retry_after_s = self.load.next_admission_s(now, compiling) if self.load.can_predict else None
+            return self._refused(
+                f"the queue is full ({self._config.max_queued_requests} requests wait); try again later", retry_after_s
+            )
+        has_row = len(self._requests.active) < self._config.max_running_requests
+        longest_wait = self._config.max_queue_wait_s
+        if (has_row and not waiting) or not self.load.can_predict or longest_wait == math.inf:
+            return None
+        prediction = self.load.predict(arrival, now, compiling)
+        longest = max(arrival.timeout_s - SERVICE_MARGIN * prediction.service_s, MIN_WAIT_SHARE * arrival.timeout_s)
+        if longest_wait is not None:
+            longest = min(longest, longest_wait)
+        if prediction.wait_s <= longest:
+            self.load.joined(arrival, prediction)
+            return None
+        late = prediction.wait_s - longest
+        return self._refused(
+            f"the request would wait for {prediction.wait_s:.1f} s and may wait for {longest:.1f} s (bounded by its "
+            f"timeout and by max_queue_wait_s); try again in {late:.1f} s",
+            late,
+        )
+
+    def _refused(self, message: str, retry_after_s: float | None) -> FinishError:
+        self._num_refused += 1
+        return FinishError(message, code="queue_full", status=429, retry_after_s=retry_after_s)

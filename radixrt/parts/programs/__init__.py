@@ -1,0 +1,1 @@
+"""Programs: hints of clients about the next calls of programs of many calls."""

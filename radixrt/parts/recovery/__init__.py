@@ -1,0 +1,1 @@
+"""Recovery: requests that may have killed the ModelRunner are tried alone."""

@@ -1,0 +1,129 @@
+"""Scheduler end of recovery: requests that were in flight when the ModelRunner died are tried one by one.
+
+The core recomputes every active request from its known tokens, on an empty cache (`RequestTable.recover`). But any
+request of the lost steps may have killed the runner, and might kill the next one. So each *suspect* is tried first: its
+steps contain it alone, one step at a time, until they have computed everything that it had in the lost steps. All other
+requests wait meanwhile. So a death during a trial has one cause, and no other request is in flight: the request on
+trial ends with an error, and the others continue. Every other request with the same prompt ends as well, for
+QUARANTINE_S from then on: clients retry, and each attempt would cost two deaths.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from radixrt.messages.parts import FINISH_ERROR, Finish, FinishError
+from radixrt.messages.request import Request
+from radixrt.messages.wire import Int32Array, unpack_i32
+from radixrt.scheduler.part import Core, Part
+from radixrt.scheduler.req import Req
+from radixrt.scheduler.schedule_batch import ScheduleBatch
+
+logger = logging.getLogger(__name__)
+
+QUARANTINE_S = 300.0
+MAX_QUARANTINED = 256
+"""Seconds and number of prompts that are remembered because they killed the ModelRunner."""
+
+
+class Recovery(Part):
+    """See the module's docstring."""
+
+    name = "restart"
+
+    def __init__(self) -> None:
+        self._killers = 0
+        self._suspects: dict[Req, int] = {}  # length that the lost steps were to compute; the first is on trial
+        self._quarantine: dict[bytes, tuple[float, str]] = {}  # digest of a prompt -> end, message; the oldest first
+
+    def attach(self, core: Core) -> None:
+        self._requests = core.requests
+
+    @property
+    def num_suspects(self) -> int:
+        """Number of requests that are not cleared, and may have ended meanwhile."""
+        return len(self._suspects)
+
+    def stats(self, now: float) -> Mapping[str, Any]:
+        return {"suspects": len(self._suspects), "killers": self._killers}
+
+    def forgotten(self) -> None:
+        self._suspects.clear()
+
+    # --- the ModelRunner died ---
+
+    def lost(self, batches: Iterable[ScheduleBatch], reason: str, now: float) -> None:
+        for req in dict.fromkeys(req for batch in batches for req in batch.requests):
+            if req.finish is not None:
+                continue
+            if req in self._suspects:
+                self._end_guilty(req, reason, now)
+            else:
+                self._suspects[req] = req.kv.length
+        logger.warning(
+            "waiting for a new ModelRunner; requests that were in flight and will be tried: %d", len(self._suspects)
+        )
+
+    def _end_guilty(self, req: Req, reason: str, now: float) -> None:
+        logger.error("request %s was in flight when the ModelRunner died twice, now alone", req.rid)
+        self._killers += 1
+        message = f"the ModelRunner died twice while it computed this request, the second time alone: {reason}"
+        self._requests.end(req, Finish(FINISH_ERROR, error=_killed(message)), now)
+        if req.member is not None:
+            return
+        if len(self._quarantine) == MAX_QUARANTINED:
+            del self._quarantine[next(iter(self._quarantine))]
+        same = f"the ModelRunner died twice while it computed a request with this prompt: {reason}"
+        self._quarantine[_digest(req.ids[: req.prompt_len])] = now + QUARANTINE_S, same
+        for other in list(self._requests.by_rid.values()):
+            error = None if other.member is not None else self._quarantined(other.ids[: other.prompt_len], now)
+            if error is not None:
+                self._requests.end(other, Finish(FINISH_ERROR, error=error), now)
+
+    def refuse(self, message: Request, now: float, *, compiling: int) -> FinishError | None:
+        if not self._quarantine or message.sampling is None:
+            return None
+        return self._quarantined(message.tokens(0), now)
+
+    def _quarantined(self, prompt: Int32Array, now: float) -> FinishError | None:
+        """Return the error of a request whose prompt has killed the ModelRunner; None for any other."""
+        while self._quarantine:
+            first = next(iter(self._quarantine))
+            if self._quarantine[first][0] > now:
+                break
+            del self._quarantine[first]
+        found = self._quarantine.get(_digest(prompt)) if self._quarantine else None
+        return None if found is None else _killed(found[1])
+
+    # --- trials ---
+
+    def only(self) -> Req | None:
+        """Return the request on trial."""
+        while self._suspects:
+            first = next(iter(self._suspects))
+            if first.finish is None:
+                return first
+            del self._suspects[first]
+        return None
+
+    def committed(self, batch: ScheduleBatch) -> None:
+        """Clear the request on trial, the only one of the batch, if it has survived; the next trial begins then."""
+        req = batch.requests[0]
+        if req not in self._suspects or self._suspects[req] > unpack_i32(batch.step.seq_lens)[0]:
+            return
+        del self._suspects[req]
+        if self.only() is None:
+            logger.info("no request in flight at the death of the ModelRunner has killed it again")
+        elif req.finish is None:
+            self._requests.set_aside(req)
+
+
+def _digest(prompt: Int32Array) -> bytes:
+    return hashlib.blake2b(prompt.tobytes(), digest_size=16).digest()
+
+
+def _killed(message: str) -> FinishError:
+    return FinishError(message, code="runner_killed")

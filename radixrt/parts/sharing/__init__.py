@@ -1,0 +1,1 @@
+"""Sharing: attention over prefixes that rows of a step share is computed once (cascade)."""

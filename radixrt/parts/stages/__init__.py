@@ -1,0 +1,1 @@
+"""Stages: rules of a model whose layers are divided among pipeline stages."""

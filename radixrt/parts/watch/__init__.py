@@ -1,0 +1,1 @@
+"""Watch: streams of what happens to the cache and to requests, for routers and pages."""

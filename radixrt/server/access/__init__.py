@@ -1,1 +1,0 @@
-"""Tenants, API keys, and checks of paths, hosts and origins."""
