@@ -12,7 +12,7 @@ from radixrt.distributed.partial_sum import PartialSum
 from radixrt.kernels.packed_weights import PackedWeights
 from radixrt.kernels.triton.skinny_gemm_config import Config, find_config
 from radixrt.layers.cuda_recurrence import CudaRecurrence
-from radixrt.layers.ops import LayerOps, TorchOps
+from radixrt.layers.ops import TorchOps
 from radixrt.layers.routing import Routing
 from radixrt.layers.swiglu import BiasedSwiGLU
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from radixrt.kernels.triton.symmetric_memory import SymmetricMemory
 
 
-class CudaOps(LayerOps):
+class CudaOps(TorchOps):
     """One launch per operation. A shape or layout that a kernel does not support goes to the reference.
 
     Args:
@@ -54,14 +54,13 @@ class CudaOps(LayerOps):
         self.recurrence = CudaRecurrence(early=early)
         self._skinny_gemm = skinny_gemm
         self._workspaces: dict[torch.device, Workspace] = {}
-        self._torch = TorchOps()
         self._early = early
 
     def add_rms_norm(
         self, residual: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype
     ) -> torch.Tensor:
         if not self._norm.supports(residual, x, weight):
-            return self._torch.add_rms_norm(residual, x, weight, eps, dtype)
+            return super().add_rms_norm(residual, x, weight, eps, dtype)
         return self._norm.add_rms_norm(residual, x, weight, eps, dtype, self._early)
 
     def all_reduce_add_rms_norm(
@@ -94,7 +93,7 @@ class CudaOps(LayerOps):
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         if not gate_up.is_contiguous():
-            return self._torch.silu_and_mul(gate_up)
+            return super().silu_and_mul(gate_up)
         return self._activation.silu_and_mul(gate_up, self._early)
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -177,9 +176,6 @@ class CudaOps(LayerOps):
             return self._activation.SILU
         of = biased.swiglu
         return self._activation.ExpertRule(biased.gate_up, biased.down, of.alpha, of.limit)
-
-    def rotate(self, heads: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        return self._torch.rotate(heads, positions, table)
 
     def prepare_heads(
         self,

@@ -127,28 +127,6 @@ class LayerOps(ABC):
         return None
 
     @abstractmethod
-    def rotate(self, heads: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        """Apply rotary position embedding, with halves as in transformers' Llama (Su et al., arXiv 2104.09864).
-
-        Dimension i of a head forms a pair with i + head_dim / 2; the first rotary_dim / 2 pairs are rotated.
-
-        Args:
-            heads: [T, H, head_dim], the heads of a token together; may be overwritten.
-            positions: int64 [T].
-            table: [context_length, 2, rotary_dim], from `rotary_table`.
-
-        Returns:
-            The rotated heads, same shape and dtype.
-        """
-
-    def norm_heads(
-        self, qk: torch.Tensor, num_heads: int, q_weight: torch.Tensor, k_weight: torch.Tensor, eps: float
-    ) -> torch.Tensor:
-        """Return the RMSNorm of each head [T, num_heads + num_kv_heads, head_dim], those of q before those of k; qk
-        may be overwritten."""
-        q, k = qk[:, :num_heads], qk[:, num_heads:]
-        return torch.cat((_rms_norm(q, q_weight, eps), _rms_norm(k, k_weight, eps)), dim=1)
-
     def prepare_heads(
         self,
         qkv: torch.Tensor,
@@ -167,7 +145,10 @@ class LayerOps(ABC):
             qkv: [T, num_heads + 2 * num_kv_heads, head_dim], the heads of q, then of k, then of v, those of a token
                 together; may be overwritten.
             layer: for its numbers of heads.
-            positions, table: as for `rotate`.
+            positions: int64 [T].
+            table: [context_length, 2, rotary_dim], from `rotary_table`. The embedding is that of Su et al., arXiv
+                2104.09864, with halves as in transformers' Llama: dimension i of a head forms a pair with
+                i + head_dim / 2, and the first rotary_dim / 2 pairs are rotated.
             q_weight, k_weight: [head_dim] of the RMSNorm of each head of q and of k; None for both where there is none.
             eps: of these norms.
             pool: keys and values of the layer, [slots, num_kv_heads, head_dim] each; implementations may store into it.
@@ -177,12 +158,6 @@ class LayerOps(ABC):
             q [T, num_heads, head_dim], and k and v [T, num_kv_heads, head_dim], or None for both if they were stored.
             The reference stores nothing.
         """
-        heads, rotated = layer.num_heads, layer.num_heads + layer.num_kv_heads
-        qk = qkv[:, :rotated]
-        if q_weight is not None and k_weight is not None:
-            qk = self.norm_heads(qk, heads, q_weight, k_weight, eps)
-        qk = self.rotate(qk, positions, table)  # one operation for the heads of q and of k
-        return qk[:, :heads], qk[:, heads:], qkv[:, rotated:]
 
 
 class TorchOps(LayerOps):
@@ -199,7 +174,34 @@ class TorchOps(LayerOps):
         size = gate_up.shape[-1] // 2
         return F.silu(gate_up[:, :size]).mul_(gate_up[:, size:])
 
-    def rotate(self, heads: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    def prepare_heads(
+        self,
+        qkv: torch.Tensor,
+        layer: AttentionLayer,
+        positions: torch.Tensor,
+        table: torch.Tensor,
+        q_weight: torch.Tensor | None,
+        k_weight: torch.Tensor | None,
+        eps: float,
+        pool: tuple[torch.Tensor, torch.Tensor] | None,
+        slots: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        heads, rotated = layer.num_heads, layer.num_heads + layer.num_kv_heads
+        qk = qkv[:, :rotated]
+        if q_weight is not None and k_weight is not None:
+            qk = self._norm_heads(qk, heads, q_weight, k_weight, eps)
+        qk = self._rotate(qk, positions, table)  # one operation for the heads of q and of k
+        return qk[:, :heads], qk[:, heads:], qkv[:, rotated:]
+
+    def _norm_heads(
+        self, qk: torch.Tensor, num_heads: int, q_weight: torch.Tensor, k_weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """Return the RMSNorm of each head of q and k; qk may be overwritten."""
+        q, k = qk[:, :num_heads], qk[:, num_heads:]
+        return torch.cat((_rms_norm(q, q_weight, eps), _rms_norm(k, k_weight, eps)), dim=1)
+
+    def _rotate(self, heads: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        """Return rotated heads of q and k, [T, H, head_dim]; they may be overwritten."""
         rows, dim, pairs = table.index_select(0, positions), heads.shape[-1], table.shape[-1] // 2
         if 2 * pairs == dim:
             rotated = torch.addcmul(heads * rows[:, :1], heads.roll(dim // 2, -1), rows[:, 1:])
@@ -211,7 +213,7 @@ class TorchOps(LayerOps):
         return torch.cat((turned[0], rest[0], turned[1], rest[1]), dim=-1)
 
 
-class CpuOps(LayerOps):
+class CpuOps(TorchOps):
     """The compiled kernels, for a float32 residual stream and float32 or bfloat16 activations.
 
     A shape that they do not support goes to the reference. Products with weights are those of the format `Panels`.
@@ -221,20 +223,19 @@ class CpuOps(LayerOps):
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._torch = TorchOps()
         self.library = library
         self.recurrence = CpuRecurrence(library)
         pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
-        self._norm, self._silu, self._rotate, self._norm_heads = {}, {}, {}, {}
+        self._norm_kernels, self._silu_kernels, self._rotate_kernels, self._head_norm_kernels = {}, {}, {}, {}
         for dtype, suffix in ((torch.bfloat16, "bf16"), (torch.float32, "f32")):
-            self._norm[dtype] = bind(
+            self._norm_kernels[dtype] = bind(
                 library, f"radixrt_add_rms_norm_{suffix}", [pointer] * 4 + [i32, i32, ctypes.c_float]
             )
-            self._silu[dtype] = bind(library, f"radixrt_silu_and_mul_{suffix}", [pointer, pointer, i32, i32])
-            self._rotate[dtype] = bind(
+            self._silu_kernels[dtype] = bind(library, f"radixrt_silu_and_mul_{suffix}", [pointer, pointer, i32, i32])
+            self._rotate_kernels[dtype] = bind(
                 library, f"radixrt_rotate_{suffix}", [pointer, i64, pointer, pointer, i32, i32, i32, i32]
             )
-            self._norm_heads[dtype] = bind(
+            self._head_norm_kernels[dtype] = bind(
                 library, f"radixrt_norm_heads_{suffix}", [pointer, i64, pointer, i32, i32, i32, ctypes.c_float]
             )
 
@@ -242,9 +243,9 @@ class CpuOps(LayerOps):
         self, residual: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype
     ) -> torch.Tensor:
         rows, dim = residual.shape
-        kernel = self._norm.get(dtype)
+        kernel = self._norm_kernels.get(dtype)
         if kernel is None or dim % LANES or residual.dtype != torch.float32 or (x is not None and x.dtype != dtype):
-            return self._torch.add_rms_norm(residual, x, weight, eps, dtype)
+            return super().add_rms_norm(residual, x, weight, eps, dtype)
         out = torch.empty(rows, dim, dtype=dtype)
         kernel(
             residual.data_ptr(), None if x is None else x.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, dim, eps
@@ -253,32 +254,32 @@ class CpuOps(LayerOps):
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-        kernel = self._silu.get(gate_up.dtype)
+        kernel = self._silu_kernels.get(gate_up.dtype)
         if kernel is None or size % LANES:
-            return self._torch.silu_and_mul(gate_up)
+            return super().silu_and_mul(gate_up)
         out = torch.empty(rows, size, dtype=gate_up.dtype)
         kernel(gate_up.data_ptr(), out.data_ptr(), rows, size)
         return out
 
-    def norm_heads(
+    def _norm_heads(
         self, qk: torch.Tensor, num_heads: int, q_weight: torch.Tensor, k_weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
         rows, _, dim = qk.shape
-        kernel = self._norm_heads.get(qk.dtype)
+        kernel = self._head_norm_kernels.get(qk.dtype)
         fits = dim % LANES == 0 and qk.stride(1) == dim and qk.stride(2) == 1
         if kernel is None or not fits or q_weight.dtype != torch.float32 or k_weight.dtype != torch.float32:
-            return super().norm_heads(qk, num_heads, q_weight, k_weight, eps)
+            return super()._norm_heads(qk, num_heads, q_weight, k_weight, eps)
         for heads, weight in ((qk[:, :num_heads], q_weight), (qk[:, num_heads:], k_weight)):
             kernel(heads.data_ptr(), qk.stride(0), weight.data_ptr(), rows, heads.shape[1], dim, eps)
         return qk
 
-    def rotate(self, heads: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    def _rotate(self, heads: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         rows, count, dim = heads.shape
-        kernel = self._rotate.get(heads.dtype)
+        kernel = self._rotate_kernels.get(heads.dtype)
         rotary = table.shape[-1]
         fits = rotary % (2 * LANES) == 0 and heads.stride(1) == dim and heads.stride(2) == 1
         if kernel is None or not fits or table.dtype != torch.float32:
-            return self._torch.rotate(heads, positions, table)
+            return super()._rotate(heads, positions, table)
         kernel(heads.data_ptr(), heads.stride(0), table.data_ptr(), positions.data_ptr(), rows, count, dim, rotary)
         return heads
 

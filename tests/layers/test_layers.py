@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from radixrt.attention.base import AttentionLayer
 from radixrt.layers.formats.checkpoint import whole_weight
 from radixrt.layers.formats.plain import Plain, pack_weight
 from radixrt.layers.linear import Linear
@@ -126,9 +127,14 @@ def test_rotary_equals_transformers(spec: RopeSpec, dtype: torch.dtype) -> None:
     cos, sin = theirs(q, positions[None])
     q_theirs, k_theirs = apply_rotary_pos_emb(q[None].transpose(1, 2), k[None].transpose(1, 2), cos, sin)
     table = rotary_table(spec, 32, 512, dtype, torch.device("cpu"))
-    ours = TorchOps().rotate(torch.cat((q, k), 1), positions, table)
+    layer = AttentionLayer(0, 4, 2, 32, 1.0)
+    ours_q, ours_k, _ = OPS.prepare_heads(
+        torch.cat((q, k, k), 1), layer, positions, table, None, None, 0.0, None, positions
+    )
+    assert ours_k is not None
     theirs_both = torch.cat((q_theirs, k_theirs), 1)[0].transpose(0, 1)
     # One rounding in place of three.
+    ours = torch.cat((ours_q, ours_k), 1)
     torch.testing.assert_close(ours, theirs_both, atol=1e-6 if dtype == torch.float32 else 0.04, rtol=1e-5)
 
 

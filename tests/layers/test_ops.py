@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from radixrt.attention.base import AttentionLayer
 from radixrt.kernels.build import load_kernels
 from radixrt.layers.formats.checkpoint import whole_weight
 from radixrt.layers.formats.panels import Panels, PanelWeight, plain_format
@@ -63,6 +64,16 @@ def test_silu_and_mul(compiled: CpuOps, rows: int, dtype: torch.dtype, size: int
         torch.testing.assert_close(ops.silu_and_mul(x).double(), exact, **tolerance(dtype))
 
 
+POSITIONS = torch.arange(512)
+IDENTITY = {dim: torch.stack((torch.ones(512, dim), torch.zeros(512, dim)), dim=1) for dim in (64, 256, 24)}
+"""Tables that rotate by no angle."""
+
+
+def heads_of(dim: int) -> AttentionLayer:
+    """Five heads of q, and two of k and v each."""
+    return AttentionLayer(0, 5, 2, dim, dim**-0.5)
+
+
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [64, 256, 24])
@@ -74,7 +85,11 @@ def test_norm_heads(compiled: CpuOps, rows: int, dtype: torch.dtype, dim: int) -
     exact = x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight
     for ops in (TorchOps(), compiled):
         out = fused.clone()
-        normed = ops.norm_heads(out[:, :7], 5, weights[0], weights[1], 1e-5)
+        q, k, _ = ops.prepare_heads(
+            out, heads_of(dim), POSITIONS[:rows], IDENTITY[dim], *weights, 1e-5, None, POSITIONS
+        )
+        assert k is not None
+        normed = torch.cat((q, k), dim=1)
         torch.testing.assert_close(normed.double(), exact, **tolerance(dtype))
         assert torch.equal(out[:, 7:], fused[:, 7:])
 
@@ -88,11 +103,14 @@ def test_rotate(compiled: CpuOps, rows: int, dtype: torch.dtype, dim: int, rotar
     cos, sin = angles.cos(), angles.sin()
     table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), dim=1)
     positions = torch.randint(0, 512, (rows,))
-    expected = TorchOps().rotate(fused.clone()[:, :7], positions, table)
-    out = fused.clone()
-    rotated = compiled.rotate(out[:, :7], positions, table)
-    torch.testing.assert_close(rotated, expected, **tolerance(dtype))
-    assert torch.equal(out[:, 7:], fused[:, 7:]), "the value heads are left alone"
+    results = []
+    for ops in (TorchOps(), compiled):
+        q, k, v = ops.prepare_heads(fused.clone(), heads_of(dim), positions, table, None, None, 0.0, None, positions)
+        assert k is not None
+        assert v is not None
+        assert torch.equal(v, fused[:, 7:]), "the value heads are left alone"
+        results.append(torch.cat((q, k), dim=1))
+    torch.testing.assert_close(results[1], results[0], **tolerance(dtype))
 
 
 def gemm(compiled: CpuOps, *shape: int, gated: bool) -> tuple[torch.Tensor, PanelWeight]:
