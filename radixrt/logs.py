@@ -2,7 +2,7 @@
 
 The main process serves each HTTP request in a separate context, so each line logged in this context carries the
 request's id. A worker process handles many requests at a time. A worker's line about a request contains "request ID",
-and the ID begins with the id of the HTTP request (see `radixrt.server.tenants.RequestContext.rid`).
+and the ID begins with the id of the HTTP request (see `radixrt.server.access.request_context.RequestContext.rid`).
 """
 
 from __future__ import annotations

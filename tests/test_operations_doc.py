@@ -15,11 +15,11 @@ from radixrt.engine.replica_set import ReplicaSet
 from radixrt.engine.restarts import ExitCode
 from radixrt.messages.histogram import COMPILE_TIMES, STEP_TOKENS, TOKEN_GAPS, Histogram
 from radixrt.messages.scheduler_stats import GrammarStats, ProgramStats, StateStats
+from radixrt.server.access.tenants import Accounts, Tenant
+from radixrt.server.answers.response_store import ResponseStore
 from radixrt.server.metrics import Metrics
 from radixrt.server.metrics.throughput import Throughput
-from radixrt.server.response_store import ResponseStore
 from radixrt.server.routes.table import ROUTES
-from radixrt.server.tenants import Accounts, Tenant
 from tests.server.fake_engine import FakeEngine, stats
 
 ROOT = Path(__file__).parents[1]

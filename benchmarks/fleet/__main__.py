@@ -23,10 +23,10 @@ from tqdm import tqdm
 
 from benchmarks.fleet.device import H200_8B, KV_BYTES, Device, fit_steps, read_step_trace
 from benchmarks.fleet.fleet import Fleet
-from benchmarks.fleet.policies import POLICIES, make_router
 from benchmarks.fleet.programs import WORKLOAD_A, WORKLOAD_B, Program, fork_programs, shared_prefix
 from benchmarks.fleet.report import Run, results_table, write_plots
 from benchmarks.fleet.traces import trace_programs
+from benchmarks.fleet.variants import POLICIES, make_router
 from radixrt.bench.traces import read_trace
 from radixrt.messages.scheduler_stats import StepTimes
 

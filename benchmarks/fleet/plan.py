@@ -14,22 +14,21 @@ import gc
 import itertools
 import statistics
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from msgspec import structs
 
 from benchmarks.common.plots import line_plot
 from benchmarks.common.tables import table
-from benchmarks.fleet.baselines import FleetRouter
+from benchmarks.common.thread_times import Times
 from benchmarks.fleet.device import H200_8B, Device
 from benchmarks.fleet.fleet import Fleet
-from benchmarks.fleet.policies import make_router
 from benchmarks.fleet.programs import WORKLOAD_A, fork_programs
+from benchmarks.fleet.variants import make_router
 from radixrt.bench.result import percentile
-from radixrt.messages.request import Request
 from radixrt.messages.scheduler_stats import StepTimes
-from radixrt.router.router import Send
 
 TOKENIZER_BYTES = 16
 """Bytes of a token on its way back: its id, and a share of the request's id."""
@@ -84,48 +83,21 @@ class Point(NamedTuple):
     output: float
 
 
-class TimedRouter:
-    """A router, and the processor time that it takes."""
-
-    def __init__(self, router: FleetRouter) -> None:
-        self._router = router
-        self.seconds = 0.0
-
-    def submit(self, message: Request, now: float) -> None:
-        self._timed(self._router.submit, message, now)
-
-    def receive(self, replica: int, epoch: int, message: Any, now: float) -> None:
-        self._timed(self._router.receive, replica, epoch, message, now)
-
-    def take(self) -> list[Send]:
-        return self._router.take()
-
-    def tick(self, now: float) -> None:
-        self._timed(self._router.tick, now)
-
-    def _timed(self, call: Callable[..., None], *args: object) -> None:
-        begin = time.thread_time()
-        call(*args)
-        self.seconds += time.thread_time() - begin
-
-
 def measure(fleet: SimulatedFleet, rate: float, seconds: float, seed: int) -> Point:
     """Simulate programs that begin for so many seconds, until the last has ended."""
-    device = Device(StepTimes(*(fleet.step * x for x in _coefficients(H200_8B))))
-    router = TimedRouter(make_router(fleet.policy, fleet.replicas, device))
+    device = Device(StepTimes(*(fleet.step * each for each in structs.astuple(H200_8B)[:6])))
+    router, times = make_router(fleet.policy, fleet.replicas, device), Times()
+    for name in ("submit", "receive", "tick"):
+        times.book("router", router, name)
     simulated = Fleet(device, router, fleet.replicas, lag_s=0.001, event_lag_s=0.01, seed=seed)
     count = round(rate * fleet.replicas * seconds)
     outcome = simulated.run(fork_programs(WORKLOAD_A, rate * fleet.replicas, count, seed))
     calls = len(outcome.ttft)
     return Point(
         rate, statistics.fmean(outcome.program_s), percentile(outcome.program_s, 95), percentile(outcome.ttft, 99),
-        outcome.cached_tokens / outcome.prompt_tokens, router.seconds / calls, calls / count,
+        outcome.cached_tokens / outcome.prompt_tokens, times.seconds["router"] / calls, calls / count,
         outcome.prompt_tokens / calls, outcome.output_tokens / calls,
     )  # fmt: skip
-
-
-def _coefficients(times: StepTimes) -> tuple[float, ...]:
-    return (times.step, times.row, times.context, times.extend, times.token, times.pair)
 
 
 def capacity(points: Sequence[Point], limit_s: float) -> float | None:

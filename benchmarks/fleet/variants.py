@@ -1,4 +1,4 @@
-"""The engine's router with other prices, which only the simulator runs.
+"""Routers by name: the engine's own, the baselines, and the engine's with other prices, which only the simulator runs.
 
 `wait` has the own predicted wait for a price, and divides no forks: what a choice costs the others counts nothing.
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from benchmarks.fleet.baselines import BASELINES, FleetRouter
 from benchmarks.fleet.device import Device
 from radixrt.mem_cache.granules import GRANULE_TOKENS
 from radixrt.router.placement import Placement
@@ -127,24 +128,26 @@ class MovingRouter(Router):
             self.fetches[request.rid] = Fetch(0, ready_at - now)
 
 
-def own_router(device: Device, replicas: int, make: Callable[[Device], Router]) -> Router:
-    """Return a router with empty replicas, of whose speed it knows nothing."""
-    router = make(device)
+NO_LIMIT_S = 1e9
+VARIANTS: dict[str, Callable[[Device], Placement]] = {
+    "wait": lambda device: OwnWait(),
+    "moves": lambda device: Moving(device.move_s),
+    "priced": lambda device: Placement(),
+}
+"""Placements of the policies that are the engine's own router, or this router with other prices."""
+POLICIES: tuple[str, ...] = (*BASELINES, *VARIANTS)
+
+
+def make_router(policy: str, replicas: int, device: Device) -> FleetRouter:
+    """Return a new router of one of POLICIES. The engine's own knows nothing of the speed of its empty replicas, which
+    neither die nor stall: a long step is no silence."""
+    if policy in BASELINES:
+        return BASELINES[policy](replicas)
+    limits: dict[str, Any] = {"request_timeout_s": NO_LIMIT_S, "stall_s": NO_LIMIT_S}
+    placement = VARIANTS[policy](device)
+    kind = MovingRouter if isinstance(placement, Moving) else Router
+    router = kind(context_length=device.context_length, placement=placement, **limits)
     info = ReplicaInfo(device.num_slots, device.max_running_requests, device.chunked_prefill_size)
     for replica in range(replicas):
         router.add_replica(replica, info, 0.0)
     return router
-
-
-NO_LIMIT_S = 1e9
-VARIANTS: dict[str, Callable[[Device], Router]] = {
-    "wait": lambda device: Router(**_limits(device), placement=OwnWait()),
-    "moves": lambda device: MovingRouter(Moving(device.move_s), **_limits(device)),
-    "priced": lambda device: Router(**_limits(device)),
-}
-"""Policies that are the engine's own router, or this router with other prices."""
-
-
-def _limits(device: Device) -> dict[str, Any]:
-    """Return the limits of a router whose replicas neither die nor stall: a long step is no silence."""
-    return {"context_length": device.context_length, "request_timeout_s": NO_LIMIT_S, "stall_s": NO_LIMIT_S}

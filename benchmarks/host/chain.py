@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.common.thread_times import Times
 from benchmarks.host.device import RandomTokens
-from benchmarks.host.pipeline import LocalDevice, Times, Wire, make_loop
+from benchmarks.host.pipeline import LocalDevice, Wire, make_loop
 from radixrt.config import SchedulerConfig
 from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.constrained.vocabulary import Vocabulary

@@ -7,17 +7,16 @@ that other work on the machine does not count.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import time
-from collections import Counter, deque
-from collections.abc import Iterator
+from collections import deque
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
 
+from benchmarks.common.thread_times import Times
 from radixrt.attention.cascade_costs import cascade_costs
 from radixrt.client.engine_client import EngineClient
 from radixrt.config import SchedulerConfig
@@ -39,37 +38,6 @@ QUERY_SIZE = 16 * 128
 """Sizes of a token in a layer with 16 heads on 8 KV heads of 128 values in bf16, on which the sharing of prefixes
 depends."""
 M = TypeVar("M")
-
-
-class Times:
-    """Seconds of this thread's processor time by part."""
-
-    def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
-
-    @contextlib.contextmanager
-    def of(self, part: str) -> Iterator[None]:
-        started = time.thread_time()
-        try:
-            yield
-        finally:
-            self.seconds[part] += time.thread_time() - started
-
-    def book(self, part: str, owner: Any, name: str) -> None:
-        """Book the time of a method of one object to a part, from now on."""
-        work, seconds = getattr(owner, name), self.seconds
-
-        def call(*args: Any, **options: Any) -> Any:
-            started = time.thread_time()
-            try:
-                return work(*args, **options)
-            finally:
-                seconds[part] += time.thread_time() - started
-
-        setattr(owner, name, call)
-
-    def clear(self) -> None:
-        self.seconds.clear()
 
 
 class Wire(Generic[M]):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,11 +65,7 @@ def layouts_of(gpus: int) -> list[Layout]:
 
 def layouts_for(counts: list[int]) -> list[Layout]:
     """Return the layouts of several numbers of GPUs, one GPU first, which the others are compared with."""
-    return list(_distinct([ONE, *(layout for count in sorted(counts) for layout in layouts_of(count))]))
-
-
-def _distinct(layouts: list[Layout]) -> Iterator[Layout]:
-    yield from dict.fromkeys(layouts)
+    return list(dict.fromkeys([ONE, *(layout for count in sorted(counts) for layout in layouts_of(count))]))
 
 
 @dataclass(frozen=True)

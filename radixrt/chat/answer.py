@@ -9,6 +9,7 @@ from radixrt.chat.harmony import HarmonyParser
 from radixrt.chat.reasoning import THINK_END, Reasoning, ReasoningSplitter, Thinking
 from radixrt.chat.tool_parser import CallArguments, CallBegin, Text, ToolCallParser
 from radixrt.constrained.tags.tools import ToolFormat
+from radixrt.messages.client import RequestOutput
 
 Part = Text | Reasoning | CallBegin | CallArguments
 
@@ -46,6 +47,8 @@ class AnswerParser:
     """Incremental parser of one answer's text."""
 
     def __init__(self, form: AnswerForm) -> None:
+        self._form = form
+        self._token_ids: list[int] = []
         self._harmony = HarmonyParser(form.names) if form.harmony else None
         self._splitter = ReasoningSplitter(form.thinking, end=form.reasoning_end)
         self._calls = None if form.tool_format is None else ToolCallParser(form.tool_format, form.names)
@@ -55,6 +58,18 @@ class AnswerParser:
         """True if the answer holds at least one call and every call is complete."""
         calls = self._harmony or self._calls
         return calls is not None and calls.complete
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Number of tokens of the outputs so far that are reasoning."""
+        return count_reasoning(self._token_ids, self._form)
+
+    def take(self, output: RequestOutput) -> list[Part]:
+        """Take the next output of the request; return the parts that are certain now, with its finish all of them."""
+        if self._form.reasoning_end_id is not None:
+            self._token_ids += output.token_ids
+        parts = self.feed(output.text)
+        return parts if output.finish is None else [*parts, *self.finish()]
 
     def feed(self, text: str) -> list[Part]:
         """Take the next piece of text; return the parts that are certain now."""

@@ -1,6 +1,14 @@
 """The HTTP server: OpenAI's routes and radixrt's own, over an `EngineClient`.
 
-Nothing else in radixrt imports Starlette.
+Nothing else in radixrt imports Starlette. From the top down; each folder imports those below it only:
+
+routes/     handlers, the table of routes, and its description for OpenAPI.
+http/       bodies, connections, errors, middleware and the limits of connections.
+serving/    the state that routes share, and the open requests of the engine.
+metrics/, ui/   metrics and traces; the page of operators.
+protocol/   types of the bodies of requests, and checks of their fields.
+answers/    types of answers and events, and their making from the engine's outputs.
+access/     tenants, keys, and checks of paths and hosts.
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ from radixrt.chat.dialect import Dialect
 from radixrt.client.engine_client import EngineClient
 from radixrt.config import ServerConfig
 from radixrt.errors import EngineError, RequestError
-from radixrt.server.http.access import HostCheck, listed
+from radixrt.server.access.checks import HostCheck, listed
+from radixrt.server.access.keys import KeyRing
 from radixrt.server.http.client_address import ForwardedClients, TrustedProxies
 from radixrt.server.http.errors import (
     ClientGone,
@@ -24,16 +25,15 @@ from radixrt.server.http.errors import (
     on_http_exception,
     on_request_error,
 )
-from radixrt.server.http.keys import KeyRing
 from radixrt.server.http.middleware import IGNORED_HEADER, Guard, Observe
 from radixrt.server.http.receive import check_content_type
 from radixrt.server.routes.description import describe
 from radixrt.server.routes.table import ROUTES, Route
-from radixrt.server.service import Service
+from radixrt.server.serving.service import Service
 
 if TYPE_CHECKING:
     from radixrt.engine.replica_set import ReplicaSet
-    from radixrt.server.spans import Tracing
+    from radixrt.server.metrics.spans import Tracing
 
 
 def create_app(

@@ -54,10 +54,10 @@ def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -
         serve_rank(config)
     try:
         from radixrt.chat.dialect import read_dialect
-        from radixrt.server.http.keys import KeyRing
+        from radixrt.server.access.keys import KeyRing
         from radixrt.server.http.listener import bind
         from radixrt.server.http.tls import make_certificate
-        from radixrt.server.tracing import start_tracing
+        from radixrt.server.metrics.tracing import start_tracing
         from radixrt.server.uvicorn_server import serve
     except ImportError as error:
         raise ConfigError(f"the server's packages are missing ({error}); pip install 'radixrt[server]'") from error

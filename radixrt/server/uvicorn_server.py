@@ -23,18 +23,18 @@ from radixrt.chat.dialect import Dialect
 from radixrt.client.engine_client import EngineClient
 from radixrt.config import ServerConfig
 from radixrt.errors import ConfigError
+from radixrt.server.access.keys import KeyRing
 from radixrt.server.app import create_app
 from radixrt.server.http.client_address import ClientCounts, TrustedProxies
 from radixrt.server.http.http_protocol import ConnectionLimits, LimitedHttpProtocol
-from radixrt.server.http.keys import KeyRing
 from radixrt.server.http.listener import BACKLOG, bind, listen, url_of
 from radixrt.server.http.tls import Certificate, make_certificate
-from radixrt.server.service import Service
-from radixrt.server.tracing import start_tracing
+from radixrt.server.metrics.tracing import start_tracing
+from radixrt.server.serving.service import Service
 
 if TYPE_CHECKING:
     from radixrt.engine.replica_set import ReplicaSet
-    from radixrt.server.spans import Tracing
+    from radixrt.server.metrics.spans import Tracing
 
 logger = logging.getLogger(__name__)
 

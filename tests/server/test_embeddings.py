@@ -11,7 +11,7 @@ import pytest
 from radixrt.messages.client import Input, RequestOutput, TextInput, TokenInput
 from radixrt.messages.parts import Finish, FinishError
 from radixrt.messages.wire import pack_f32, pack_i32
-from radixrt.server.tenants import Tenant
+from radixrt.server.access.tenants import Tenant
 from tests.client_requests import pooling
 from tests.server.fake_engine import FakeEngine, Sent
 from tests.server.helpers import Caller, check_error

@@ -13,10 +13,10 @@ from radixrt.config import ServerConfig
 from radixrt.errors import ConfigError
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.scheduler import ReleaseReq
-from radixrt.server.http.access import ADMIN_PATHS, OPEN_FILES, OPEN_PATHS
-from radixrt.server.http.keys import KeyRing
+from radixrt.server.access.checks import ADMIN_PATHS, OPEN_FILES, OPEN_PATHS
+from radixrt.server.access.keys import KeyRing
+from radixrt.server.access.tenants import EVERYONE, NOBODY, Tenant
 from radixrt.server.routes.table import ROUTES
-from radixrt.server.tenants import EVERYONE, NOBODY, Tenant
 from tests.server.fake_engine import FakeEngine, Sent
 from tests.server.helpers import Caller, check_error, events
 from tests.server_process import without_model

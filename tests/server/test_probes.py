@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from radixrt.messages.client import RequestOutput
-from radixrt.server import deep_check
+from radixrt.server.serving import deep_check
 from tests.server.fake_engine import FakeEngine, Sent, info
 from tests.server.helpers import Caller, check_error
 

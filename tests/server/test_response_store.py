@@ -16,11 +16,11 @@ from radixrt.errors import RequestError
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import Finish, Usage
 from radixrt.sampling_params import SamplingParams
+from radixrt.server.access.tenants import Tenant
+from radixrt.server.answers.response_store import ResponseStore, StoredResponse
 from radixrt.server.answers.responses import ResponseBuilder
 from radixrt.server.protocol.response_fields import ResponsesRequest
 from radixrt.server.protocol.response_options import begun_response
-from radixrt.server.response_store import ResponseStore, StoredResponse
-from radixrt.server.tenants import Tenant
 from tests.server.fake_engine import FakeEngine, Sent, error_delta
 from tests.server.helpers import Caller, asgi_call, check_error
 from tests.server_process import without_model

@@ -13,7 +13,7 @@ from radixrt.errors import RequestError
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import Finish, ProgramHint, Usage
 from radixrt.messages.request import Envelope
-from radixrt.server.tenants import EVERYONE, Accounts, Tenant
+from radixrt.server.access.tenants import EVERYONE, Accounts, Tenant
 from tests.client_requests import generating, scoring
 
 NAMES = st.text("ab1:gk", min_size=1, max_size=12)
@@ -51,7 +51,7 @@ def test_program_ids_are_equal_exactly_for_the_same_key_and_program(a: str, x: s
 
 
 def test_namespaces_are_the_same_in_every_process() -> None:
-    code = "from radixrt.server.tenants import Tenant; print(Tenant('alice').namespace('é'), end='')"
+    code = "from radixrt.server.access.tenants import Tenant; print(Tenant('alice').namespace('é'), end='')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env={"PYTHONUTF8": "1"})
     assert done.stdout.decode() == Tenant("alice").namespace("é") == "k5:aliceé"
 

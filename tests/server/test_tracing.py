@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from radixrt.errors import ConfigError
-from radixrt.server.tracing import start_tracing
+from radixrt.server.metrics.tracing import start_tracing
 
 OTLP = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
 
@@ -18,7 +18,7 @@ OTLP = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
     "environ", [{}, {**OTLP, "OTEL_SDK_DISABLED": "True"}, {**OTLP, "OTEL_TRACES_EXPORTER": "none"}]
 )
 def test_without_an_endpoint_nothing_is_started(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "radixrt.server.spans", None)  # so that importing it would fail
+    monkeypatch.setitem(sys.modules, "radixrt.server.metrics.spans", None)  # so that importing it would fail
     assert start_tracing(None, environ) is None
 
 
@@ -31,7 +31,7 @@ def test_an_endpoint_that_is_no_url_is_refused(endpoint: str) -> None:
 def test_missing_packages_are_an_error_or_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.delitem(sys.modules, "radixrt.server.spans", raising=False)
+    monkeypatch.delitem(sys.modules, "radixrt.server.metrics.spans", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(ConfigError, match=r"pip install 'radixrt\[otel\]'"):
         start_tracing("http://127.0.0.1:9", {})
@@ -57,7 +57,7 @@ def test_a_collector_that_hangs_does_not_hold_up_the_end_of_the_server(monkeypat
     pytest.importorskip("opentelemetry.sdk")
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-    from radixrt.server import spans
+    from radixrt.server.metrics import spans
 
     answered = threading.Event()
 

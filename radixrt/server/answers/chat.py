@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from radixrt.chat.answer import AnswerForm, AnswerParser, Part, count_reasoning
+from radixrt.chat.answer import AnswerForm, AnswerParser, Part
 from radixrt.chat.plan import ChatPlan
 from radixrt.chat.reasoning import Reasoning, Thinking
 from radixrt.chat.tool_parser import CallArguments, CallBegin, Text, new_call_id
@@ -171,11 +171,10 @@ class ChatEncoder:
         for index, output in enumerate(outputs):
             assert output.finish is not None
             parser = AnswerParser(form)
-            parts = [*parser.feed(output.text), *parser.finish()]
             choices.append(
                 ChatChoice(
                     index,
-                    message_of(parts, form),
+                    message_of(parser.take(output), form),
                     ChatLogprobs(self.report.token_logprobs(output.logprobs or [])) if with_logprobs else None,
                     chat_finish_reason(output.finish, parser, form),
                     output.finish.matched,
@@ -183,7 +182,7 @@ class ChatEncoder:
                     enforcement(output),
                 )
             )
-            self.usage.add(index, output.usage, count_reasoning(output.token_ids, form))
+            self.usage.add(index, output.usage, parser.reasoning_tokens)
         return ChatCompletion(
             id=self.answer_id,
             created=self.created,
@@ -201,7 +200,7 @@ class ChatEncoder:
             choice = self.choices[index] = _StreamedChoice(index, self.plan.form, self._chunk(usage), self.report)
         event = choice.events(output)
         if output.finish is not None:
-            self.usage.add(index, output.usage, count_reasoning(choice.token_ids, self.plan.form))
+            self.usage.add(index, output.usage, choice.parser.reasoning_tokens)
         return event
 
     def last_event(self) -> bytes:
@@ -269,12 +268,11 @@ class _StreamedChoice:
         self._form = form
         self._chunk = chunk
         self._report = report
-        self._parser = AnswerParser(form)
+        self.parser = AnswerParser(form)
         self._before, self._after = around_choices(chunk)
         self._around_texts: dict[tuple[type[Part], int], tuple[bytes, bytes]] = {}
         self._started = False
         self._rows: list[LogprobRow] = []
-        self.token_ids: list[int] = []
 
     def events(self, output: RequestOutput) -> bytes:
         """The chunks of one output; empty if all of it is held back."""
@@ -291,7 +289,7 @@ class _StreamedChoice:
         elif output.text:
             event += self._text(Text, output.text)
         if output.finish is not None:
-            reason = chat_finish_reason(output.finish, self._parser, self._form)
+            reason = chat_finish_reason(output.finish, self.parser, self._form)
             last = ChunkChoice(index=self._index, finish_reason=reason, stop_reason=output.finish.matched)
             last.radixrt = enforcement(output)
             event += self._event(last)
@@ -304,14 +302,9 @@ class _StreamedChoice:
 
     def _parsed(self, output: RequestOutput) -> bytes:
         """The chunks of an output that is parsed into parts; log-probabilities are sent with the next part."""
-        if self._form.reasoning_end_id is not None:
-            self.token_ids += output.token_ids
         self._rows += output.logprobs or []
-        parts = self._parser.feed(output.text)
-        if output.finish is not None:
-            parts += self._parser.finish()
         event = b""
-        for part in parts:
+        for part in self.parser.take(output):
             if self._rows or isinstance(part, CallBegin):
                 event += self._delta(delta_of(part, self._form), self._rows)
                 self._rows = []

@@ -22,8 +22,8 @@ class ChoiceMeta(Answer):
 class ScoredChoices(Answer):
     """Scores of texts that may follow a prompt.
 
-    A choice's log-probability is that of its tokens behind the prompt's first `kept`, which are all of them unless the
-    prompt's last text is tokenized otherwise with a choice behind it.
+    A choice's log-probability covers its tokens after the first `kept` tokens of the prompt: after all of them, unless
+    the prompt's last text is tokenized otherwise with a choice behind it.
     """
 
     choice: int

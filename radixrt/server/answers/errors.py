@@ -1,4 +1,4 @@
-"""Bodies of errors, in the form of OpenAI's API and in that of Anthropic's Messages API.
+"""Bodies of errors, in the forms of OpenAI's API and of Anthropic's Messages API.
 
 The Messages API's body has no `param`, so the message names the field.
 """

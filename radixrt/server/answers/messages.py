@@ -6,12 +6,12 @@ The name of an event is its `type`.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 from msgspec import Raw
 
-from radixrt.chat.answer import AnswerParser, Part, count_reasoning
+from radixrt.chat.answer import AnswerParser, Part
 from radixrt.chat.plan import ChatPlan
 from radixrt.chat.reasoning import Reasoning
 from radixrt.chat.tool_parser import CallArguments, CallBegin, Text
@@ -169,13 +169,18 @@ MessageEvent = (
 # --- from outputs ---
 
 _BLOCKS: dict[type[Part], type[Block]] = {
-    Text: TextBlock, Reasoning: ThinkingBlock, CallBegin: ToolUseBlock, CallArguments: ToolUseBlock
-}  # fmt: skip
+    Text: TextBlock,
+    Reasoning: ThinkingBlock,
+    CallBegin: ToolUseBlock,
+    CallArguments: ToolUseBlock,
+}
 """Types of the blocks to which parts of an answer belong."""
 
 _DELTAS: dict[type[Part], Callable[[str], Delta]] = {
-    Text: TextDelta, Reasoning: ThinkingDelta, CallArguments: InputJsonDelta
-}  # fmt: skip
+    Text: TextDelta,
+    Reasoning: ThinkingDelta,
+    CallArguments: InputJsonDelta,
+}
 
 
 class MessagesEncoder:
@@ -191,7 +196,6 @@ class MessagesEncoder:
         self._plan = plan
         self._hides_thinking = hides_thinking
         self._parser = AnswerParser(plan.form)
-        self._token_ids: list[int] = []
         self._started = False
         self._open: type[Block] | None = None
         self._index = -1
@@ -202,7 +206,7 @@ class MessagesEncoder:
         (output,) = outputs
         blocks: list[Block] = []
         calls: list[tuple[ToolUseBlock, list[str]]] = []
-        for part in [*self._parser.feed(output.text), *self._parser.finish()]:
+        for part in self._parser.take(output):
             if isinstance(part, CallArguments):
                 calls[-1][1].append(part.text)
                 continue
@@ -219,7 +223,7 @@ class MessagesEncoder:
             blocks.remove(calls.pop()[0])  # an aborted answer ends within it
         for call, arguments in calls:
             call.input = Raw("".join(arguments).encode())
-        message = self._message(blocks, self._usage(output, output.token_ids))
+        message = self._message(blocks, self._usage(output))
         message.stop_reason, message.stop_sequence = self._stop(output)
         return message
 
@@ -230,17 +234,12 @@ class MessagesEncoder:
         event = b""
         if not self._started:
             self._started = True
-            event = named_event(MessageStart(self._message([], self._usage(output, ())))) + named_event(Ping())
-        if self._plan.form.reasoning_end_id is not None:
-            self._token_ids += output.token_ids
-        parts = self._parser.feed(output.text)
-        if output.finish is not None:
-            parts += self._parser.finish()
-        for part in parts:
+            event = named_event(MessageStart(self._message([], self._usage(output)))) + named_event(Ping())
+        for part in self._parser.take(output):
             event += self._part(part)
         if output.finish is None:
             return event
-        stop = MessageDelta(StopDelta(*self._stop(output)), self._usage(output, self._token_ids))
+        stop = MessageDelta(StopDelta(*self._stop(output)), self._usage(output))
         return event + self._end_block() + named_event(stop)
 
     def last_event(self) -> bytes:
@@ -294,10 +293,10 @@ class MessagesEncoder:
             return "model_context_window_exceeded", None
         return "max_tokens", None
 
-    def _usage(self, output: RequestOutput, token_ids: Sequence[int]) -> MessageUsage:
+    def _usage(self, output: RequestOutput) -> MessageUsage:
         """Usage of the request; before its end of its prompt alone, whose cached part is not known yet."""
         usage = output.usage or engine.Usage(len(output.prompt_token_ids), 0, 0)
-        thinking = ThinkingTokens(count_reasoning(token_ids, self._plan.form))
+        thinking = ThinkingTokens(self._parser.reasoning_tokens)
         uncached = usage.prompt_tokens - usage.cached_tokens
         return MessageUsage(uncached, 0, usage.cached_tokens, usage.completion_tokens, thinking)
 

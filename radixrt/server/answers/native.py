@@ -27,7 +27,7 @@ TokenRow = tuple[float | None, int, str]
 class NativeMeta(Answer, kw_only=True):
     """About a completion; in a stream, counts and times are in its last event.
 
-    The text is that of the first `kept` output_ids (of the whole answer) and `tail`. `missed` is only there with
+    The text is the text of the first `kept` output_ids (of the whole answer), and `tail`. `missed` is only there with
     recurrent layers: "KV matched m, nearest state at c", if c < m. `radixrt` is there with a constraint; the
     log-probabilities and hidden states, a row for each token, if the request asks for them.
     """
@@ -55,7 +55,7 @@ class NativeMeta(Answer, kw_only=True):
 class Generation(Answer, kw_only=True):
     """One completion of /generate.
 
-    An event of a stream holds what is new (SGLang repeats the whole text): text, output_ids and log-probabilities are
+    An event of a stream holds an increment (SGLang repeats the whole text): text, output_ids and log-probabilities are
     to be appended; prompt_ids, if the request asks for them, are in the first event.
     """
 

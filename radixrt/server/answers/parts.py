@@ -58,7 +58,7 @@ class PromptUsage(Answer, kw_only=True):
 
 
 class InputDetails(Answer):
-    """Tokens of the input that came from the cache, and those that went into it."""
+    """Tokens of the input that came from the cache, and tokens that went into the cache."""
 
     cached_tokens: int
     cache_write_tokens: int
@@ -94,7 +94,7 @@ class UsageSum:
         self._reasoning += reasoning_tokens
         self._completion += usage.completion_tokens
         if index % self.n == 0:
-            # The first of the n is what the prompt cost; the others find in the cache what it has just computed.
+            # The first of the n completions pays for the prompt; the others find the prompt in the cache.
             self._prompt += usage.prompt_tokens
             self._cached += usage.cached_tokens
 
@@ -140,7 +140,7 @@ def enforcement(output: RequestOutput) -> Enforcement | UnsetType:
 
 
 class TokenLogprob(Answer):
-    """Log-probability of a token; `bytes` are those of its text."""
+    """Log-probability of a token; `bytes` are the bytes of its text."""
 
     token: str
     logprob: float | None

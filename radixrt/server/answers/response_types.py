@@ -134,6 +134,9 @@ class InputReasoningItem(Answer, kw_only=True):
 
 InputItem = InputMessageItem | InputCallItem | CallOutputItem | InputReasoningItem
 
+Item = dict[str, Any]
+"""An item of the input or the output, decoded."""
+
 # --- responses ---
 
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]

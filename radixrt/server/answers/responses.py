@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from radixrt.chat.answer import AnswerForm, AnswerParser, Part, count_reasoning
+from radixrt.chat.answer import AnswerForm, AnswerParser, Part
 from radixrt.chat.reasoning import Reasoning
 from radixrt.chat.tool_parser import CallArguments, CallBegin
 from radixrt.errors import RequestError
@@ -42,7 +42,7 @@ def new_id(prefix: str) -> str:
 
 
 class ResponseBuilder:
-    """Makes one response. What `body` shows is what a client has that adds up the events so far.
+    """Makes one response. A client that adds up the events so far has the response that `body` returns.
 
     Args:
         form: parts that the answer's text can have.
@@ -57,13 +57,11 @@ class ResponseBuilder:
     def __init__(self, response: types.Response, form: AnswerForm, *, with_logprobs: bool, as_summary: bool) -> None:
         self.response = response
         self.cause: RequestError | None = None
-        self._form = form
         self._with_logprobs = with_logprobs
         self._as_summary = as_summary
         self._parser = AnswerParser(form)
         self._item: _OpenItem | None = None
         self._rows: list[TokenLogprob] = []
-        self._token_ids: list[int] = []
         self._events: list[types.ResponseEvent] = []
         self._sequence = 0
 
@@ -88,14 +86,9 @@ class ResponseBuilder:
             self.response.status = IN_PROGRESS
             self._emit(types.ResponseCreated(self.body()))
             self._emit(types.ResponseInProgress(self.body()))
-        if self._form.reasoning_end_id is not None:
-            self._token_ids += output.token_ids
         if self._with_logprobs:
             self._rows += output.logprobs or []
-        parts = self._parser.feed(output.text)
-        if output.finish is not None:
-            parts += self._parser.finish()
-        for part in parts:
+        for part in self._parser.take(output):
             self._add_part(part)
         if output.finish is not None:
             self._finish(output, output.finish.reason)
@@ -143,7 +136,7 @@ class ResponseBuilder:
             self._emit(types.ContentAdded(item.id, index, 0, item.part("")))
 
     def _extend(self, text: str) -> None:
-        """Add text to the open item. A row of log-probabilities is that of the next text that is certain."""
+        """Add text to the open item. Rows of log-probabilities belong to the next text that is certain."""
         item, index = self._item, len(self.response.output)
         assert item is not None
         item.texts.append(text)
@@ -201,7 +194,7 @@ class ResponseBuilder:
             usage.prompt_tokens,
             InputDetails(usage.cached_tokens, 0),
             usage.completion_tokens,
-            ReasoningTokens(count_reasoning(self._token_ids, self._form)),
+            ReasoningTokens(self._parser.reasoning_tokens),
             usage.prompt_tokens + usage.completion_tokens,
         )
         response.radixrt = enforcement(output)

@@ -1,4 +1,4 @@
-"""`Schemas`: JSON Schemas of the types that parse requests and of those of answers.
+"""`Schemas`: JSON Schemas of the types that parse requests and of the types of answers.
 
 msgspec's own generator refuses types with defaults of the type Raw, which keep JSON as the client wrote it, and unions
 of types that are told apart by a member after their first.
@@ -28,7 +28,7 @@ _SIMPLE: dict[Any, Json] = {
 
 
 class Schemas:
-    """Generates schemas; those of structs become components.
+    """Generates schemas; the schemas of structs become components.
 
     Attributes:
         components: schemas of structs by the name of the struct.

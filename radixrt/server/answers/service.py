@@ -1,4 +1,4 @@
-"""Answers of routes about tokens and of those of operators."""
+"""Answers of the routes about tokens and of the routes for operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The address of a client: of the connection, or from X-Forwarded-For if the connection is that of a trusted proxy."""
+"""The address of a client: of the connection, or from X-Forwarded-For if the connection is that of a trusted proxy.
+
+uvicorn's own middleware for this header does not serve here: it takes a name that is no address as the client, and a
+proxy for the client of its own probes; it does not see that ::ffff:10.0.0.1 is in 10.0.0.0/8; and it also believes
+X-Forwarded-Proto.
+"""
 
 from __future__ import annotations
 

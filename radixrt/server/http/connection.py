@@ -15,8 +15,8 @@ from radixrt.messages.client import RequestOutput
 from radixrt.server.answers.base import data_event
 from radixrt.server.answers.errors import ErrorBody, error_detail
 from radixrt.server.http.errors import ClientGone, as_request_error, json_response
-from radixrt.server.request_groups import RequestGroup
-from radixrt.server.service import Service
+from radixrt.server.serving.request_groups import RequestGroup
+from radixrt.server.serving.service import Service
 
 T = TypeVar("T")
 

@@ -15,15 +15,15 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from radixrt import logs
-from radixrt.server.http.access import HostCheck, check_access
+from radixrt.server.access.checks import HostCheck, check_access
+from radixrt.server.access.keys import KeyRing
+from radixrt.server.access.request_context import RequestIds
+from radixrt.server.access.tenants import EVERYONE, Tenant
 from radixrt.server.http.errors import as_request_error, error_response, speaks_anthropic
-from radixrt.server.http.keys import KeyRing
 from radixrt.server.metrics import Metrics
-from radixrt.server.request_context import RequestIds
-from radixrt.server.tenants import EVERYONE, Tenant
 
 if TYPE_CHECKING:
-    from radixrt.server.spans import Tracing
+    from radixrt.server.metrics.spans import Tracing
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from radixrt.errors import RequestError, shown
 from radixrt.messages.client import EngineReady
 from radixrt.server.http.errors import ClientGone, model_not_found
 from radixrt.server.protocol.fields import NativeRequest, NativeSampling
-from radixrt.server.service import BodyBudget, Service
+from radixrt.server.serving.service import BodyBudget, Service
 
 
 class HasModel(Protocol):

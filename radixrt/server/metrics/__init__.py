@@ -13,6 +13,8 @@ from prometheus_client import CollectorRegistry, Counter, Metric, ProcessCollect
 from prometheus_client.registry import Collector
 
 from radixrt.client.engine_client import EngineClient
+from radixrt.server.access.tenants import Accounts
+from radixrt.server.answers.response_store import ResponseStore
 from radixrt.server.metrics.collectors import (
     AccountsCollector,
     EngineCollector,
@@ -22,8 +24,6 @@ from radixrt.server.metrics.collectors import (
 )
 from radixrt.server.metrics.requests import RequestMetrics
 from radixrt.server.metrics.throughput import Throughput
-from radixrt.server.response_store import ResponseStore
-from radixrt.server.tenants import Accounts
 
 if TYPE_CHECKING:
     from radixrt.engine.replica_set import ReplicaSet

@@ -17,10 +17,10 @@ from radixrt._version import __version__
 from radixrt.client.engine_client import EngineClient, State
 from radixrt.engine import replica_set
 from radixrt.messages.client import EngineReady
+from radixrt.server.access.tenants import EVERYONE, Accounts
+from radixrt.server.answers.response_store import ResponseStore
 from radixrt.server.metrics.scheduler import scheduler_metrics, sglang_gauges, used_slots
 from radixrt.server.metrics.throughput import Throughput
-from radixrt.server.response_store import ResponseStore
-from radixrt.server.tenants import EVERYONE, Accounts
 
 _VIEW = {
     "open_requests": ("open", "Requests that the replica was sent and that have not ended."),

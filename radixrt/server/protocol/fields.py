@@ -21,8 +21,8 @@ from radixrt.messages.client import EngineReady
 from radixrt.messages.parts import ProgramHint, TemplateText
 from radixrt.messages.request import Envelope
 from radixrt.sampling_params import HiddenPositions, SamplingParams
+from radixrt.server.access.request_context import RequestContext
 from radixrt.server.answers.parts import TokenReport
-from radixrt.server.request_context import RequestContext
 
 MAX_RID_CHARS = 96
 """Less than the engine takes (`radixrt.tokenizer.limits`): tenants and completions lengthen the ids that it gets."""

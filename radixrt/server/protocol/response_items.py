@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import msgspec
 
@@ -11,11 +10,9 @@ from radixrt.chat.decoding import decode_text
 from radixrt.chat.types import ChatMessage, FunctionCall, ToolCall
 from radixrt.errors import RequestError, shown, unsupported
 from radixrt.server.answers import response_types as types
+from radixrt.server.answers.response_types import Item
 from radixrt.server.answers.responses import new_id
 from radixrt.server.protocol.response_fields import InputContent, InputItem
-
-Item = dict[str, Any]
-"""An item as the API shows it, decoded; `radixrt.server.answers.response_types` has the types."""
 
 ROLES: tuple[types.Role, ...] = ("user", "assistant", "system", "developer")
 TYPES = ("message", "function_call", "function_call_output", "reasoning", "item_reference")

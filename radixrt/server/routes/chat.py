@@ -10,6 +10,7 @@ from starlette.responses import Response
 from radixrt.chat.plan import plan_chat
 from radixrt.chat.types import Conversation, ToolOptions
 from radixrt.messages.client import ClientRequest, InputRow
+from radixrt.server.access.request_context import RequestContext
 from radixrt.server.answers.chat import ChatEncoder
 from radixrt.server.answers.parts import UsageSum
 from radixrt.server.http.connection import generated
@@ -23,9 +24,8 @@ from radixrt.server.protocol.fields import (
     kept_prompt_tokens,
     token_report,
 )
-from radixrt.server.request_context import RequestContext
-from radixrt.server.request_groups import RequestGroup
-from radixrt.server.service import Service
+from radixrt.server.serving.request_groups import RequestGroup
+from radixrt.server.serving.service import Service
 
 
 async def chat_completions(service: Service, request: Request) -> Response:

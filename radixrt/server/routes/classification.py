@@ -22,14 +22,14 @@ from radixrt.chat.types import ChatMessage
 from radixrt.client.validation import MAX_ROWS
 from radixrt.errors import RequestError
 from radixrt.messages.client import EngineReady, Input
+from radixrt.server.access.request_context import RequestContext
 from radixrt.server.answers.parts import prompt_usage
 from radixrt.server.answers.pooling import Classification, Classified
 from radixrt.server.http.connection import answered
 from radixrt.server.http.receive import receive
 from radixrt.server.protocol.fields import RoutingFields, envelope_of, read_conversation
 from radixrt.server.protocol.prompts import read_inputs
-from radixrt.server.request_context import RequestContext
-from radixrt.server.service import Service
+from radixrt.server.serving.service import Service
 from radixrt.tasks.classify import Classify
 
 

@@ -16,6 +16,7 @@ from radixrt.errors import RequestError
 from radixrt.messages.client import EngineReady
 from radixrt.messages.parts import FillInTokens
 from radixrt.sampling_params import MAX_N, SamplingParams
+from radixrt.server.access.request_context import RequestContext
 from radixrt.server.answers.completions import Choice, CompletionEncoder
 from radixrt.server.http.connection import generated
 from radixrt.server.http.receive import receive
@@ -33,9 +34,8 @@ from radixrt.server.protocol.fields import (
     token_report,
 )
 from radixrt.server.protocol.prompts import FILL_IN_NAMES, Prompt, fill_in, make_requests, split_prompts
-from radixrt.server.request_context import RequestContext
-from radixrt.server.request_groups import RequestGroup
-from radixrt.server.service import Service
+from radixrt.server.serving.request_groups import RequestGroup
+from radixrt.server.serving.service import Service
 
 
 async def completions(service: Service, request: Request) -> Response:

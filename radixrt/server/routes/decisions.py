@@ -34,6 +34,7 @@ from radixrt.chat.prompt import chat_prompt
 from radixrt.errors import RequestError
 from radixrt.messages.client import EngineReady, Input, PartsInput, TextInput, TokenInput
 from radixrt.messages.wire import pack_i32
+from radixrt.server.access.request_context import RequestContext
 from radixrt.server.answers.decisions import ChoiceMeta, Decisions, ScoredChoices
 from radixrt.server.answers.parts import InputDetails, InputUsage, ReasoningTokens, clean_logprob
 from radixrt.server.http.connection import answered
@@ -41,9 +42,8 @@ from radixrt.server.http.receive import receive
 from radixrt.server.protocol.decisions import AskedQuestion, DecisionRequest, decision_decoder, read_questions
 from radixrt.server.protocol.fields import allows_control_tokens, envelope_of, read_conversation
 from radixrt.server.protocol.prompts import check_ids, read_parts
-from radixrt.server.request_context import RequestContext
-from radixrt.server.request_groups import RequestGroup
-from radixrt.server.service import Service
+from radixrt.server.serving.request_groups import RequestGroup
+from radixrt.server.serving.service import Service
 from radixrt.tasks.prompts import token_ids
 from radixrt.tasks.score import Decision, Score
 

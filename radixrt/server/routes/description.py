@@ -15,10 +15,11 @@ from radixrt._version import __version__
 from radixrt.chat.constraint import ResponseFormat
 from radixrt.chat.unsupported_fields import UnsupportedFields
 from radixrt.constraint import StructuredOptions
+from radixrt.messages.http import CONTENT_TYPE
 from radixrt.sampling_params import SamplingParams
+from radixrt.server.access.checks import ADMIN_PATHS, OPEN_FILES, OPEN_PATHS
 from radixrt.server.answers.errors import ErrorBody, MessagesErrorBody
 from radixrt.server.answers.schemas import Json, Schemas
-from radixrt.server.http.access import ADMIN_PATHS, OPEN_FILES, OPEN_PATHS
 from radixrt.server.http.errors import speaks_anthropic
 from radixrt.server.routes.table import TAGS, Route
 
@@ -118,6 +119,8 @@ def _responses(path: str, one: Route, schemas: Schemas) -> Json:
             "schema": {"type": "string", "description": f"With stream: one event for each part of the answer; {end}."},
             "x-item-schema": schemas.of(one.event),
         }
+    if one.for_clients is not None:
+        content[CONTENT_TYPE] = {"schema": {"type": "string", "format": "binary", "description": one.for_clients}}
     error = MessagesErrorBody if speaks_anthropic(path) else ErrorBody
     failed = {"content": {"application/json": {"schema": schemas.of(error)}}}
     made = {

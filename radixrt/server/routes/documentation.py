@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from radixrt.errors import RequestError, shown
-from radixrt.server.service import Service
+from radixrt.server.serving.service import Service
 
 PAGE = Path(__file__).parents[1] / "docs_page"
 FILES = {"page.js": "text/javascript", "page.css": "text/css"}

@@ -20,14 +20,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from radixrt.client.validation import MAX_ROWS
+from radixrt.server.access.request_context import RequestContext
 from radixrt.server.answers.parts import prompt_usage
 from radixrt.server.answers.pooling import Embedding, Embeddings
 from radixrt.server.http.connection import answered
 from radixrt.server.http.receive import receive
 from radixrt.server.protocol.fields import RoutingFields, envelope_of
 from radixrt.server.protocol.prompts import read_inputs
-from radixrt.server.request_context import RequestContext
-from radixrt.server.service import Service
+from radixrt.server.serving.service import Service
 from radixrt.tasks.embed import Embed
 
 

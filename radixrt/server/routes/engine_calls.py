@@ -18,12 +18,12 @@ from radixrt.errors import RequestError
 from radixrt.messages.client import ClientRequest, EngineReady, PartsInput, RequestOutput
 from radixrt.messages.http import CONTENT_TYPE, EngineCall, encode_frame
 from radixrt.messages.parts import Finish, FinishError
+from radixrt.server.access.request_context import RequestContext
 from radixrt.server.http.connection import Generated, send_events
 from radixrt.server.http.receive import receive
 from radixrt.server.protocol.fields import MAX_PARTS, check_envelope
-from radixrt.server.request_context import RequestContext
-from radixrt.server.request_groups import RequestGroup
-from radixrt.server.service import Service
+from radixrt.server.serving.request_groups import RequestGroup
+from radixrt.server.serving.service import Service
 
 call_decoder = msgspec.json.Decoder(EngineCall)
 

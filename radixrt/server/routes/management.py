@@ -9,14 +9,14 @@ from starlette.responses import Response
 
 from radixrt._version import __version__
 from radixrt.errors import RequestError
+from radixrt.server.access.checks import check_admin
+from radixrt.server.access.tenants import Tenant
 from radixrt.server.answers.service import Aborted, Flushed, ModelCard, ModelList, Released, Version
-from radixrt.server.http.access import check_admin
 from radixrt.server.http.errors import json_response, model_not_found
 from radixrt.server.http.receive import admit, is_served, receive_json
 from radixrt.server.protocol.fields import abort_decoder, release_decoder
 from radixrt.server.routes.engine_calls import engine_info, is_engine_client
-from radixrt.server.service import Service
-from radixrt.server.tenants import Tenant
+from radixrt.server.serving.service import Service
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 ID_PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_")

@@ -11,6 +11,7 @@ from radixrt.chat.plan import ChatPlan
 from radixrt.errors import RequestError
 from radixrt.messages.client import ClientRequest, EngineReady, InputRow
 from radixrt.messages.request import Envelope
+from radixrt.server.access.request_context import RequestContext
 from radixrt.server.answers.base import named_event
 from radixrt.server.answers.errors import messages_error
 from radixrt.server.answers.messages import CountedTokens, MessagesEncoder
@@ -26,9 +27,8 @@ from radixrt.server.protocol.messages_fields import (
     messages_decoder,
 )
 from radixrt.server.protocol.messages_prompt import plan_messages
-from radixrt.server.request_context import RequestContext
-from radixrt.server.request_groups import RequestGroup
-from radixrt.server.service import Service
+from radixrt.server.serving.request_groups import RequestGroup
+from radixrt.server.serving.service import Service
 from radixrt.tasks.tokenize import Tokenize
 
 

@@ -48,6 +48,7 @@ from radixrt.chat.constraint import (
 from radixrt.errors import RequestError
 from radixrt.messages.client import ClientRequest, InputRow, PartsInput
 from radixrt.sampling_params import DEFAULT_MAX_TOKENS, MAX_LOGPROBS, MAX_PROMPT_LOGPROBS, SamplingParams
+from radixrt.server.access.request_context import RequestContext
 from radixrt.server.answers.native import NativeEncoder, Shown
 from radixrt.server.http.connection import generated
 from radixrt.server.http.receive import receive
@@ -61,10 +62,9 @@ from radixrt.server.protocol.fields import (
     native_decoder,
 )
 from radixrt.server.protocol.prompts import make_requests, read_parts, split_prompts
-from radixrt.server.request_context import RequestContext
-from radixrt.server.request_groups import RequestGroup
 from radixrt.server.routes.engine_calls import answer_call, is_engine_client
-from radixrt.server.service import Service
+from radixrt.server.serving.request_groups import RequestGroup
+from radixrt.server.serving.service import Service
 from radixrt.tasks.generate import expand_n
 
 

@@ -9,11 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from radixrt.errors import RequestError
+from radixrt.server.access.checks import check_key
 from radixrt.server.answers.errors import error_detail
 from radixrt.server.answers.service import Health, Unavailable
-from radixrt.server.http.access import check_key
 from radixrt.server.http.errors import as_request_error, error_headers, json_response
-from radixrt.server.service import Service
+from radixrt.server.serving.service import Service
 
 
 async def health(service: Service, request: Request) -> Response:

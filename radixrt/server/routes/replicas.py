@@ -13,7 +13,7 @@ from radixrt.errors import RequestError
 from radixrt.server.answers.service import Replica, ReplicaChanged, Replicas
 from radixrt.server.http.errors import json_response
 from radixrt.server.http.receive import has_body, receive_json
-from radixrt.server.service import Service
+from radixrt.server.serving.service import Service
 
 
 class AddRequest(msgspec.Struct, kw_only=True):

@@ -21,7 +21,9 @@ from radixrt.chat.plan import ChatPlan, plan_chat
 from radixrt.chat.types import Conversation
 from radixrt.errors import RequestError, shown, unsupported
 from radixrt.messages.client import ClientRequest, EngineReady, InputRow
+from radixrt.server.access.request_context import RequestContext
 from radixrt.server.answers.base import named_event
+from radixrt.server.answers.response_store import StoredResponse, conversation_items
 from radixrt.server.answers.response_types import InputItems, ResponseDeleted, ResponseEvent
 from radixrt.server.answers.responses import CANCELLED, FAILED, ResponseBuilder, new_id
 from radixrt.server.http.connection import Generated, openai_error_event, send_events
@@ -42,10 +44,8 @@ from radixrt.server.protocol.response_options import (
     read_sampling,
     read_tool_options,
 )
-from radixrt.server.request_context import RequestContext
-from radixrt.server.request_groups import RequestGroup
-from radixrt.server.response_store import StoredResponse, conversation_items
-from radixrt.server.service import Service
+from radixrt.server.serving.request_groups import RequestGroup
+from radixrt.server.serving.service import Service
 
 NAMES = {"prompt": "input", "messages": "input", "input_ids": "input", "max_tokens": "max_output_tokens"}
 """The client's names for fields of the engine."""

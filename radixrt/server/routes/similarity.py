@@ -22,13 +22,13 @@ from starlette.responses import Response
 from radixrt.client.validation import MAX_ROWS
 from radixrt.errors import RequestError
 from radixrt.messages.client import TextInput
+from radixrt.server.access.request_context import RequestContext
 from radixrt.server.answers.parts import prompt_usage
 from radixrt.server.answers.pooling import Ranked, RankedDocument, Ranking, Scored, Scores
 from radixrt.server.http.connection import answered
 from radixrt.server.http.receive import receive
 from radixrt.server.protocol.fields import RoutingFields, envelope_of
-from radixrt.server.request_context import RequestContext
-from radixrt.server.service import Service
+from radixrt.server.serving.service import Service
 from radixrt.tasks.rerank import Relate, Rerank, texts_of
 
 

@@ -10,6 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
+from radixrt.server.answers import service
 from radixrt.server.answers.chat import ChatChunk, ChatCompletion
 from radixrt.server.answers.completions import Completion, CompletionChunk
 from radixrt.server.answers.decisions import Decisions, ScoredChoices
@@ -17,33 +18,11 @@ from radixrt.server.answers.messages import CountedTokens, Message, MessageEvent
 from radixrt.server.answers.native import Generation
 from radixrt.server.answers.pooling import Classification, Embeddings, Ranking, Scores
 from radixrt.server.answers.response_types import AnyResponseEvent, InputItems, Response, ResponseDeleted
-from radixrt.server.answers.service import (
-    Aborted,
-    ChatTemplates,
-    Detokenized,
-    Flushed,
-    Health,
-    ModelCard,
-    ModelList,
-    NodeText,
-    Released,
-    ReplicaChanged,
-    Replicas,
-    Tokens,
-    Unavailable,
-    Version,
-)
+from radixrt.server.protocol import fields
 from radixrt.server.protocol.decisions import decision_decoder
-from radixrt.server.protocol.fields import (
-    abort_decoder,
-    chat_decoder,
-    completion_decoder,
-    native_decoder,
-    release_decoder,
-)
 from radixrt.server.protocol.messages_fields import count_tokens_decoder, messages_decoder
 from radixrt.server.protocol.response_fields import responses_decoder
-from radixrt.server.routes import documentation, management, probes, replicas, responses, ui
+from radixrt.server.routes import documentation, management, probes, replicas, responses, tokens, ui
 from radixrt.server.routes.chat import chat_completions
 from radixrt.server.routes.classification import classification_decoder, classify
 from radixrt.server.routes.completions import completions
@@ -51,17 +30,8 @@ from radixrt.server.routes.decisions import decisions
 from radixrt.server.routes.embeddings import embedding_decoder, embeddings
 from radixrt.server.routes.messages import count_tokens, messages
 from radixrt.server.routes.native import generate
-from radixrt.server.routes.replicas import drain_decoder, remove_decoder
 from radixrt.server.routes.similarity import rerank, rerank_decoder, score, score_decoder
-from radixrt.server.routes.tokens import (
-    chat_template,
-    detokenize,
-    detokenize_decoder,
-    get_tokenizer_info,
-    tokenize,
-    tokenize_decoder,
-)
-from radixrt.server.service import Service
+from radixrt.server.serving.service import Service
 
 
 @dataclass(frozen=True)
@@ -81,6 +51,8 @@ class Route:
         media_type: of the answer, or the types that it can have.
         unavailable: body of a 503 of its own form.
         aliases: other paths under which it is served.
+        for_clients: what a client of the engine gets, which accepts `radixrt.messages.http.CONTENT_TYPE`; None where
+            the answer is the same.
     """
 
     method: str
@@ -97,6 +69,7 @@ class Route:
     media_type: str | tuple[str, ...] = "application/json"
     unavailable: Any = None
     aliases: tuple[str, ...] = ()
+    for_clients: str | None = None
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -119,7 +92,7 @@ _PAGE: dict[str, dict[str, Any]] = {
 
 ROUTES: tuple[Route, ...] = (
     Route(
-        "POST", "/v1/chat/completions", chat_completions, CHAT, "OpenAI's chat completions", chat_decoder,
+        "POST", "/v1/chat/completions", chat_completions, CHAT, "OpenAI's chat completions", fields.chat_decoder,
         ChatCompletion, ChatChunk, example={"messages": HELLO, "max_tokens": 32},
     ),
     Route(
@@ -148,14 +121,15 @@ ROUTES: tuple[Route, ...] = (
         count_tokens_decoder, CountedTokens, example={"messages": HELLO},
     ),
     Route(
-        "POST", "/v1/completions", completions, GENERATION, "OpenAI's text completions", completion_decoder, Completion,
-        CompletionChunk, example={"prompt": "The capital of France is", "max_tokens": 8},
+        "POST", "/v1/completions", completions, GENERATION, "OpenAI's text completions", fields.completion_decoder,
+        Completion, CompletionChunk, example={"prompt": "The capital of France is", "max_tokens": 8},
     ),
     Route(
         "POST", "/generate", generate, GENERATION,
-        "radixrt's own route for generation: an object for one completion, else a list", native_decoder,
+        "radixrt's own route for generation: an object for one completion, else a list", fields.native_decoder,
         Generation | list[Generation], Generation,
         example={"text": "The capital of France is", "sampling_params": {"max_new_tokens": 8}},
+        for_clients="For rt.Endpoint, whose body is another: the engine's outputs, in frames.",
     ),
     Route(
         "POST", "/v1/decisions", decisions, GENERATION,
@@ -180,56 +154,63 @@ ROUTES: tuple[Route, ...] = (
         classification_decoder, Classification, example={"input": "The food was cold."}, aliases=("/v1/classify",),
     ),
     Route(
-        "POST", "/tokenize", tokenize, TOKENS, "Token ids of a prompt or a conversation", tokenize_decoder, Tokens,
-        example={"prompt": "Hello!"},
+        "POST", "/tokenize", tokens.tokenize, TOKENS, "Token ids of a prompt or a conversation",
+        tokens.tokenize_decoder, service.Tokens, example={"prompt": "Hello!"},
     ),
     Route(
-        "POST", "/detokenize", detokenize, TOKENS, "Text of token ids", detokenize_decoder, Detokenized,
-        example={"tokens": [1, 2, 3]},
+        "POST", "/detokenize", tokens.detokenize, TOKENS, "Text of token ids", tokens.detokenize_decoder,
+        service.Detokenized, example={"tokens": [1, 2, 3]},
     ),
     Route(
-        "GET", "/tokenizer_info", get_tokenizer_info, TOKENS,
+        "GET", "/tokenizer_info", tokens.get_tokenizer_info, TOKENS,
         "The tokenizer's configuration, with the chat template in use",
     ),
     Route(
-        "GET", "/chat_template", chat_template, TOKENS, "The chat templates; null without one",
-        answer=ChatTemplates | None,
-    ),
-    Route("GET", "/v1/models", management.list_models, MANAGEMENT, "The models that are served", answer=ModelList),
-    Route("GET", "/v1/models/{model:path}", management.get_model, MANAGEMENT, "One model", answer=ModelCard),
-    Route(
-        "GET", "/health", probes.health, MANAGEMENT, "Whether the server is alive", answer=Health, query=_DEEP,
-        unavailable=Unavailable,
+        "GET", "/chat_template", tokens.chat_template, TOKENS, "The chat templates; null without one",
+        answer=service.ChatTemplates | None,
     ),
     Route(
-        "GET", "/ready", probes.ready, MANAGEMENT, "Whether a request sent now is served at once", answer=Health,
-        unavailable=Unavailable,
+        "GET", "/v1/models", management.list_models, MANAGEMENT, "The models that are served", answer=service.ModelList,
+        for_clients="For rt.Endpoint: properties of the engine and its model.",
+    ),
+    Route("GET", "/v1/models/{model:path}", management.get_model, MANAGEMENT, "One model", answer=service.ModelCard),
+    Route(
+        "GET", "/health", probes.health, MANAGEMENT, "Whether the server is alive", answer=service.Health, query=_DEEP,
+        unavailable=service.Unavailable,
+    ),
+    Route(
+        "GET", "/ready", probes.ready, MANAGEMENT, "Whether a request sent now is served at once",
+        answer=service.Health, unavailable=service.Unavailable,
     ),
     Route("GET", "/metrics", management.metrics, MANAGEMENT, "Metrics for Prometheus", media_type="text/plain"),
-    Route("GET", "/version", management.get_version, MANAGEMENT, "Version of radixrt", answer=Version),
+    Route("GET", "/version", management.get_version, MANAGEMENT, "Version of radixrt", answer=service.Version),
     Route(
-        "POST", "/abort", management.abort, MANAGEMENT, "Abort a request by its id, or all requests", abort_decoder,
-        Aborted, example={"rid": "my-request"},
+        "POST", "/abort", management.abort, MANAGEMENT, "Abort a request by its id, or all requests",
+        fields.abort_decoder, service.Aborted, example={"rid": "my-request"},
     ),
     Route(
         "POST", "/release", management.release, MANAGEMENT, "A program, or one branch of it, makes no more calls",
-        release_decoder, Released, example={"program": "my-program"},
+        fields.release_decoder, service.Released, example={"program": "my-program"},
     ),
     Route(
         "POST", "/flush_cache", management.flush_cache, MANAGEMENT,
-        "Empty the prefix cache, except for running requests", answer=Flushed,
+        "Empty the prefix cache, except for running requests", answer=service.Flushed,
     ),
     Route(
-        "GET", "/replicas", replicas.list_replicas, MANAGEMENT, "The engine's replicas and their load", answer=Replicas,
+        "GET", "/replicas", replicas.list_replicas, MANAGEMENT, "The engine's replicas and their load",
+        answer=service.Replicas,
     ),
-    Route("POST", "/replicas/add", replicas.add_replica, MANAGEMENT, "Start another replica", answer=ReplicaChanged),
+    Route(
+        "POST", "/replicas/add", replicas.add_replica, MANAGEMENT, "Start another replica",
+        answer=service.ReplicaChanged,
+    ),
     Route(
         "POST", "/replicas/drain", replicas.drain_replica, MANAGEMENT, "Give a replica no new requests, or some again",
-        drain_decoder, ReplicaChanged, example={"replica": 1},
+        replicas.drain_decoder, service.ReplicaChanged, example={"replica": 1},
     ),
     Route(
         "POST", "/replicas/remove", replicas.remove_replica, MANAGEMENT, "Drain a replica, then stop it",
-        remove_decoder, ReplicaChanged, example={"replica": 1},
+        replicas.remove_decoder, service.ReplicaChanged, example={"replica": 1},
     ),
     Route("GET", "/openapi.json", documentation.openapi, MANAGEMENT, "This description"),
     Route("GET", "/docs", documentation.docs, MANAGEMENT, "This description as a page", media_type="text/html"),
@@ -243,7 +224,7 @@ ROUTES: tuple[Route, ...] = (
         media_type="application/x-ndjson", query={"replica": {"type": "integer"}},
     ),
     Route(
-        "GET", "/ui/text", ui.ui_text, MANAGEMENT, "Text of a cached prefix's node", answer=NodeText,
+        "GET", "/ui/text", ui.ui_text, MANAGEMENT, "Text of a cached prefix's node", answer=service.NodeText,
         query={"node": {"type": "integer"}, "replica": {"type": "integer"}},
     ),
     Route(

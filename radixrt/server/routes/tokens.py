@@ -25,13 +25,13 @@ from radixrt.errors import RequestError
 from radixrt.messages.client import Input, PartsInput, TextInput
 from radixrt.messages.parts import TemplateText
 from radixrt.messages.request import Envelope
+from radixrt.server.access.request_context import RequestContext
 from radixrt.server.answers.service import ChatTemplates, Detokenized, Tokens
 from radixrt.server.http.errors import json_response
 from radixrt.server.http.receive import admit, receive
 from radixrt.server.protocol.fields import read_conversation
 from radixrt.server.protocol.prompts import read_parts
-from radixrt.server.request_context import RequestContext
-from radixrt.server.service import Service
+from radixrt.server.serving.service import Service
 from radixrt.tasks.tokenize import Detokenize, Tokenize
 
 

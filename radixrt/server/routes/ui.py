@@ -17,7 +17,7 @@ from radixrt.messages.request import Envelope
 from radixrt.server.answers.service import NodeText
 from radixrt.server.http.errors import json_response
 from radixrt.server.routes.replicas import replica_answer
-from radixrt.server.service import Service
+from radixrt.server.serving.service import Service
 from radixrt.server.ui.hub import MAX_FEEDS, Feed
 from radixrt.server.ui.lines import line
 from radixrt.tasks.run import arun

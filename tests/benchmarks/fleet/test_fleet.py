@@ -14,8 +14,8 @@ from benchmarks.fleet.__main__ import main
 from benchmarks.fleet.baselines import ABS_THRESHOLD, Blocks, CacheAware, EagerRouter, LMetric, Sticky
 from benchmarks.fleet.device import H200_8B, Device
 from benchmarks.fleet.fleet import Fleet, Outcome
-from benchmarks.fleet.policies import POLICIES, make_router
 from benchmarks.fleet.programs import WORKLOAD_A, WORKLOAD_B, Call, Program, fork_programs, shared_prefix
+from benchmarks.fleet.variants import POLICIES, make_router
 from radixrt.messages.parts import Finish, ProgramHint, Timings, Usage
 from radixrt.messages.request import Request
 from radixrt.messages.scheduler import TokenBatch, TokenDelta

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.common.model_shapes import CONFIGS, shape_folder
+from benchmarks.common.thread_times import Times
 from benchmarks.host import __main__ as host
 from benchmarks.host.__main__ import (
     STEP_PARTS,
@@ -26,7 +27,7 @@ from benchmarks.host.chunks import BODIES, measure_chunks
 from benchmarks.host.device import RandomTokens
 from benchmarks.host.first_steps import SCHEMAS, STEP_S, TimedDevice, measure_first_steps
 from benchmarks.host.gaps import STREAMS, measure_gaps
-from benchmarks.host.pipeline import Pipe, Times
+from benchmarks.host.pipeline import Pipe
 from benchmarks.offline.workloads import make_workload
 from radixrt.config import ModelConfig
 from radixrt.executor.mask_table import Mask

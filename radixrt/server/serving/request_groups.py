@@ -20,14 +20,14 @@ from radixrt.errors import RequestError
 from radixrt.messages.client import ClientRequest, RequestOutput
 from radixrt.messages.parts import FINISH_ABORT, Finish
 from radixrt.sampling_params import MAX_HIDDEN_BYTES
+from radixrt.server.access.request_context import RequestContext
+from radixrt.server.access.tenants import Account, Accounts, Tenant
 from radixrt.server.metrics.requests import GroupRecord, RequestMetrics, RequestRecord
-from radixrt.server.request_context import RequestContext
-from radixrt.server.tenants import Account, Accounts, Tenant
 from radixrt.tasks.generate import expand_n
 from radixrt.tasks.run import TaskCall
 
 if TYPE_CHECKING:
-    from radixrt.server.spans import Tracing
+    from radixrt.server.metrics.spans import Tracing
 
 A = TypeVar("A")
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 
 from radixrt.errors import RequestError, shown
-from radixrt.server.tenants import EVERYONE, NOBODY, Tenant
+from radixrt.server.access.tenants import EVERYONE, NOBODY, Tenant
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/openapi.json", "/docs", "/docs/page.js", "/docs/page.css", "/ui"})
 """Paths served without a key, which probes and the address line of a browser do not have. The description of the routes

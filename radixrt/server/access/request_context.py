@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from radixrt.server.tenants import Tenant
+from radixrt.server.access.tenants import Tenant
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span

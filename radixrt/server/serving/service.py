@@ -11,17 +11,17 @@ from radixrt.chat.dialect import Dialect
 from radixrt.client.engine_client import EngineClient
 from radixrt.config import ServerConfig
 from radixrt.errors import RequestError
-from radixrt.server.deep_check import DeepCheck
+from radixrt.server.access.tenants import Accounts, Tenant
+from radixrt.server.answers.response_store import ResponseStore
 from radixrt.server.metrics import Metrics
 from radixrt.server.metrics.throughput import Throughput
-from radixrt.server.request_groups import RequestGroups
-from radixrt.server.response_store import ResponseStore
-from radixrt.server.tenants import Accounts, Tenant
+from radixrt.server.serving.deep_check import DeepCheck
+from radixrt.server.serving.request_groups import RequestGroups
 from radixrt.server.ui.hub import Hub
 
 if TYPE_CHECKING:
     from radixrt.engine.replica_set import ReplicaSet
-    from radixrt.server.spans import Tracing
+    from radixrt.server.metrics.spans import Tracing
 
 
 LARGE_BODIES_BYTES = 256 * 1024 * 1024

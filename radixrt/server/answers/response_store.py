@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from radixrt.errors import RequestError, shown
+from radixrt.server.access.tenants import Tenant
 from radixrt.server.answers.base import encode
+from radixrt.server.answers.response_types import Item
 from radixrt.server.answers.responses import QUEUED, ResponseBuilder
-from radixrt.server.protocol.response_items import Item
-from radixrt.server.tenants import Tenant
 
 OVERHEAD_BYTES = 2_048
 """Memory of a stored response besides its JSON."""

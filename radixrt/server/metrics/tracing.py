@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from radixrt.errors import ConfigError, shown
 
 if TYPE_CHECKING:
-    from radixrt.server.spans import Tracing
+    from radixrt.server.metrics.spans import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def start_tracing(endpoint: str | None, environ: Mapping[str, str] = os.environ)
     if endpoint is not None:
         endpoint, protocol = _checked(endpoint, protocol)
     try:
-        from radixrt.server.spans import make_tracing
+        from radixrt.server.metrics.spans import make_tracing
 
         return make_tracing(endpoint, protocol)
     except ImportError as error:

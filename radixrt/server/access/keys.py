@@ -27,7 +27,7 @@ import msgspec
 
 from radixrt.config import ServerConfig
 from radixrt.errors import ConfigError
-from radixrt.server.tenants import EVERYONE, NOBODY, Tenant
+from radixrt.server.access.tenants import EVERYONE, NOBODY, Tenant
 
 logger = logging.getLogger(__name__)
 

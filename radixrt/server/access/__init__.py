@@ -1,0 +1,1 @@
+"""Tenants, API keys, and checks of paths, hosts and origins."""
