@@ -108,17 +108,20 @@ def fit_steps(steps: Sequence[TracedStep]) -> StepFit:
     Errors are relative, coefficients not negative, and outliers are dropped after a first fit.
     """
     learned, held_out = steps[::2], steps[1::2]
-    times = _solve(learned)
+    times = least_squares(learned)
     kept = [step for step in learned if 1 / CLIP < step.seconds / times.seconds(*step.shape) < CLIP]
-    times = _solve(kept or learned)
+    times = least_squares(kept or learned)
     predicted = [times.seconds(*step.shape) for step in held_out]
     errors = [abs(p - step.seconds) / step.seconds for p, step in zip(predicted, held_out, strict=True)]
     bias = sum(predicted) / sum(step.seconds for step in held_out) - 1
     return StepFit(times, percentile(errors, 50), percentile(errors, 90), bias, len(errors))
 
 
-def _solve(steps: Sequence[TracedStep]) -> StepTimes:
-    """Non-negative weighted least squares: the coefficient that is most negative is set to 0 until none is."""
+def least_squares(steps: Sequence[TracedStep]) -> StepTimes:
+    """Return the coefficients, none of them negative, with the least squares of relative errors.
+
+    The coefficient that is most negative is set to 0 until none is.
+    """
     rows = np.array(
         [
             (1.0, s.shape.rows, s.shape.context, float(s.shape.tokens > 0), s.shape.tokens, s.shape.pairs)

@@ -9,11 +9,12 @@ whatever else runs on it; the six coefficients of `StepTimes` are fitted to it, 
 
 import sys
 import time
+from statistics import fmean
 
 import msgspec
-import numpy as np
 
 from benchmarks.common import machine
+from benchmarks.fleet.device import TracedStep, least_squares
 from benchmarks.programs import simulation
 from benchmarks.programs.recorded import record
 from benchmarks.programs.workloads import CONCURRENCY, NAMES, POOL, RUNS, workloads
@@ -22,8 +23,7 @@ from radixrt.config import make_config
 from radixrt.engine import assembly
 from radixrt.engine.settings import resolve_settings
 from radixrt.messages.runner import ForwardStep, FromRunner
-from radixrt.messages.scheduler_stats import StepTimes
-from radixrt.messages.step_shape import StepShape, step_shape
+from radixrt.messages.step_shape import step_shape
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.runner.worker import Worker
 
@@ -54,19 +54,6 @@ def computed(worker: Worker, answers: LocalChannel[FromRunner], step: ForwardSte
     return time.process_time() - begin
 
 
-def fitted(shapes: list[StepShape], seconds: list[float]) -> StepTimes:
-    """The coefficients with the least squares of relative errors, none of them negative."""
-    x = np.array([[1.0, s.rows, s.context, s.tokens > 0, s.tokens, s.pairs] for s in shapes])
-    y = np.array(seconds)
-    free, found = list(range(6)), np.zeros(6)
-    while True:
-        solution = np.linalg.lstsq(x[:, free] / y[:, None], np.ones(len(y)), rcond=None)[0]
-        if solution.min() >= 0.0:
-            found[free] = solution
-            return StepTimes(*found.tolist())
-        free.pop(int(np.argmin(solution * x[:, free].mean(0))))
-
-
 def main() -> int:
     facts = machine.facts()
     print("; ".join(f"{name}: {value}" for name, value in facts.items()), flush=True)
@@ -75,16 +62,15 @@ def main() -> int:
     worker = assembly.make_runner_worker(config, settings, answers)
     worker.start()
     answers.recv()
-    shapes: list[StepShape] = []
-    seconds: list[float] = []
+    steps: list[TracedStep] = []
     for name in NAMES:
         for step in decided(name):
-            seconds.append(computed(worker, answers, step, settings.vocab_size) / int(facts["cores"]))
-            shapes.append(step_shape(step))
-    times = fitted(shapes, seconds)
-    error = np.mean([abs(times.seconds(*s) - y) / y for s, y in zip(shapes, seconds, strict=True)])
+            seconds = computed(worker, answers, step, settings.vocab_size) / int(facts["cores"])
+            steps.append(TracedStep(step_shape(step), seconds))
+    times = least_squares(steps)
+    error = fmean(abs(times.seconds(*step.shape) - step.seconds) / step.seconds for step in steps)
     model = ", ".join(f"{name}={getattr(times, name):.2e}" for name in COEFFICIENTS)
-    print(f"StepTimes({model}), mean error {error:.1%} of {len(seconds)} steps")
+    print(f"StepTimes({model}), mean error {error:.1%} of {len(steps)} steps")
     return 0
 
 
