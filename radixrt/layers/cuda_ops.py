@@ -134,7 +134,8 @@ class CudaOps(TorchOps):
         return tiling if tiling is not None and self._skinny_gemm.supports(x, weight) else None
 
     def _workspace(self, device: torch.device) -> Workspace:
-        """Return the workspace of all GEMMs, which follow each other on one stream. The first call is not captured."""
+        """Return the workspace of all GEMMs of a device, whose one stream runs them in turn. The first call is not
+        captured."""
         if device not in self._workspaces:
             self._workspaces[device] = self._skinny_gemm.Workspace(device)
         return self._workspaces[device]

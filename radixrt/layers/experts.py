@@ -20,7 +20,7 @@ class FusedExperts(nn.Module):
     """E MLPs, of which a token is computed by a few: down(silu(gate(x)) * up(x)), without biases, or with biases and
     a clamped gate.
 
-    Where the format has no kernel that computes all of them, they are computed one by one.
+    Where the format has no kernel for all experts, the experts are computed one by one.
 
     A parameter of a format is named after both weights: a plain weight is `gate_up_proj` and `down_proj`, and other
     tensors are called, for example, `gate_up_proj_scales`.

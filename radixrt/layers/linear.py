@@ -1,4 +1,4 @@
-"""`Linear`: a linear layer whose `WeightFormat` keeps its weight and multiplies by it."""
+"""`Linear`: a linear layer. Its `WeightFormat` keeps the weight and multiplies by the weight."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ class Decoder(nn.Module):
 
 
 def _elsewhere(decoder: DecoderSpec, stage: Stage) -> tuple[str, ...]:
-    """Beginnings of names of the tensors that other stages than this one hold."""
+    """Return beginnings of the names of tensors that belong to other stages."""
     names = [f"model.layers.{i}." for i in range(len(decoder.layers)) if i not in stage.layers]
     if not stage.is_first:
         names.append(EMBEDDING)

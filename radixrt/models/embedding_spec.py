@@ -1,7 +1,7 @@
 """`EmbeddingSpec`: how a model's final hidden states become embeddings, by the files of its folder.
 
 sentence-transformers' `modules.json` lists the modules of an embedding model: Transformer, Pooling and, for vectors of
-length 1, Normalize. A folder without it is that of a plain decoder.
+length 1, Normalize. A folder without `modules.json` has a plain decoder.
 """
 
 from __future__ import annotations

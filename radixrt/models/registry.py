@@ -108,7 +108,7 @@ class Model(Protocol):
 
 
 def alternatives(architecture: str) -> str:
-    """Return what runs instead of an architecture that does not, as part of a sentence; empty for one that does."""
+    """Return part of a sentence that names the nearest architecture that runs; empty if the given one runs."""
     known = (*decoder_architectures(), *TESTED_ARCHITECTURES)
     if architecture in known:
         return ""

@@ -44,7 +44,7 @@ class Stage:
 
 
 def stage_of(index: int, layers: Sequence[int]) -> Stage:
-    """Return one of the stages that have these numbers of layers."""
+    """Return a stage of a model whose stages have these numbers of layers."""
     first = sum(layers[:index])
     return Stage(index, len(layers), range(first, first + layers[index]))
 

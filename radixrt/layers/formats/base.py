@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from radixrt.layers.swiglu import BiasedSwiGLU
 
 Tensors = Mapping[str, "torch.Tensor"]
-"""Parameters of a weight, by the names that `WeightFormat.parameters` gives them."""
+"""Parameters of a weight, by name: see `WeightFormat.parameters`."""
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class CheckpointTensor:
 
 
 class Encoding(ABC):
-    """A way in which a checkpoint stores a tensor by other tensors, from which its values are computed while it loads.
+    """A checkpoint stores several tensors in place of a weight, whose values are computed while the model loads.
 
     Implementations are values that compare equal if they decode alike.
     """
@@ -156,7 +156,7 @@ def whole_weight(name: str, outputs: int, inputs: int) -> Projection:
 
 
 def joined(ranges: Sequence[range]) -> tuple[range, ...]:
-    """Return the ranges with those joined that go on where the one before ends; empty ones are dropped."""
+    """Join each range with the range before, if it begins where that range ends, and drop empty ranges."""
     made: list[range] = []
     for each in ranges:
         if made and each and made[-1].stop == each.start:

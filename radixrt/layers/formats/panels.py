@@ -59,7 +59,7 @@ class Panels(Plain):
     def prepare_experts(self, gate_up: Tensors, down: Tensors, *, biased: bool) -> tuple[Any, Any]:
         packs = (gate_up["weight"], True), (down["weight"], False)
         if biased and any(self.pack(weight[0], gated=gated) is None for weight, gated in packs):
-            return gate_up["weight"], down["weight"]  # with biases, experts that are computed one by one are plain
+            return gate_up["weight"], down["weight"]  # one by one, experts with biases multiply plain weights
         return self.prepare(gate_up, gated=True), self.prepare(down)
 
     def pack(self, weight: torch.Tensor, *, gated: bool) -> torch.Tensor | None:

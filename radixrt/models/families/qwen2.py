@@ -22,7 +22,7 @@ def qwen_windows(config: Config) -> tuple[int | None, ...]:
 
 
 def qwen_window(config: Config) -> int | None:
-    """Return the sliding window, if `use_sliding_window` says that there is one."""
+    """Return the sliding window; None unless `use_sliding_window` is true."""
     window = read_window(config, 4096)
     return window if flag(config, "use_sliding_window") else None
 

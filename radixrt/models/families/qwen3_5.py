@@ -24,8 +24,8 @@ def parse(config: Config, architecture: str) -> DecoderSpec:
 
 
 def text_fields(config: Config, architecture: str) -> Config:
-    """Return the fields of a vision model's decoder, `text_config`, and those beside it that it has too; of any other
-    model, all fields.
+    """Return the fields of the decoder: of a vision model `text_config`, with a few fields beside `text_config`; of any
+    other model, all fields.
 
     Raises:
         ModelLoadError: a vision model has no text_config.

@@ -96,7 +96,7 @@ def _gated_delta_net(config: Config, *, interleaved: bool) -> RecurrentSpec:
 
 
 def _partial_rope(config: Config, head_dim: int) -> tuple[RopeSpec, int]:
-    """Return the rotary embedding, and the dimensions that it rotates.
+    """Return the rotary embedding, and the number of dimensions of a head to rotate.
 
     Qwen3.5's sections are of positions in images; those of text are the same in all sections.
     """

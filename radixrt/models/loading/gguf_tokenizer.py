@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from radixrt.errors import ModelLoadError
 
 CONTROL, USER_DEFINED = 3, 4
-"""Token types that a tokenizer must find in the text before it splits it."""
+"""Token types that a tokenizer must find in the text before splitting."""
 
 GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 LLAMA3_WORDS = (

@@ -133,7 +133,7 @@ class Checkpoint:
         return tuple(file.get_slice(stored).get_shape())
 
     def find(self, wanted: CheckpointTensor) -> CheckpointTensor:
-        """Return the tensor, or its alternative where the checkpoint has that one instead."""
+        """Return the tensor, or its alternative if the checkpoint has the alternative alone."""
         other = wanted.alternative
         if other is None or wanted.name in self._files or other.name not in self._files:
             return wanted
@@ -293,7 +293,11 @@ def _fill(rows: torch.Tensor, part: torch.Tensor) -> None:
 
 
 def _check_tensors(folder: Path, checkpoint: Checkpoint, sources: ParameterSources, elsewhere: tuple[str, ...]) -> None:
-    """Compare what a stage reads with what there is, but for the beginnings of names of what other stages read."""
+    """Compare the tensors that a stage reads with the tensors of the checkpoint.
+
+    Args:
+        elsewhere: beginnings of the names of tensors that other stages read.
+    """
     expected = {name: shape for each in sources.values() for tensor in each for name, shape in tensor.stored.items()}
     present = {name for name in checkpoint.names if not name.endswith(DERIVED_SUFFIX)}
     problems = []
