@@ -17,7 +17,7 @@ from radixrt.forward_batch.padding import bucket_for, padded
 from radixrt.forward_batch.state_rows import StateColumns, StateRows
 from radixrt.forward_batch.upload import Uploader
 from radixrt.messages.runner import ForwardStep, RowWrite
-from radixrt.messages.sections import READS, STATES, StateSection, decode
+from radixrt.messages.sections import READS, STATES, ReadSection, StateSection, decode
 from radixrt.messages.state_slots import SCRATCH_STATE
 from radixrt.messages.wire import I32, Int32Array, unpack_i32
 
@@ -103,8 +103,8 @@ class BatchBuilder:
         """Create the batch of a step and write its new slots into req_to_token.
 
         Args:
-            narrow: the model supports `ForwardBatch.narrowed`. The narrowed batch is created if the step reads nothing
-                but its samples, and enough tokens are excluded.
+            narrow: the model supports `ForwardBatch.narrowed`. The narrowed batch is created if only hidden states of
+                the last tokens of rows are needed, and enough tokens are excluded.
         """
         idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
         out_cache_loc = unpack_i32(step.out_cache_loc)
@@ -113,9 +113,10 @@ class BatchBuilder:
             states, given = self._state_rows(step, np.ones_like(idx)), unpack_i32(step.input_ids)
             return self.build_decode(idx, seq_lens, out_cache_loc, shared, states, given if len(given) else None)
         sampled, extend_lens = np.frombuffer(step.samples, np.uint8).astype(bool), unpack_i32(step.extend_lens)
+        read = _rows_read(step, extend_lens) if narrow else None
         return self.build_extend(
             unpack_i32(step.input_ids), idx, seq_lens, extend_lens, out_cache_loc, sampled, shared,
-            self._state_rows(step, extend_lens), narrow=narrow and READS not in step.sections,
+            self._state_rows(step, extend_lens), narrow=read is not None, read=read,
         )  # fmt: skip
 
     def _state_rows(self, step: ForwardStep, lens: Int32Array) -> StateRows | None:
@@ -131,26 +132,31 @@ class BatchBuilder:
     def build_extend(
         self, input_ids: Int32Array, req_pool_idx: Int32Array, seq_lens: Int32Array, extend_lens: Int32Array,
         out_cache_loc: Int32Array, sampled: npt.NDArray[Any], shared: SharedGroups | None = None,
-        states: StateRows | None = None, *, narrow: bool = False,
+        states: StateRows | None = None, *, narrow: bool = False, read: npt.NDArray[np.bool_] | None = None,
     ) -> ForwardBatch:  # fmt: skip
         """Create a batch of prompt chunks and of decode rows that ride along (shapes: see `ForwardStep`).
 
         Args:
             sampled: bool [B], the rows whose last position is sampled.
-            narrow: only hidden states of the last tokens of rows that sample are needed; see `build`.
+            narrow: only hidden states of the last tokens of rows that sample or are read are needed; see `build`.
+            read: bool [B], the rows whose last token is read; None for none.
         """
         ends = np.cumsum(extend_lens)
-        narrow = narrow and len(input_ids) - int(sampled.sum()) >= MIN_SAVED_TOKENS
-        last = (ends - 1)[sampled]
-        lens, rows, slots = seq_lens[sampled], req_pool_idx[sampled], out_cache_loc[last]
+        wanted = sampled if read is None else sampled | read
+        narrow = narrow and len(input_ids) - int(wanted.sum()) >= MIN_SAVED_TOKENS
+        wanted = wanted if narrow else sampled
+        last = wanted_tokens = (ends - 1)[wanted]
+        lens, rows, slots = seq_lens[wanted], req_pool_idx[wanted], out_cache_loc[last]
+        # Rows that are read but sample nothing have no logits: sample_index selects the others among the wanted rows.
+        among = self._padded_to_bucket(np.flatnonzero(sampled[wanted]))
         size = bucket_for(len(last), self.sample_sizes) if len(last) else None
         if size is not None:
             last, rows, slots, lens = padded(last, size), padded(rows, size), padded(slots, size), padded(lens, size, 1)
         of_narrowed = [lens - 1, rows, lens, slots, np.arange(len(lens))] if narrow else []
         positions = np.arange(len(input_ids)) + np.repeat(seq_lens - ends, extend_lens)
-        ids, token_rows, at, idx, lens_there, loc, logits_index, sample_rows, *rest = self._upload(
+        ids, token_rows, at, idx, lens_there, loc, logits_index, sample_rows, sample_index, *rest = self._upload(
             input_ids, np.repeat(req_pool_idx, extend_lens), positions, req_pool_idx, seq_lens, out_cache_loc, last,
-            req_pool_idx[sampled], *of_narrowed,
+            req_pool_idx[sampled], among, *of_narrowed,
         )  # fmt: skip
         if (input_ids < 0).any():
             ids = torch.where(ids < 0, self.future_token_ids[token_rows], ids)
@@ -160,12 +166,17 @@ class BatchBuilder:
             columns = [ids[logits_index], *rest, self.req_to_token]
             narrowed = ForwardBatch.of_decode_rows(
                 *columns, seq_lens_cpu=lens, req_pool_indices_cpu=rows,
-                sample_rows=sample_rows, shared=None if shared is None else shared.among(sampled),
+                sample_rows=sample_rows, shared=None if shared is None else shared.among(wanted),
             )  # fmt: skip
         return ForwardBatch(
             ForwardMode.EXTEND, ids, at, idx, lens_there, loc, logits_index, sample_rows, self.req_to_token, seq_lens,
             extend_lens, req_pool_idx, shared, narrowed, states,
+            None if wanted is sampled or sampled[wanted].all() else sample_index, wanted_tokens if narrow else None,
         )  # fmt: skip
+
+    def _padded_to_bucket(self, index: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        size = bucket_for(len(index), self.sample_sizes) if len(index) else None
+        return index if size is None else padded(index, size)
 
     def _write_slots(
         self, rows: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, slots_cpu: Int32Array
@@ -219,6 +230,17 @@ class BatchBuilder:
 
     def _upload(self, *arrays: npt.NDArray[Any]) -> list[torch.Tensor]:
         return self._uploader.upload([array.astype(np.int64) for array in arrays])
+
+
+def _rows_read(step: ForwardStep, extend_lens: Int32Array) -> npt.NDArray[np.bool_] | None:
+    """Return bool [B], the rows whose last new token the step reads; None if it reads other tokens too."""
+    section = decode(step.sections, READS, ReadSection)
+    if section is None:
+        return np.zeros(len(extend_lens), np.bool_)
+    first, counts = unpack_i32(section.spans).reshape(-1, 2).T
+    tokens = np.concatenate([first, unpack_i32(section.index)])
+    read: npt.NDArray[np.bool_] = np.isin(np.cumsum(extend_lens) - 1, tokens)
+    return read if (counts == 1).all() and read.sum() == len(np.unique(tokens)) else None
 
 
 def _write_kernel() -> Callable[..., None] | None:

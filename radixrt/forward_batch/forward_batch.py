@@ -96,19 +96,21 @@ class ForwardBatch:
         req_pool_indices: [B], row of each sequence in req_to_token.
         seq_lens: [B], length of each sequence including its new tokens.
         out_cache_loc: [T], slots for the new keys and values.
-        logits_index: [P], indices of the T tokens whose logits are needed. Entries after them are padding and name the
-            first token.
+        logits_index: [P], indices of the T tokens whose logits are needed; in a narrowed step, of the tokens whose
+            hidden states are needed (`wanted_tokens`). Entries after them are padding and name the first token.
         sample_rows: [S], the req_pool_idx of the rows that sample.
         req_to_token: int32 [max_requests + 1, max_context_len], the runner's mirror, current for this step.
         seq_lens_cpu, extend_lens_cpu, req_pool_indices_cpu: int32 [B] on the host, for planning: lengths, new tokens of
             each row (all 1 in DECODE) and rows of req_to_token.
         shared: groups of rows whose common prefix should be computed once; None if there are none.
         narrowed: the part of the batch that the last layer computes beyond keys and values: a DECODE batch of the rows
-            that sample, in the order of logits_index, whose queries are their last positions and whose keys and values
-            are stored with this batch's; and of padding rows, one token in row and slot 0 each. None if the hidden
-            states of other tokens are needed too.
+            that sample or whose last token is read, in the order of logits_index, whose queries are their last
+            positions and whose keys and values are stored with this batch's; and of padding rows, one token in row and
+            slot 0 each. None if the hidden states of other tokens are needed too.
         states: the slots of recurrent states, whose rows are those of the batch, divided where they leave states; None
             for a model without recurrent layers, and in a narrowed batch.
+        sample_index: [S or more, then padding], entries of logits_index that sample, where some do not; else None.
+        wanted_tokens: int32 on the host, ascending, the tokens of a narrowed step; None where it is not narrowed.
     """
 
     mode: ForwardMode
@@ -126,6 +128,8 @@ class ForwardBatch:
     shared: SharedGroups | None = None
     narrowed: ForwardBatch | None = None
     states: StateRows | None = None
+    sample_index: torch.Tensor | None = None
+    wanted_tokens: Int32Array | None = None
 
     @staticmethod
     def of_decode_rows(

@@ -321,10 +321,13 @@ class ModelRunner:
             self._links.send(hidden)
             return LogitsProcessorOutput(nothing, hidden)
         last = hidden if narrowed else hidden[batch.logits_index]
+        if batch.sample_index is not None:
+            last = last[batch.sample_index]
+        tokens = batch.wanted_tokens if narrowed else None
         if not last.shape[0]:
-            return LogitsProcessorOutput(hidden.new_empty(0, self.vocab_size), hidden)
+            return LogitsProcessorOutput(hidden.new_empty(0, self.vocab_size), hidden, tokens)
         logits = self._model.compute_logits(last, self._logits_buffer(last.shape[0]))
-        return LogitsProcessorOutput(logits[: batch.sample_rows.shape[0]], hidden)
+        return LogitsProcessorOutput(logits[: batch.sample_rows.shape[0]], hidden, tokens)
 
     def _logits_buffer(self, rows: int) -> torch.Tensor | None:
         """Return float32 [rows, vocab], a buffer for the logits of an uncaptured step; None to allocate them."""
@@ -353,7 +356,7 @@ class ModelRunner:
             if self._sampler.plain(idx) and (not masked or self._graphs.samples_masked(batch)):
                 return self._sampled(self._graphs.sample(batch, allowed))
             return self._sampled(self._choose(self._graphs.logits(batch), idx, seq_lens, batch.sample_rows, allowed))
-        values = None if self._reader is None else self._reader.of_step(step.sections, output.hidden_states)
+        values = None if self._reader is None else self._reader.of_step(step.sections, output)
         result = None
         if len(idx):
             result = self._choose(output.next_token_logits, idx, seq_lens, batch.sample_rows, allowed)

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from radixrt.messages.parts import LogprobColumns, ReadValues
+from radixrt.messages.wire import Int32Array
 from radixrt.runner.sampling.logprobs import LogprobTensors
 
 
@@ -19,12 +21,18 @@ class LogitsProcessorOutput:
 
     Attributes:
         next_token_logits: float32 [S, vocab], of the step's sampling rows in order.
-        hidden_states: [T, hidden], the final hidden states of all new tokens; [P, hidden] for a narrowed batch, whose
-            step reads none.
+        hidden_states: [T, hidden], the final hidden states of all new tokens; [P, hidden] for a narrowed batch.
+        tokens: int32, ascending, the new tokens of the first rows of hidden_states; None for all new tokens.
     """
 
     next_token_logits: torch.Tensor
     hidden_states: torch.Tensor
+    tokens: Int32Array | None = None
+
+    def rows(self, tokens: Int32Array) -> npt.NDArray[np.int64]:
+        """Return the rows of hidden_states that belong to new tokens."""
+        found = tokens if self.tokens is None else np.searchsorted(self.tokens, tokens)
+        return found.astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -82,12 +90,8 @@ class StepValues(Protocol):
 class ValueReader(Protocol):
     """Reads the values for which the sections of a step ask."""
 
-    def of_step(self, sections: dict[str, bytes], hidden: torch.Tensor) -> StepValues | None:
-        """Return what a step reads; None for nothing.
-
-        Args:
-            hidden: [T, hidden], final hidden states of all new tokens of the step.
-        """
+    def of_step(self, sections: dict[str, bytes], output: LogitsProcessorOutput) -> StepValues | None:
+        """Return what a step reads; None for nothing."""
         ...
 
 

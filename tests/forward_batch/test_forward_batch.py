@@ -86,7 +86,7 @@ def test_numbers_of_samples_that_need_no_padding(samples: int, sizes: tuple[int,
 
 def test_nothing_else_of_the_batch_changes() -> None:
     step = make_step(ROWS)
-    batch, whole = replace(build(step), narrowed=None), build(step, narrow=False)
+    batch, whole = replace(build(step), narrowed=None, wanted_tokens=None), build(step, narrow=False)
     for name, value in vars(whole).items():
         assert np.array_equal(getattr(batch, name), value), name
 

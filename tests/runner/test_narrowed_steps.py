@@ -20,7 +20,9 @@ from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.layers.linear import Linear
 from radixrt.layers.lm_head import LMHead
 from radixrt.messages.runner import ForwardStep, SamplingRow
-from radixrt.messages.wire import pack_i32
+from radixrt.messages.sections import READS, ReadSection, encode
+from radixrt.messages.wire import pack_i32, unpack_f32
+from radixrt.parts.reads.runner import StepReader
 from radixrt.runner.model_runner import ModelRunner
 from radixrt.runner.runner_config import RunnerConfig
 from radixrt.runner.step_result import LogitsProcessorOutput
@@ -42,7 +44,7 @@ def runner(folder: Path, **options: Any) -> Iterator[ModelRunner]:
         "memory_fraction": 0.5, "kv_cache_dtype": "auto", "max_step_tokens": 128, "cuda_graph": "off",
         "random_seed": 0, "kernel_cache": os.environ["RADIXRT_CACHE"] + "/kernels",
     }  # fmt: skip
-    made = ModelRunner(RunnerConfig(folder=str(folder), **{**settings, **options}))
+    made = ModelRunner(RunnerConfig(folder=str(folder), **{**settings, **options}), make_reader=StepReader.of)
     made.initialize()
     yield made
     made.shutdown()
@@ -137,6 +139,40 @@ def test_narrowed_steps_equal_whole_ones(
             narrow.batches.future_token_ids.copy_(whole.batches.future_token_ids)
     assert narrowed_steps > 10
     assert empty_steps > 0
+
+
+@pytest.mark.parametrize("sizes", [(), (2, MAX_ROWS)], ids=["as they are", "padded"])
+@pytest.mark.parametrize("samples", [(1, 0, 0, 1), (0, 0, 0, 0), (1, 1, 0, 0)])
+def test_last_tokens_that_are_pooled_or_scored(
+    samples: tuple[int, ...], sizes: tuple[int, ...], tiny_model: Callable[[str], Path]
+) -> None:
+    """Rows that sample, rows whose last token is pooled or scored twice, and one that only goes on."""
+    rng = np.random.default_rng(0)
+    lens = np.array([30, 20, 25, 40])
+    ends = np.cumsum(lens) - 1
+    step = ForwardStep(
+        step_id=0, mode=1, req_pool_idx=pack_i32([1, 2, 3, 4]), seq_lens=pack_i32(lens), extend_lens=pack_i32(lens),
+        out_cache_loc=pack_i32(np.arange(1, 116)), input_ids=pack_i32(rng.integers(3, 500, 115)),
+        samples=bytes(samples), sampling_rows=[greedy(i) for i in (1, 2, 3, 4)],
+        sections={READS: encode(ReadSection(
+            pack_i32([ends[1], ends[1], ends[3]]), pack_i32([7, 8, 9]), pack_i32([2, 0, 1, 0]), pack_i32([ends[2], 1])
+        ))},
+    )  # fmt: skip
+    with runner(tiny_model("qwen3")) as narrow, runner(tiny_model("qwen3")) as whole:
+        whole._model.narrows = False
+        narrow.batches.sample_sizes = sizes
+        batch, got, found = run(narrow, step)
+        unchanged, expected, wanted = run(whole, step)
+        assert torch.equal(narrow.batches.future_token_ids, whole.batches.future_token_ids)
+    assert unchanged.narrowed is None
+    assert batch.narrowed is not None
+    assert got.hidden_states.shape[0] < 10
+    assert got.next_token_logits.shape == expected.next_token_logits.shape == (sum(samples), 512)
+    torch.testing.assert_close(got.next_token_logits, expected.next_token_logits, atol=2e-5, rtol=0)
+    ours, theirs = found.values.message(), wanted.values.message()
+    np.testing.assert_allclose(unpack_f32(ours.hidden), unpack_f32(theirs.hidden), atol=1e-5)
+    for one, other in zip(ours.logprobs, theirs.logprobs, strict=True):
+        np.testing.assert_allclose(unpack_f32(one.token_logprobs), unpack_f32(other.token_logprobs), atol=1e-5)
 
 
 def test_gemms_run_with_every_number_of_rows_that_may_sample(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from radixrt.layers.classification_head import ClassificationHead
@@ -15,6 +16,7 @@ from radixrt.messages.wire import Int32Array, pack_f32, unpack_i32
 from radixrt.models.registry import Model
 from radixrt.runner.sampling.logprobs import LogprobTensors, gather_logprobs
 from radixrt.runner.sampling.sampling_tables import upload
+from radixrt.runner.step_result import LogitsProcessorOutput
 
 SLICE_ROWS = 128
 """Positions whose logits are in memory at once while they are scored (25 MB for a vocabulary of 49,152)."""
@@ -60,34 +62,33 @@ class StepReader:
         """Create the reader of a loaded model."""
         return StepReader(model.compute_logits, model.classifier)
 
-    def of_step(self, sections: dict[str, bytes], hidden: torch.Tensor) -> StepValues | None:
+    def of_step(self, sections: dict[str, bytes], output: LogitsProcessorOutput) -> StepValues | None:
         """Return what a step reads; None for nothing. See `read`."""
         section = decode(sections, READS, ReadSection)
-        return None if section is None else self.read(hidden, section)
+        return None if section is None else self.read(output, section)
 
-    def read(self, hidden: torch.Tensor, section: ReadSection) -> StepValues:
-        """Read the section's values; waits for the device if it scores tokens.
-
-        Args:
-            hidden: [T, hidden], final hidden states of all new tokens of the step.
-        """
+    def read(self, output: LogitsProcessorOutput, section: ReadSection) -> StepValues:
+        """Read the section's values; waits for the device if it scores tokens."""
+        hidden = output.hidden_states
         logprobs = []
         if section.index:
             counts = [(int(count), int(top)) for count, top in unpack_i32(section.counts).reshape(-1, 2)]
             scored = target_logprobs(
                 self._compute_logits,
                 hidden,
-                unpack_i32(section.index),
+                output.rows(unpack_i32(section.index)),
                 unpack_i32(section.targets),
                 max(top for _, top in counts),
             )
             logprobs = scored.columns(counts)
-        return StepValues(logprobs, self._sums(hidden, section.spans) if section.spans else None)
+        return StepValues(logprobs, self._sums(output, section.spans) if section.spans else None)
 
-    def _sums(self, hidden: torch.Tensor, spans: bytes) -> torch.Tensor:
+    def _sums(self, output: LogitsProcessorOutput, spans: bytes) -> torch.Tensor:
         """Return float32 [m, hidden size or labels], the sums of hidden states over (first, count) spans."""
+        hidden = output.hidden_states
         first, counts = unpack_i32(spans).reshape(-1, 2).T
-        sums = hidden.index_select(0, upload(first.astype(np.int64), hidden.device)).float()
+        sums = hidden.index_select(0, upload(output.rows(first), hidden.device)).float()
+        # A longer span is never read from a narrowed batch, so that its tokens are rows of the hidden states.
         for i in np.flatnonzero(counts > 1).tolist():
             at = int(first[i])
             sums[i] = hidden[at : at + int(counts[i])].sum(0, dtype=torch.float32)
@@ -97,7 +98,7 @@ class StepReader:
 def target_logprobs(
     compute_logits: Callable[[torch.Tensor], torch.Tensor],
     hidden: torch.Tensor,
-    index: Int32Array,
+    index: npt.NDArray[np.integer],
     targets: Int32Array,
     top: int = 0,
 ) -> LogprobTensors:
@@ -109,7 +110,7 @@ def target_logprobs(
     Args:
         compute_logits: see `StepReader`.
         hidden: [n, hidden].
-        index: int32 [q], ascending, below n; a position may occur several times.
+        index: integers [q], ascending, below n; a position may occur several times.
         targets: int32 [q], a token id for each.
         top: number of most probable tokens that are returned with each target.
     """

@@ -14,8 +14,13 @@ from radixrt.messages.sections import READS, ReadSection, encode
 from radixrt.messages.wire import pack_i32, unpack_f32
 from radixrt.parts.reads import runner
 from radixrt.parts.reads.runner import StepReader
+from radixrt.runner.step_result import LogitsProcessorOutput
 from tests.runner.sampling.test_logprobs import check, exact
 from tests.runner.sampling.test_sampler import VOCAB, random_logits
+
+
+def output(hidden: torch.Tensor) -> LogitsProcessorOutput:
+    return LogitsProcessorOutput(torch.empty(0, 5), hidden)
 
 
 def make_step(section: ReadSection | None, tokens: int = 100) -> ForwardStep:
@@ -32,7 +37,7 @@ def make_step(section: ReadSection | None, tokens: int = 100) -> ForwardStep:
 def test_sums(spans: list[tuple[int, int]], dtype: torch.dtype) -> None:
     hidden = torch.randn(101, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
     section = ReadSection(spans=pack_i32([number for span in spans for number in span]))
-    found = StepReader(lambda states: states).read(hidden, section).message()
+    found = StepReader(lambda states: states).read(output(hidden), section).message()
     assert found.logprobs == []
     expected = torch.stack([hidden[first : first + count].double().sum(0) for first, count in spans])
     torch.testing.assert_close(
@@ -40,11 +45,22 @@ def test_sums(spans: list[tuple[int, int]], dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("spans", "wanted"), [([], [100]), ([99, 1], [99, 100]), ([100, 1], [100]), ([0, 1], None), ([0, 100], None)]
+)
+def test_a_step_is_narrowed_where_it_reads_the_last_tokens_of_rows(spans: list[int], wanted: list[int] | None) -> None:
+    section = ReadSection(spans=pack_i32(spans)) if spans else None
+    batch = BatchBuilder(2, 128, torch.device("cpu")).build(make_step(section), narrow=True)
+    assert (batch.narrowed is None) is (wanted is None)
+    if wanted is not None:
+        assert batch.wanted_tokens is not None
+        assert batch.wanted_tokens.tolist() == batch.logits_index.tolist() == wanted
+        assert (batch.sample_index is None) is (wanted == [100])
+    assert batch.sample_rows.tolist() == [2]
+
+
 @pytest.mark.parametrize("section", [ReadSection(spans=pack_i32([0, 1])), ReadSection(pack_i32([0]), pack_i32([1]))])
-def test_a_step_with_reads_is_neither_captured_nor_narrowed(section: ReadSection) -> None:
-    builder = BatchBuilder(2, 128, torch.device("cpu"))
-    assert builder.build(make_step(None), narrow=True).narrowed is not None
-    assert builder.build(make_step(section), narrow=True).narrowed is None
+def test_a_step_with_reads_is_not_captured(section: ReadSection) -> None:
     assert TokenRows.of(make_step(None)) is not None
     assert TokenRows.of(make_step(section)) is None
 
@@ -64,7 +80,7 @@ def test_targets_of_two_rows(tops: tuple[int, int], slice_rows: int, monkeypatch
         return states
 
     section = ReadSection(pack_i32(index), pack_i32(targets), pack_i32([11, tops[0], 4, tops[1]]))
-    first, second = StepReader(head).read(torch.from_numpy(logits), section).logprobs
+    first, second = StepReader(head).read(output(torch.from_numpy(logits)), section).logprobs
     check(first, exact(logits[index[:11]]), targets[:11].tolist(), tops[0])
     check(second, exact(logits[index[11:]]), targets[11:].tolist(), tops[1])
     assert sum(sizes) == 14
@@ -74,6 +90,6 @@ def test_targets_of_two_rows(tops: tuple[int, int], slice_rows: int, monkeypatch
 def test_bfloat16_logits_are_normalized_in_float32() -> None:
     logits = torch.from_numpy(random_logits(2)).bfloat16()
     section = ReadSection(pack_i32([0, 1]), pack_i32([3, 4]), pack_i32([2, 0]))
-    (columns,) = StepReader(lambda states: states).read(logits, section).logprobs
+    (columns,) = StepReader(lambda states: states).read(output(logits), section).logprobs
     expected = exact(logits.float().numpy())[[0, 1], [3, 4]]
     assert unpack_f32(columns.token_logprobs) == pytest.approx(expected, abs=1e-4)
