@@ -1,10 +1,11 @@
-"""Imports of the package: no pickler anywhere, and packages that do without torch or a web framework."""
+"""Imports of the package: no pickler anywhere, modules that do without torch or a web framework, and contracts."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -65,12 +66,16 @@ def test_no_module_sends_objects_through_zmq_or_multiprocessing() -> None:
         assert "multiprocessing" not in imported(syntax_of(file)), file
 
 
-def import_without(package: str, *missing: str) -> None:
-    """Import every module of a package in a process where the named modules cannot be imported at all."""
-    modules = [
+def modules_of(package: str) -> list[str]:
+    """Names of all modules of a package."""
+    return [
         "radixrt." + ".".join(f.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
-        for f in (PACKAGE / package).rglob("*.py")
+        for f in sorted((PACKAGE / package).rglob("*.py"))
     ]
+
+
+def import_without(modules: list[str], *missing: str) -> None:
+    """Import modules in a process where the named modules cannot be imported at all."""
     assert len(modules) > 4
     code = (
         "import importlib, sys\n"
@@ -83,9 +88,23 @@ def import_without(package: str, *missing: str) -> None:
 
 @pytest.mark.parametrize("package", ["scheduler", "mem_cache", "messages", "client"])
 def test_packages_that_import_without_torch(package: str) -> None:
-    import_without(package, "torch")
+    import_without(modules_of(package), "torch")
+
+
+def test_scheduler_ends_of_parts_import_without_torch() -> None:
+    """Only a part's end in the runner may import torch."""
+    ends = [module for module in modules_of("parts") if not module.endswith(".runner")]
+    assert "radixrt.parts.assembly" in ends
+    import_without(ends, "torch")
+
+
+def test_the_contract_of_independent_parts_lists_all_parts() -> None:
+    contracts = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    listed = [contract["modules"] for contract in contracts if contract["type"] == "independence"]
+    folders = sorted(f.parent.name for f in (PACKAGE / "parts").glob("*/__init__.py"))
+    assert listed == [[f"radixrt.parts.{name}" for name in folders]]
 
 
 @pytest.mark.parametrize("package", ["lang", "chat"])
 def test_packages_that_import_without_a_web_framework(package: str) -> None:
-    import_without(package, "starlette", "uvicorn")
+    import_without(modules_of(package), "starlette", "uvicorn")

@@ -12,7 +12,7 @@ import torch
 
 from radixrt.messages.parts import LogprobColumns, ReadValues
 from radixrt.messages.wire import Int32Array
-from radixrt.runner.sampling.logprobs import LogprobTensors
+from radixrt.runner.logprobs import LogprobTensors
 
 
 @dataclass(frozen=True)

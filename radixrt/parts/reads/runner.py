@@ -14,7 +14,7 @@ from radixrt.messages.parts import LogprobColumns, ReadValues
 from radixrt.messages.sections import READS, ReadSection, decode
 from radixrt.messages.wire import Int32Array, pack_f32, unpack_i32
 from radixrt.models.registry import Model
-from radixrt.runner.sampling.logprobs import LogprobTensors, gather_logprobs
+from radixrt.runner.logprobs import LogprobTensors, gather_logprobs
 from radixrt.runner.sampling.sampling_tables import upload
 from radixrt.runner.step_result import LogitsProcessorOutput
 

@@ -22,9 +22,9 @@ import torch
 
 from radixrt.executor.mask_table import Mask
 from radixrt.messages.wire import Int32Array
+from radixrt.runner.logprobs import gather_logprobs
 from radixrt.runner.sampling import draw
 from radixrt.runner.sampling.device_masks import DeviceMasks, slots_of_rows
-from radixrt.runner.sampling.logprobs import gather_logprobs
 from radixrt.runner.sampling.sampling_tables import (
     BIAS,
     DRAW,

@@ -8,7 +8,7 @@ import torch
 
 from radixrt.messages.parts import LogprobColumns
 from radixrt.messages.wire import unpack_f32, unpack_i32
-from radixrt.runner.sampling.logprobs import FLOOR, gather_logprobs
+from radixrt.runner.logprobs import FLOOR, gather_logprobs
 from tests.runner.sampling.sampling_reference import Params
 from tests.runner.sampling.test_sampler import VOCAB, Bench, random_logits, step_mask
 
