@@ -37,6 +37,7 @@ REWRITTEN = (
     "python_types.py",
     "router",
     "sampling_params.py",
+    "scheduler",
     "start_log.py",
     "suggestions.py",
     "task_thread.py",

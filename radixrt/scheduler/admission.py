@@ -3,7 +3,7 @@
 Requests are considered in the order of `radixrt.scheduler.queue_order`. A request is admitted when there is room for
 the tokens that it and the active requests are still expected to write (`NewTokenRatio`), when no active request is
 computing a prefix that it could reuse a step later (`PrefillPrefixes`), and when no part leaves it in the queue
-(`Part.may_admit`). A request whose deadline has passed is left to `Scheduler.next_batch`, which ends it.
+(`Part.may_admit`). Admission skips requests whose deadline has passed; `Scheduler.next_batch` ends them.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from radixrt.scheduler.schedule_batch import Chunk
 from radixrt.scheduler.step_time import StepTimeFit
 
 DEFER_TOKENS = 32
-"""A waiting request is deferred while an active one computes at least this many tokens that it could reuse."""
+"""A waiting request is deferred while an active request computes at least this many tokens of a common prefix."""
 
 KIN_DEFER_TOKENS = 8
-"""The same for two requests with the same `Req.kin`, such as two calls of one program. Branches of a fork come together
-and are many, so that computing a short prefix in each costs more than the step by which the others begin later. Less
-than this is often only the header of a message. `explain` counts on it."""
+"""Smaller DEFER_TOKENS for two requests with the same `Req.kin`, such as two calls of one program. The many branches of
+a fork arrive together, so computing a short prefix in each branch costs more than the step by which the other branches
+begin later. Fewer tokens are often only the header of a message. `explain` relies on this number."""
 
 
 class Admission:
-    """Plans the prefill chunks of each step: those of prompts under way first, then those of requests that it admits.
+    """Plans the prefill chunks of each step: first for prompts under way, then for requests admitted into the step.
 
     Attributes:
         ratio: estimate of how much of their max_tokens the running requests will use.
@@ -62,10 +62,10 @@ class Admission:
         self.ratio = NewTokenRatio(config.schedule_conservativeness)
 
     def plan_chunks(self, now: float, alone: Req | None = None) -> list[Chunk]:
-        """The chunks of prompts for this step, within its budget.
+        """Return the prefill chunks of the next step, and allocate their slots, within the budget of the step.
 
         Args:
-            alone: the only request that may be admitted; None: any.
+            alone: the only request that may be admitted; None to admit any.
         """
         budget = self._budget()
         chunks: list[Chunk] = []
@@ -80,10 +80,11 @@ class Admission:
         return chunks
 
     def obstacles(self, now: float) -> Callable[[Req, int, int], Obstacle]:
-        """Return a function that tells why a waiting request is not admitted, as of now; nothing is changed.
+        """Return a function `(request, cached, unlocked)` that gives the reason why a waiting request is not admitted
+        at present. The function changes no state.
 
-        Its arguments are the request, the number of its tokens whose keys and values are cached, and how many of these
-        nobody has locked.
+        The argument `cached` is the number of the request's tokens whose keys and values are cached, and `unlocked` the
+        number of cached tokens that no active request has locked.
         """
         active = self._requests.active
         reserved = self.ratio.reserve_all(active)
@@ -116,7 +117,7 @@ class Admission:
         return self._pacing.budget(self._config.chunked_prefill_size, self._step_time.times, spans)
 
     def _add_chunk(self, req: Req, budget: StepBudget, chunks: list[Chunk]) -> bool:
-        """Append the request's next chunk; False if there is no room for it."""
+        """Append the request's next chunk; return False if slots or budget are missing."""
         start = self._kv.computed_len(req)
         wanted = min(req.known_len - start, budget.tokens_behind(start))
         slots = self._kv.extend_chunk(req, wanted) if wanted else None
@@ -128,45 +129,53 @@ class Admission:
         return True
 
     def _admit(self, waiting: list[Req], budget: StepBudget, chunks: list[Chunk], now: float) -> None:
+        """Admit waiting requests in the policy's order while the step's budget lasts, each with its first chunk."""
         active, kv = self._requests.active, self._kv
         reserved = self.ratio.reserve_all(active)
         order = deque(arrange(self._config.schedule_policy, waiting, kv, now))
         computing = PrefillPrefixes(active, kv)
         queued = PrefixIndex(self._requests.waiting[:WINDOW], kv.min_gap) if kv.min_gap else None
         while order and not budget.is_spent and not self._is_full:
+            # A prefix that an active request is computing is in the cache one step later, so the request waits.
             req = order.popleft()
             if req.stats.deadline <= now or computing.covers(req):
                 continue
+            # The prefix is locked before slots are counted: locking makes the prefix's slots unevictable, which
+            # lowers `reachable_slots`.
             prefix = kv.lock_prefix(req)
             need = self.ratio.reserve(req, len(prefix))
-            # While nothing is active a request is admitted whatever it needs, so that the queue never stands still.
+            # A request that does not fit ends the admission, so that smaller requests cannot overtake it forever. With
+            # no active request any request is admitted, so that the queue always moves.
             if active and reserved + need > kv.reachable_slots:
                 kv.unlock_prefix(req)
                 return
             if active and self._vetoed_by(req, kv.reachable_slots - reserved - need, now):
                 kv.unlock_prefix(req)
                 continue
+            # Requests later in the order may share this request's prompt, and are compared with it too.
             self._requests.activate(req, prefix, now)
             computing.add(req)
-            # The next row of a group follows at once: it shares its prefix with the row that was just admitted.
+            # The next row of a group is tried next: it shares its prefix with the row that was just admitted. If only
+            # one request may be admitted (`alone`), the row stays in the queue.
             follower = None if req.member is None else self._requests.queue_next_row(req.member.group, now)
-            if follower is not None and waiting is self._requests.waiting:  # else the row is to be alone
+            if follower is not None and waiting is self._requests.waiting:
                 order.appendleft(follower)
             if follower is not None and queued is not None:
                 queued.add(follower)
             kv.admitted(req, len(prefix), queued)
-            # Where the estimate was too low, the request keeps its prefix and tries again at the next step.
+            # If slots are missing although the estimate had room, the request keeps its row and prefix, and its first
+            # chunk is tried again at the next step.
             if not self._add_chunk(req, budget, chunks):
                 return
             reserved += self.ratio.reserve(req, req.kv.length)
 
     def _vetoed_by(self, req: Req, room: int, now: float) -> str:
-        """Return the name of the first part that leaves the request in the queue; "" if it may be admitted."""
+        """Return the name of the first part that leaves the request in the queue; "" if all parts admit the request."""
         return next((part.name for part in self._parts.may_admit if not part.may_admit(req, room, now)), "")
 
 
 class Obstacle(NamedTuple):
-    """Why a request waits: see `radixrt.messages.cache_events.QueueView` for the fields."""
+    """Reason why a request waits. The fields are described at `radixrt.messages.cache_events.QueueView`."""
 
     name: str
     needed_slots: int
@@ -174,12 +183,13 @@ class Obstacle(NamedTuple):
 
 
 class PrefillPrefixes:
-    """Requests in PREFILL, to find one that computes a prefix that a waiting request can reuse.
+    """Index of the requests in PREFILL, to find a request that computes a prefix of a waiting request's input.
 
-    Lives while the requests of one step are admitted.
+    An index is used while the requests of one step are admitted.
 
     Args:
-        asks: requests in PREFILL are asked to leave what the waiting ones need; otherwise nothing is changed.
+        asks: ask a request in PREFILL to leave the state from which the waiting request can continue, for models with
+            recurrent layers (`KVManager.will_share`); False to change no state.
     """
 
     def __init__(self, active: Iterable[Req], kv: KVManager, *, asks: bool = True) -> None:
@@ -197,10 +207,11 @@ class PrefillPrefixes:
                 self._kindred.add(req)
 
     def covers(self, req: Req) -> bool:
-        """Return True if an active request is computing a prefix of this one's input that it can reuse a step later."""
+        """Return True if an active request computes a prefix that the waiting request `req` can reuse a step later."""
         reusable, kin = req.reusable_ids, req.kin
         if not self._computing or len(reusable) < (DEFER_TOKENS if kin is None else KIN_DEFER_TOKENS):
             return False
+        # Only tokens behind the cached prefix are worth waiting for.
         cached = self._kv.match_len(req)
         found = list(self._computing.like(req.namespace, reusable, cached))
         if kin is not None:

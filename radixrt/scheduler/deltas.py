@@ -12,7 +12,7 @@ from radixrt.scheduler.request_group import RequestGroup
 
 
 class _Open:
-    """Output of one request that has not been sent yet."""
+    """Unsent output of a request."""
 
     __slots__ = ("columns", "tokens")
 
@@ -22,9 +22,10 @@ class _Open:
 
 
 class DeltaWriter:
-    """A request's new tokens stay open until they are taken; the last ones leave in one delta with the finish.
+    """See the module's docstring. A request's last tokens and its finish are sent in one delta.
 
-    Nearly every request has one token and nothing else; that is kept without an object for each request (`_plain`).
+    Nearly every request has one new token and no other output. Such a token is an entry of `_plain`, without an object
+    per request.
     """
 
     def __init__(self) -> None:
@@ -34,7 +35,7 @@ class DeltaWriter:
         self._values: dict[str, ReadValues] = {}
 
     def values(self, req: Req, values: ReadValues) -> None:
-        """Add the values that a request reads; they leave with its first token."""
+        """Add the values that a request reads; they are sent with its first token."""
         self._values[req.rid] = values
 
     def token(self, req: Req, token: int, logprobs: LogprobColumns | None) -> None:
@@ -57,12 +58,12 @@ class DeltaWriter:
         return opened
 
     def take_back(self, req: Req) -> None:
-        """Drop the last token written, which is still open."""
+        """Drop the last token of a request, which has not been sent."""
         self._opened(req.rid).tokens.pop()
 
     def unsampled(self, req: Req, tokens: list[int]) -> None:
-        """Add tokens that were not sampled, because each was the only one allowed; their log-probabilities, where asked
-        for, are -inf."""
+        """Add tokens that were not sampled, because each was the only allowed token. Their log-probabilities, if
+        requested, are -inf."""
         for token in tokens:
             self.token(req, token, None)
         if tokens and req.sampling.logprobs is not None:
@@ -72,7 +73,7 @@ class DeltaWriter:
         opened = self._opened(req.rid)
         del self._open[req.rid]
         if req.num_output == 0:
-            opened = _Open()  # max_tokens 0 samples a token that was not asked for
+            opened = _Open()  # max_tokens 0: the last prefill step samples a token that nobody asked for
         stats = req.stats
         first = stats.first_token_at
         values = self._values.pop(req.rid, None)
@@ -92,7 +93,7 @@ class DeltaWriter:
                 ),
                 logprobs=_joined(opened.columns),
                 constraint=None if req.taker is None else req.taker.info,
-                values=None if first is None else values,  # only a request that has a token has read everything
+                values=None if first is None else values,  # all values are read before the first token is sampled
             )
         )
 
@@ -101,7 +102,7 @@ class DeltaWriter:
         self._deltas.append(TokenDelta(rid, finish=finish, usage=Usage(prompt_tokens), timings=Timings()))
 
     def answered(self, group: RequestGroup, values: ReadValues | None, finish: Finish, now: float) -> None:
-        """Write the one answer to a request that samples nothing; `values` is None if it was cut short."""
+        """Write the only answer of a request that samples nothing; `values` is None if the request was cut short."""
         admitted = now if group.admitted_at is None else group.admitted_at
         self._deltas.append(
             TokenDelta(
@@ -114,9 +115,9 @@ class DeltaWriter:
         )
 
     def take(self) -> TokenBatch | None:
-        """Everything since the last call; None if there is nothing."""
+        """Return all output since the last call; None without output."""
         for rid in self._plain.keys() & self._values.keys():
-            self._opened(rid)  # the first token, with which the values leave
+            self._opened(rid)  # the first token is sent together with the values
         for rid, opened in self._open.items():
             values = self._values.pop(rid, None)
             self._deltas.append(

@@ -1,4 +1,4 @@
-"""`Intake`: checks new requests; queues those that can be served, and writes the error finish of the others."""
+"""`Intake`: checks new requests. A request that can be served is queued; any other request gets an error finish."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from radixrt.scheduler.request_table import RequestTable
 
 
 class Intake:
-    """See the module's docstring. It numbers requests in the order of their arrival and gives them their seeds.
+    """See the module's docstring. The intake also numbers requests in the order of arrival and gives them seeds.
 
     Args:
         max_len: longest sequence, prompt and output together, that the context and the KV pool hold.
         eos_ids: the model's own end tokens.
-        random_seed: seed of the seeds given to requests that bring none.
+        random_seed: seed of the generator that gives a seed to each request without a seed.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class Intake:
         self._next_seq = 0
 
     def add(self, message: Request, now: float, taker: Taker | None = None) -> None:
-        """Queue a request. One that cannot be served gets its error finish instead; nothing is raised.
+        """Queue a request, or write its error finish if the request cannot be served. The method never raises.
 
         Args:
-            taker: takes the request's sampled tokens; None for the core.
+            taker: takes the request's sampled tokens; None if the core appends them.
         """
         error = self.refusal(message, now)
         if error is None and taker is not None:
@@ -85,7 +85,8 @@ class Intake:
         if req.reads is not None and req.reads.is_done:  # a prompt of one token has no token to score
             self._writer.values(req, req.reads.answer())
         self._kv.arrived(req, self._requests.active)
-        # Output that the request brings, or begins with, is appended before it is computed.
+        # Output tokens that are known already are appended before they are computed: tokens that another replica has
+        # sampled, or tokens that a grammar forces.
         resumed = unpack_i32(message.resume_ids).tolist()
         finish = _resume(req, resumed) if taker is None else taker.start(req, resumed)
         if finish is not None:
@@ -96,7 +97,7 @@ class Intake:
         return self._next_seq - 1
 
     def timeout_s(self, message: Request) -> float:
-        """Return the seconds after which a request ends."""
+        """Return the number of seconds from arrival to deadline."""
         timeout_s = message.envelope.timeout_s
         return self._config.request_timeout_s if timeout_s is None else timeout_s
 
@@ -112,7 +113,7 @@ class Intake:
         """Return the error of a request that cannot be queued; None if it can.
 
         Args:
-            compiling: number of requests that will join the queue later, before this one.
+            compiling: number of requests in preparation, which will join the queue before this request.
         """
         if message.rid in self._requests:
             return FinishError(f"request id {message.rid!r} is in use", param="rid", status=400)
@@ -135,7 +136,7 @@ class Intake:
 
 
 def _resume(req: Req, tokens: list[int]) -> Finish | None:
-    """Append output that a request brings; return its finish if that is all of it."""
+    """Append the output tokens that come with a request; return a finish if these tokens complete the request."""
     for token in tokens:
         finish = req.take(token)
         if finish is not None:
@@ -144,7 +145,7 @@ def _resume(req: Req, tokens: list[int]) -> Finish | None:
 
 
 def _reads_nothing(message: Request) -> FinishError | None:
-    """Return the error of a request that samples nothing if a row of it reads nothing, so that it would never end."""
+    """Return an error if a row of a request without sampling reads nothing: such a request would never end."""
     for index in range(len(message.rows)):
         if message.first_read(index) == message.row_len(index):
             return FinishError(f"rows[{index}] reads nothing, and nothing is sampled", param="rows", status=400)

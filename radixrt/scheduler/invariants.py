@@ -1,4 +1,5 @@
-"""Invariants of the scheduler's state: run after every step in tests and with `check_invariants`, and when idle."""
+"""Invariants of the scheduler's state. They are checked when the scheduler becomes idle, and after every step in tests
+and with `check_invariants`."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from radixrt.scheduler.scheduler import Scheduler
 
 
 def check_scheduler(scheduler: Scheduler) -> None:
-    """Every invariant of slots, tree, rows and parts.
+    """Check every invariant of slots, tree, rows and parts.
 
     Raises:
         InvariantError: the first invariant that does not hold, with its figures.
@@ -28,9 +29,14 @@ def check_scheduler(scheduler: Scheduler) -> None:
 
 
 def check_slots(scheduler: Scheduler) -> None:
-    """free + evictable + protected + private == num_slots, private sets disjoint from one another and from slot 0.
+    """Check that free + evictable + protected + private == num_slots, and that no two requests have a private page in
+    common.
 
-    A request's private slots are whole pages: row[protected_len:length] rounded up to a page.
+    A request's private slots are whole pages: row[protected_len:length] rounded up to a page. Slot 0 belongs to the
+    padding page, which no request holds.
+
+    Raises:
+        InvariantError: an invariant does not hold.
     """
     kv = scheduler.kv
     private = [_private_pages(scheduler, r) for r in scheduler.active]
@@ -38,9 +44,7 @@ def check_slots(scheduler: Scheduler) -> None:
     if len(np.unique(pages)) != len(pages) or 0 in pages:
         raise InvariantError("two requests share a private page, or one holds the padding page")
     allocator: TokenToKVPoolAllocator = kv.allocator
-    parts = (
-        allocator.available(), kv.cache.evictable_size, kv.cache.protected_size, len(pages) * allocator.page_size
-    )  # fmt: skip
+    parts = (allocator.available(), kv.cache.evictable_size, kv.cache.protected_size, len(pages) * allocator.page_size)
     if sum(parts) != allocator.num_slots:
         raise InvariantError(
             f"free {parts[0]} + evictable {parts[1]} + protected {parts[2]} + private {parts[3]} = {sum(parts)}, "
@@ -55,7 +59,12 @@ def _private_pages(scheduler: Scheduler, req: Req) -> Int32Array:
 
 
 def check_rows(scheduler: Scheduler) -> None:
-    """Rows in use and active requests are one to one, and row[:protected_len] equals the slots on the tree path."""
+    """Check that each active request has a row of its own, that no other row is in use, and that row[:protected_len]
+    equals the slots on the request's path in the tree.
+
+    Raises:
+        InvariantError: an invariant does not hold.
+    """
     kv = scheduler.kv
     rows = [r.kv.req_pool_idx for r in scheduler.active]
     if len(set(rows)) != len(rows) or 0 in rows:

@@ -1,4 +1,4 @@
-"""`KVManager`: ownership of KV slots. The only code that allocates, inserts, frees or re-points a slot.
+"""`KVManager`: owner of the KV slots. No other code allocates or frees a slot, or puts slots into the tree or a row.
 
 A request's row of req_to_token is cut into ranges (`req.kv`, a `KVState`):
 
@@ -6,9 +6,9 @@ A request's row of req_to_token is cut into ranges (`req.kv`, a `KVState`):
     | tree's slots, locked      | private      | nothing yet     |
 
 The tree owns the first range for as long as `last_node` is locked. `publish` moves whole pages of private slots into
-the tree; where another request has put the same tokens there first, the row is pointed at the tree's slots and ours
-are freed at once. That is safe while steps are in flight: steps run in order on one stream, so a freed slot can only be
-written again by a later step.
+the tree. If another request has inserted the same tokens before, the row gets the tree's slots, and the private slots
+are freed at once. Freeing is safe while steps are in flight: steps run in order on one stream, so a freed slot can be
+overwritten only by a later step.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class DecodeSlots(NamedTuple):
     """Slots for one new token of each decode row.
 
     Attributes:
-        req_pool_idx: int32[rows].
+        req_pool_idx: int32[rows], row of each request in req_to_token.
         seq_lens: int32[rows], lengths that include the new token.
-        slots: int32[rows].
-        states: what a manager of more than keys and values adds; None otherwise.
+        slots: int32[rows], slots for the new tokens.
+        states: object of a subclass that keeps more than keys and values for a row; None otherwise.
     """
 
     req_pool_idx: Int32Array
@@ -62,17 +62,18 @@ _NO_ROWS = np.empty(0, np.int32)
 
 
 class KVManager:
-    """See the module's docstring. `row_writes` collects what the next step must write into the runner's mirror.
+    """See the module's docstring.
 
-    A subclass may keep more for each row than keys and values, in `KVState.states`: it extends the methods by which a
-    row is taken, grows, shrinks and is released.
+    A subclass may keep more for each row than keys and values, in `KVState.states`. Such a subclass extends the methods
+    by which a row is taken, grows, shrinks and is released.
 
     Attributes:
+        row_writes: changes of req_to_token that the next step must apply to the runner's copy of the table.
         max_active: maximum number of active requests.
-        published: methods that are called when tokens of a request have moved into the tree (`Part.published`); set by
-            the scheduler.
-        min_gap: smallest number of tokens by which a waiting request must part later from an active one to wait for it;
-            0 if any prefix that is computed can be continued.
+        published: methods to call after tokens of a request have moved into the tree (`Part.published`); set by the
+            scheduler.
+        min_gap: a waiting request waits for an active request only if their common prefix is at least this number of
+            tokens longer than the cached prefix; 0 if a request can continue behind any computed prefix.
     """
 
     min_gap = 0
@@ -87,19 +88,21 @@ class KVManager:
 
     @property
     def reachable_slots(self) -> int:
-        """Slots that are free or would be after evicting everything unlocked."""
+        """Number of slots that are free or can be freed by evicting unlocked tokens."""
         return self.allocator.available() + self.cache.evictable_size
 
     def match_len(self, req: Req) -> int:
-        """Tokens of the request's input that need not be computed now; its last token is always computed."""
+        """Return the number of leading tokens of a waiting request that are cached. The last token is always
+        computed."""
         return self.cache.match_len(req.reusable_ids, req.namespace)
 
     def computed_len(self, req: Req) -> int:
-        """Number of leading tokens that an active request need not compute any more."""
+        """Return the number of leading tokens of an active request that are computed already."""
         return req.kv.length
 
     def lock_prefix(self, req: Req) -> Int32Array:
-        """Match and lock the cached prefix of a waiting request; returns its slots. `unlock_prefix` undoes it."""
+        """Lock the cached prefix of a waiting request, and return the prefix's slots, int32[n]. `unlock_prefix`
+        releases the lock."""
         match = self.cache.match_prefix(req.reusable_ids, req.namespace)
         self.cache.inc_lock_ref(match.node)
         req.kv.last_node = match.node
@@ -107,7 +110,7 @@ class KVManager:
         return match.slots
 
     def unlock_prefix(self, req: Req) -> None:
-        """Release the lock of `lock_prefix`."""
+        """Release the request's lock on its path in the tree."""
         self.cache.dec_lock_ref(req.kv.last_node)
         req.kv.last_node = None
 
@@ -121,12 +124,13 @@ class KVManager:
             self._write_row(req, 0, prefix)
 
     def extend_chunk(self, req: Req, num_new: int) -> ChunkSlots | None:
-        """Slots for the next tokens to compute, num_new or fewer, evicting if needed; None if there is no room."""
+        """Allocate slots for the next tokens to compute, at most `num_new`, evicting if needed; None if slots are
+        missing."""
         slots = self.extend(req, num_new)
         return None if slots is None else ChunkSlots(slots)
 
     def extend(self, req: Req, num_new: int) -> Int32Array | None:
-        """Slots for positions [length, length + num_new), evicting if needed; None if there is no room."""
+        """Allocate slots for positions [length, length + num_new), evicting if needed; None if slots are missing."""
         row = self.rows.table[req.kv.req_pool_idx]
         if not self._make_room(self.allocator.new_slots_for_extend(req.kv.length, num_new)):
             return None
@@ -138,8 +142,8 @@ class KVManager:
         return slots
 
     def extend_decode(self, reqs: list[Req]) -> DecodeSlots | None:
-        """A slot for the next token of each request, evicting if needed; None, with nothing changed, if there is no
-        room."""
+        """Allocate a slot for the next token of each request, evicting if needed. If slots are missing, return None and
+        change nothing."""
         if not reqs:
             return DecodeSlots(_NO_ROWS, _NO_ROWS, _NO_ROWS)
         states = [req.kv for req in reqs]
@@ -164,9 +168,9 @@ class KVManager:
         return self.allocator.available() >= need
 
     def truncate(self, req: Req, length: int) -> None:
-        """Drop the keys and values from position `length` on, which is private: they belong to tokens taken back.
+        """Free the private slots from position `length` on, because their tokens were taken back.
 
-        Steps in flight may still write there; any other use of these slots is in a later step.
+        Steps in flight may still write these slots; any other use of the slots is in a later step.
         """
         page = self.allocator.page_size
         kept = -(-length // page) * page
@@ -176,17 +180,18 @@ class KVManager:
         req.kv.length = min(req.kv.length, length)
 
     def publish(self, req: Req) -> None:
-        """Move the computed, known tokens of the request into the tree, in whole pages, and keep them locked."""
+        """Move the request's computed, known tokens into the tree, in whole pages, and keep these tokens locked."""
         start = req.kv.protected_len
         length = min(req.kv.length, req.known_len)
         row = self.rows.table[req.kv.req_pool_idx]
         result = self.cache.insert(req.ids[:length], row[:length], req.namespace, req.priority)
         if result.retained_len > start:
-            # Where another request was first, the row is pointed at the tree's slots.
+            # Another request has inserted some of the tokens before: use the tree's slots, and free the private ones.
             if result.existing_len > start:
                 theirs = self.cache.path_slots(result.node)[start : result.existing_len]
                 self.allocator.free(row[start : result.existing_len].copy())
                 self._write_row(req, start, theirs)
+            # Lock the longer path before the shorter path is unlocked, so that no node can be evicted in between.
             self.cache.inc_lock_ref(result.node)
             self.cache.dec_lock_ref(req.kv.last_node)
             req.kv.last_node = result.node
@@ -195,8 +200,14 @@ class KVManager:
             published(req, start, result)
 
     def release(self, req: Req, *, keep: bool = True) -> TreeNode:
-        """Free the row and every private slot; what was computed stays in the tree, unlocked, if `keep`. Returns the
-        node in which the request's tokens end there."""
+        """Free the request's row and private slots, and unlock its path in the tree.
+
+        Args:
+            keep: publish the computed tokens first, so that they stay in the tree.
+
+        Returns:
+            The tree node in which the request's published tokens end.
+        """
         if keep:
             self.publish(req)
             self.leaves(req)
@@ -222,25 +233,29 @@ class KVManager:
         """Note that a chunk of the request, with these `ChunkSlots.states`, was published."""
 
     def leaves(self, req: Req) -> None:
-        """Note that the request is about to give its row up; its tokens are published and stay in the tree."""
+        """Note that the request is about to lose its row; its tokens are published and stay in the tree."""
 
     def arrived(self, req: Req, active: Iterable[Req]) -> None:
-        """Note a request that has just joined the queue, while these are active."""
+        """Note a request that has just joined the queue.
+
+        Args:
+            active: the active requests.
+        """
 
     def admitted(self, req: Req, matched: int, waiting: PrefixIndex | None) -> None:
         """Note a request that was just admitted.
 
         Args:
             matched: number of tokens whose keys and values are cached.
-            waiting: requests of the queue, by their next `min_gap` tokens; None without a gap.
+            waiting: index of the waiting requests, with windows of `min_gap` tokens; None if `min_gap` is 0.
         """
 
     def will_share(self, active: Req, req: Req, cached: int, *, asks: bool = True) -> bool:
-        """Return True if an active request in PREFILL with the same tokens is going to leave what a waiting one needs
-        to continue behind its first `cached` tokens.
+        """Return True if the waiting request `req` can reuse tokens that the request `active` in PREFILL computes.
 
         Args:
-            asks: the active request is asked for that; otherwise nothing is changed.
+            cached: number of leading tokens of `req` that are cached; `active` has the same tokens and more in common.
+            asks: ask `active` to keep everything that `req` needs to continue there; False to change no state.
         """
         return True
 
@@ -248,11 +263,11 @@ class KVManager:
         """Note that a step is decided."""
 
     def flush(self) -> None:
-        """Drop everything from the cache that no active request holds."""
+        """Evict all tokens from the cache that no active request has locked."""
         self.cache.evict(self.cache.evictable_size)
 
     def stats(self, recomputed_tokens: int) -> StateStats | None:
-        """Return statistics of what is kept besides keys and values; None for nothing.
+        """Return statistics of the states kept besides keys and values; None without states.
 
         Args:
             recomputed_tokens: prompt tokens whose keys and values were cached, but which were computed again.
@@ -260,7 +275,7 @@ class KVManager:
         return None
 
     def check(self, active: Iterable[Req]) -> None:
-        """Check the invariants of what is kept besides keys and values.
+        """Check the invariants of the states kept besides keys and values.
 
         Raises:
             InvariantError: the first invariant that does not hold.

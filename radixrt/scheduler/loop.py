@@ -1,4 +1,4 @@
-"""`SchedulerLoop`: the only loop around the scheduler. Overlap is the number of steps that it keeps in flight."""
+"""`SchedulerLoop`: the only loop around the scheduler. Overlap is the number of steps that the loop keeps in flight."""
 
 from __future__ import annotations
 
@@ -38,15 +38,16 @@ logger = logging.getLogger(__name__)
 STATS_INTERVAL_S = 0.25
 IDLE_WAIT_MS = 1000
 BUSY_WAIT_MS = 50
-"""Longest sleeps for a message; deadlines are noticed with this delay."""
+"""Longest sleeps while no message arrives. Deadlines are checked between sleeps, so an end by deadline is as late."""
 
 LONG_STEP_TOKENS = 1024
 ARRIVAL_PAUSE_S = 0.004
 HOLD_SHARE = 0.5
-"""While a step of LONG_STEP_TOKENS new tokens or more is computed and requests keep arriving, with pauses of at most
-ARRIVAL_PAUSE_S, the next step waits for more of them: for HOLD_SHARE of the time that the first step will take."""
+"""While a step of at least LONG_STEP_TOKENS new tokens is computed and requests keep arriving, with pauses of at most
+ARRIVAL_PAUSE_S, the next step waits for more requests: at most HOLD_SHARE of the running step's predicted time."""
 LOOK_AHEAD_SHARE = 0.5
-"""Part of a step's predicted time in which the loop looks ahead, so that its answer is not noticed late."""
+"""Share of a step's predicted time in which the loop looks ahead. The rest is a margin, so that the loop notices the
+step's answer at once."""
 
 
 class SchedulerLoop:
@@ -54,10 +55,12 @@ class SchedulerLoop:
 
     Args:
         max_inflight: maximum number of steps submitted and not yet answered.
-        shared_cores: steps are computed on the cores of this process.
-        watch_s: seconds after a step with masks has become the oldest in flight for which the loop busy-waits for its
-            answer: the next mask waits for that answer, and waking up takes time. 0 disables busy-waiting.
-        check_invariants: check all invariants after each step, not only when idle.
+        shared_cores: the runner computes on the cores of this process, so looking ahead would slow down the runner.
+        watch_s: seconds for which the loop busy-waits for the answer of a step with masks, from the time at which the
+            step has become the oldest in flight: the next mask depends on this answer, and waking up takes time. 0
+            disables busy-waiting.
+        check_invariants: check all invariants after each step, not only when the scheduler becomes idle.
+        inbox_socket: ZMQ socket of the inbox; None for an inbox that cannot wake up the loop.
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class SchedulerLoop:
         self._shared_cores = shared_cores
         self._watch_s = watch_s
         self._check = check_invariants
-        self._masks: MaskTable | None = None  # of the first step with masks on
+        self._masks: MaskTable | None = None  # opened by the first step with masks
         self._inflight: deque[ScheduleBatch] = deque()
         self._head_since = 0.0  # when the oldest step in flight became the oldest
         self._last_arrival = 0.0
@@ -110,10 +113,7 @@ class SchedulerLoop:
         self._tokenizer.send(ready)
 
     def run_once(self, *, wait: bool) -> bool:
-        """One iteration: receive messages, submit steps, commit an answer, send deltas.
-
-        After an answer the device may be waiting for the next step, so the next step is submitted before the deltas of
-        the answer are sent; not where `submit` computes the step, for which the deltas would wait.
+        """Run one iteration: receive messages, submit steps, commit an answer, send deltas.
 
         Args:
             wait: sleep until a message arrives if there is nothing to do (only with ZMQ).
@@ -122,15 +122,22 @@ class SchedulerLoop:
             True if the iteration did something or a step is in flight.
 
         Raises:
-            EngineError: the runner failed and cannot be restarted; or the restarted one has another pool.
+            EngineError: the runner failed and cannot be restarted, or the pools of the restarted runner have other
+                sizes.
         """
+        # Fill the pipeline. If nothing has changed, the device computes and the host has time: first for masks that
+        # may be needed next, then for sleep until a message or an answer arrives.
         busy = self._advance()
         if wait and not busy and not self._look_ahead():
             self._sleep()
+        # After an answer the device may be waiting, so the next step is submitted before the deltas of the answer are
+        # sent. An executor that computes a step inside `submit` would delay the deltas, so its next step comes later.
         committed = self._commit()
         if committed and self._executor.runs_ahead:
             self._submit()
         self._send_deltas()
+        # Work that neither the device nor a client waits for: fitting step times, and a grammar's bookkeeping, which
+        # may end requests.
         if committed and self._settle():
             self._send_deltas()
         self._housekeeping()
@@ -140,7 +147,7 @@ class SchedulerLoop:
         return busy or committed or bool(self._inflight)
 
     def close(self) -> None:
-        """Stop what parts have started."""
+        """Stop the threads and processes that parts have started."""
         self._taker.close()
 
     @property
@@ -157,10 +164,13 @@ class SchedulerLoop:
         return busy
 
     def _take_messages(self) -> bool:
+        """Handle all messages in the inbox; return whether there were any."""
         taken = False
+        # The inbox is emptied before a step is decided, so that requests that arrived together are admitted together.
         while (message := self._inbox.recv()) is not None:
             taken = True
             now = self._last_arrival = time.monotonic()
+            # Handlers are looked up by type: the core's own, and those of parts, which the loop does not know.
             for answer in self._handlers[type(message)](message, now):
                 self._tokenizer.send(answer)
         return taken
@@ -176,7 +186,7 @@ class SchedulerLoop:
         return ()
 
     def _reset(self, message: Reset, now: float) -> Iterable[ToTokenizer]:
-        """Forget what a router has sent in earlier epochs."""
+        """Drop the requests that a router has sent in earlier epochs."""
         self._core.forget(now, keeps_cache=message.keeps_cache)
         return [self.stats()]
 
@@ -186,6 +196,7 @@ class SchedulerLoop:
         return self._taker.settle(time.monotonic())
 
     def _submit(self) -> bool:
+        """Submit steps up to the depth of the pipeline; return whether there were any."""
         submitted = False
         while len(self._inflight) < self._max_inflight:
             started = time.perf_counter()
@@ -199,6 +210,7 @@ class SchedulerLoop:
             self._core.counters.schedule_s += time.perf_counter() - started
             if len(self._inflight) == 1:
                 self._head_since = time.monotonic()
+            # Masks of a step behind another depend on tokens not sampled yet; `_commit` sends them later.
             if len(self._inflight) == 1 or self._core.pacing.gives_ids:
                 self._send_masks(batch)
             submitted = True
@@ -207,7 +219,8 @@ class SchedulerLoop:
     def _holds(self, now: float) -> bool:
         """Return True if the next step should wait for requests that are still arriving.
 
-        A small batch now would delay a full one a moment later, and the device is busy.
+        The device is busy, so waiting costs nothing. A small batch submitted now would delay a full batch a moment
+        later.
         """
         if len(self._inflight) != 1 or not self._executor.runs_ahead or now - self._last_arrival > ARRIVAL_PAUSE_S:
             return False
@@ -217,8 +230,8 @@ class SchedulerLoop:
         return now - self._head_since < HOLD_SHARE * times.seconds(*head.shape)
 
     def _send_masks(self, batch: ScheduleBatch) -> None:
-        """Send the masks of a step. All earlier tokens of its rows must be known: it is the oldest step in flight, or
-        rows carry their tokens and none is in two steps."""
+        """Send the masks of a step, all earlier tokens of whose rows are known: the step is the oldest in flight, or
+        the scheduler puts each row into one step in flight only (`Pacing.gives_ids`)."""
         if batch.masked_rows:
             found = self._taker.masks(batch, time.monotonic())
             if self._masks is None:
@@ -227,6 +240,7 @@ class SchedulerLoop:
             self._executor.send_mask(self._masks.message(batch.step_id, found.rows, found.index, found.masks))
 
     def _commit(self) -> bool:
+        """Commit the answer of the oldest step in flight; return False if the answer has not arrived."""
         if not self._inflight:
             return False
         answer = self._executor.recv()
@@ -234,7 +248,7 @@ class SchedulerLoop:
             return False
         if isinstance(answer, StepFailed) and answer.fatal:
             if self._executor.is_restartable:
-                return False  # the rank exits, and main starts it anew
+                return False  # the rank exits; the main process restarts it and sends `RunnerRestarted`
             raise EngineError(f"step {answer.step_id} broke runner {answer.rank}: {answer.error}")
         started = time.perf_counter()
         batch = self._inflight.popleft()
@@ -246,6 +260,7 @@ class SchedulerLoop:
             self._core.counters.runner_s += answer.forward_s
             self._core.commit(batch, answer, time.monotonic())
         self._core.counters.commit_s += time.perf_counter() - started
+        # The next step has become the oldest: all earlier tokens are known, and its masks can be computed.
         if self._inflight:
             self._head_since = time.monotonic()
             if not self._core.pacing.gives_ids:
@@ -254,11 +269,12 @@ class SchedulerLoop:
             check_scheduler(self._core)
         return True
 
-    # --- a ModelRunner that main starts anew ---
+    # --- restart of the ModelRunner ---
 
     def _restart(self, notice: RunnerRestarted, now: float) -> Iterable[ToTokenizer]:
+        """Connect to the new ModelRunner; requests are computed again once all of its ranks are ready."""
         while self._inflight and self._commit():
-            pass  # answers that were sent before the end
+            pass  # answers that the dead runner has sent
         self._core.runner_lost(self._inflight, notice.reason, time.monotonic())
         self._inflight.clear()
         if self._executor.socket is not None:
@@ -272,7 +288,8 @@ class SchedulerLoop:
         return ()
 
     def _take_ready(self) -> bool:
-        """Submit steps again once every rank is ready; returns whether that is so since now."""
+        """Let the scheduler decide steps again once every rank is ready; return whether the last rank has become ready
+        in this call."""
         ready = self._executor.poll_ready()
         if ready is None:
             return False
@@ -295,8 +312,11 @@ class SchedulerLoop:
             self._tokenizer.send(batch)
 
     def _look_ahead(self) -> bool:
-        """Prepare for the next tokens of rows with masks in the first part of the oldest step's time; returns whether
-        a message has come meanwhile."""
+        """Prepare the next masks during the first part (LOOK_AHEAD_SHARE) of the oldest step's predicted time.
+
+        Returns:
+            True if a message or an answer has arrived meanwhile.
+        """
         if not self._inflight or self._shared_cores or not self._executor.runs_ahead:
             return False
         ends = self._head_since + LOOK_AHEAD_SHARE * self._core.step_time.times.seconds(*self._inflight[0].shape)
@@ -312,6 +332,7 @@ class SchedulerLoop:
     def _sleep(self) -> None:
         if not self._poller.sockets:
             return
+        # An answer that the next mask depends on is awaited without sleeping.
         while self._inflight and self._inflight[0].masked_rows and time.monotonic() - self._head_since < self._watch_s:
             if self._poller.poll(0):
                 return
@@ -344,6 +365,7 @@ class SchedulerLoop:
         return ControlReply(request.id, ok=True)
 
     def _housekeeping(self) -> None:
+        """Check invariants, ranks and drains when idle, and send statistics at intervals."""
         idle = self._is_idle()
         became_idle, self._idle = idle and not self._idle, idle
         if became_idle:

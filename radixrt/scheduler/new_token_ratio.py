@@ -1,7 +1,7 @@
-"""`NewTokenRatio`: the part of their remaining max_tokens that running requests are expected to use.
+"""`NewTokenRatio`: expected share of their remaining max_tokens that running requests will use.
 
-Estimated as SGLang does: the ratio starts high, decays while decoding proceeds, and jumps back when a retraction shows
-that it was too low.
+The estimate follows SGLang: the ratio starts high, decays with each decode step, and jumps back when a retraction shows
+that the ratio was too low.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from radixrt.scheduler.req import Req
 
 CLIP_TOKENS = 4096
-"""Requests with a huge or no max_tokens are expected to stop before this many."""
+"""Upper bound of the expected output of a request with a huge max_tokens or none."""
 INITIAL_RATIO = 0.7
 MIN_RATIO = 0.1
 DECAY_STEPS = 600
-"""The ratio decays from the first to the second value in so many decode steps, about as SGLang's defaults have it."""
+"""The ratio decays from INITIAL_RATIO to MIN_RATIO in DECAY_STEPS decode steps, which is close to SGLang's defaults."""
 
 
 class NewTokenRatio:
@@ -35,12 +35,13 @@ class NewTokenRatio:
         """Lower the ratio after a decode step without retraction.
 
         Args:
-            share: part of all rows that the step has.
+            share: share of all rows that are in the step, from 0 to 1.
         """
         self.value = max(self._floor, self.value - share * self._decay)
 
     def retracted(self, active: Iterable[Req]) -> None:
-        """Raise the ratio after a retraction: the others are expected to use at least what they have used so far."""
+        """Raise the ratio after a retraction, at least to the share of max_tokens that active requests have used so
+        far."""
         used = wanted = 1
         for req in active:
             used += req.num_output + 20
@@ -48,13 +49,16 @@ class NewTokenRatio:
         self.value = min(1.0, max(self._initial, used / wanted))
 
     def reserve(self, req: Req, computed: int) -> int:
-        """Number of slots that a request of which `computed` tokens have slots is expected to take from now on, for the
-        rest of its input and for its output."""
+        """Return the number of further slots that a request is expected to take, for its input and its output.
+
+        Args:
+            computed: number of the request's tokens that have slots.
+        """
         return max(req.known_len - computed, 0) + int(min(max(req.remaining, 0), CLIP_TOKENS) * self.value)
 
     def reserve_all(self, active: Iterable[Req]) -> int:
-        """Sum of `reserve` over active requests, without two calls for each of them: it is made for every step that
-        admits a request."""
+        """Return the sum of `reserve` over active requests. The loop is inlined, because every step that admits a
+        request calls this."""
         value, total = self.value, 0
         for req in active:
             known = req.known_len

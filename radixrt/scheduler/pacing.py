@@ -1,4 +1,4 @@
-"""`Pacing`: which decode rows a step gets, and how many prompt tokens."""
+"""`Pacing`: chooses the decode rows and the number of prompt tokens of each step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from radixrt.scheduler.req import Req
 
 
 class StepBudget:
-    """Prompt tokens that one step may still get.
+    """Number of prompt tokens that a step may still get.
 
     Args:
         tokens: maximum number of tokens.
@@ -24,22 +24,22 @@ class StepBudget:
         return self._tokens <= 0
 
     def tokens_behind(self, start: int) -> int:
-        """Return the largest number of tokens of a chunk that begins behind `start` others."""
+        """Return the largest number of tokens of a chunk that begins at position `start` of its request."""
         return self._tokens
 
     def spend(self, start: int, tokens: int) -> None:
-        """Take a chunk of so many tokens behind `start` others out of the budget."""
+        """Subtract a chunk of `tokens` tokens at position `start` from the budget."""
         self._tokens -= tokens
 
 
 class Pacing:
-    """Pacing of a model whose layers are all on the same ranks: each step has every row, and takes the tokens that the
-    step before it has sampled from the device.
+    """Pacing of a model without pipeline stages: each step has all decode rows, and takes their input tokens on the
+    device from the previous step.
 
     Attributes:
-        stages: number of steps that are computed at the same time, each by another stage of the model.
-        gives_ids: decode rows carry their input token, which the scheduler knows, because no row is in two steps in
-            flight.
+        stages: number of pipeline stages, and so of steps that are computed at the same time.
+        gives_ids: the step carries the input tokens of its decode rows. The scheduler then knows them, because no row
+            is in two steps in flight.
     """
 
     stages = 1
@@ -55,7 +55,7 @@ class Pacing:
         Args:
             max_tokens: maximum number of prompt tokens in a step.
             times: model of the seconds that a step takes.
-            prompts: (tokens that are computed already, tokens to compute) of the prompts under way and of those that
-                wait; read only by a pacing that needs them.
+            prompts: (number of computed tokens, number of tokens to compute) for each prompt under way and for the
+                first waiting requests; a pacing that does not need the prompts does not consume the iterator.
         """
         return StepBudget(max_tokens)

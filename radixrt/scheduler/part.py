@@ -1,8 +1,8 @@
-"""`Part`: what a part of the engine may do in the scheduler, moment by moment.
+"""`Part`: the hooks by which an optional feature of the engine takes part in the scheduler.
 
 The core (`Scheduler`, `RequestTable`, `Admission`, `KVManager`, `SchedulerLoop`) moves rows of tokens through steps and
-names no part. A part overrides the methods of the moments that concern it. `Parts` keeps one tuple for each moment with
-the methods that are overridden, in the order of the parts, so that a moment without a part costs an empty loop.
+names no part. A part overrides the hooks of the moments that concern the part. `Parts` keeps one tuple per hook, with
+the overriding methods in the order of the parts, so that a hook that no part overrides costs an empty loop.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ P = TypeVar("P", bound="Part")
 
 @dataclass(frozen=True)
 class Core:
-    """Objects of the core that parts read, and whose public methods they call. Each is written by its own module.
+    """Objects of the core. A part reads them and calls their public methods; each object alone writes its own state.
 
     Attributes:
         max_len: longest sequence, prompt and output together, that the context and the KV pool hold.
@@ -59,9 +59,9 @@ class End(NamedTuple):
 
     Attributes:
         rid: id of the request.
-        req: the request; None for a group, whose rows have ended one by one before.
-        node: node in which the request's computed tokens end in the tree; None if it was waiting, or a group was cut
-            short.
+        req: the request; None for a `RequestGroup`, for whose rows `Part.ended` was called before.
+        node: tree node in which the request's computed tokens end; None for a request that held no row, and for a group
+            that was cut short.
         cached_tokens: prompt tokens that the cache saved.
         now: time of the end, in seconds.
     """
@@ -75,11 +75,11 @@ class End(NamedTuple):
 
 
 class Section(NamedTuple):
-    """What a part adds to a step.
+    """Input of one step for a part's end in the runner.
 
     Attributes:
-        data: bytes for the part's end in the runner, `ForwardStep.sections`.
-        kept: what the part gets back with the step's answer.
+        data: encoded input; the value of the part's name in `ForwardStep.sections`.
+        kept: object that `Part.commit` gets with the step's answer; None if `Part.commit` is not to be called.
     """
 
     data: bytes
@@ -87,39 +87,41 @@ class Section(NamedTuple):
 
 
 class Part:
-    """Base class of parts; see the module's docstring. Every method does nothing unless it is overridden.
+    """Base class of parts; see the module's docstring. Each hook does nothing here. `now` is the caller's time in
+    seconds.
 
     Attributes:
-        name: key of the part's section in a step, and of its obstacle in views of the queue.
+        name: key of the part's section in a step, and name of the obstacle if the part leaves a request in the queue.
     """
 
     name = ""
 
     @property
     def is_busy(self) -> bool:
-        """True if `turn` has more to do without any message."""
+        """True if `turn` has more to do although no message arrives; the loop then does not sleep."""
         return False
 
     def attach(self, core: Core) -> None:
-        """Keep what the part needs of the core; called once, before any other method."""
+        """Keep the objects of the core that the part needs. The scheduler calls this once, before any other hook."""
 
     # --- requests ---
 
     def refuse(self, message: Request, now: float, *, compiling: int) -> FinishError | None:
-        """Return the error of a request that must not be queued; None to let it pass.
+        """Return the error of a request that must not be queued; None to let the request pass.
 
         Args:
-            compiling: number of requests that will join the queue later.
+            compiling: number of requests in preparation, which will join the queue later.
         """
 
     def queued(self, req: Req, row: Row, message: Request, now: float) -> None:
-        """Note a request, or a row of a group, that is about to wait in the queue."""
+        """Note a request, or a row of a group, that is about to join the queue."""
 
     def may_admit(self, req: Req, room: int, now: float) -> bool:
-        """Return False to leave a waiting request in the queue in this step; nothing is changed.
+        """Return False to leave a waiting request in the queue during this step. The method changes no state.
 
         Args:
-            room: slots that stay free beside the active requests and this one; negative if there are too few.
+            room: number of slots left after the expected needs of all active requests and of this request; negative if
+                slots are missing.
         """
         return True
 
@@ -127,13 +129,14 @@ class Part:
         """Note a request that was just admitted.
 
         Args:
-            prompt_tokens, cached_tokens: tokens of its prompt, and those that the cache saved, without those that an
-                earlier row of the same group has too; 0 if it is admitted again.
-            again: it was admitted before, and has lost its row meanwhile.
+            prompt_tokens: number of prompt tokens, without the prefix that an earlier row of the same group has; 0 if
+                `again`.
+            cached_tokens: number of these prompt tokens that came from the cache; 0 if `again`.
+            again: the request was admitted before and has lost its row since.
         """
 
     def published(self, req: Req, start: int, result: InsertResult) -> None:
-        """Note that a request's computed tokens are in the tree; those from position `start` on may be new there."""
+        """Note that a request's computed tokens are in the tree. Tokens from position `start` on may be new there."""
 
     def ended(self, end: End) -> None:
         """Note the end of a request."""
@@ -144,45 +147,47 @@ class Part:
     # --- steps ---
 
     def only(self) -> Req | None:
-        """Return the request that the next step must contain alone, with no other step in flight; None for no such
-        rule."""
+        """Return a request to admit alone, into a step that is decided while no other step is in flight; None for no
+        such request."""
 
     def may_step(self, decode: list[Req]) -> bool:
-        """Return False if no step with these decode rows may be decided while others are in flight."""
+        """Return False to wait for the steps in flight before a step with these decode rows is decided."""
         return True
 
     def section(self, plan: StepPlan) -> Section | None:
-        """Return what the part adds to a step; None for nothing."""
+        """Return the part's section of a step; None for a step without a section of the part."""
 
     def commit(self, batch: ScheduleBatch, kept: Any, output: StepOutput, now: float) -> None:
-        """Take a step's answer, before its tokens are appended; called only for a step with a section of the part.
+        """Read a step's answer, before the sampled tokens are appended. Called for steps whose `Section.kept` of this
+        part is not None.
 
         Args:
             kept: `Section.kept`.
         """
 
     def committed(self, batch: ScheduleBatch) -> None:
-        """Note that a step's answer was taken as a whole."""
+        """Note that the answer of a step is processed: tokens are appended, and finished requests have ended."""
 
     def lost(self, batches: Iterable[ScheduleBatch], reason: str, now: float) -> None:
-        """Note that the runner died with these steps in flight, before their requests are queued again."""
+        """Note that the runner died while these steps were in flight. Their requests are queued again after this
+        call."""
 
     # --- the loop ---
 
     def handles(self) -> Mapping[type, Callable[[Any, float], Iterable[Any]]]:
-        """Return the messages to the scheduler that the part handles: functions of the message and the time, in
-        seconds, which return the messages to send to the tokenizer."""
+        """Return a handler for each type of message that the part takes. A handler gets the message and the time, and
+        returns the messages to send to the tokenizer."""
         return {}
 
     def turn(self, now: float) -> Iterable[Any]:
-        """Return the messages to send to the tokenizer at the end of a turn of the loop."""
+        """Return the messages to send to the tokenizer at the end of an iteration of the loop."""
         return ()
 
     def forgotten(self) -> None:
-        """Note that a router has taken all requests back."""
+        """Note that the scheduler is about to drop all requests: a router has moved them to other replicas."""
 
     def tick(self, now: float) -> None:
-        """Do what is due; called a few times a second."""
+        """Do periodic work. `Scheduler.next_batch` calls this at most every `EXPIRY_CHECK_S` seconds."""
 
     def stats(self, now: float) -> Mapping[str, Any]:
         """Return the part's fields of `SchedulerStats`."""
@@ -197,41 +202,41 @@ class Part:
 
 
 class TakerPart(Part):
-    """A part that takes the sampled tokens of some rows (`Req.taker`): at most one part of a scheduler does.
+    """A part that takes the sampled tokens of some requests (`Req.taker`). A scheduler has at most one such part.
 
-    Its requests may need preparation before they can be queued, and its steps an input that depends on the tokens of
-    the steps before them: a mask of allowed tokens for each of its rows.
+    The part may prepare a request before the request joins the queue (a grammar is compiled). Steps with rows of the
+    part get a mask of allowed tokens per row, which depends on the tokens of all earlier steps.
 
     Attributes:
-        mask_words: uint32 words of a mask.
+        mask_words: number of uint32 words of one mask.
     """
 
     mask_words = 0
 
     @property
     def num_preparing(self) -> int:
-        """Number of requests that are being prepared."""
+        """Number of requests in preparation."""
         return 0
 
     @property
     def sockets(self) -> list[Any]:
-        """ZMQ sockets that become readable when a request is prepared."""
+        """ZMQ sockets that become readable when the preparation of a request is finished."""
         return []
 
     def prepare(self, message: Request, now: float) -> bool:
-        """Take a request that needs preparation; return False for one that can be queued as it is."""
+        """Begin to prepare a request. Return False if the request needs no preparation and can be queued at once."""
         return False
 
     def poll(self, now: float, *, steps_in_flight: bool) -> bool:
-        """Queue the requests that are prepared; return whether there were any."""
+        """Queue the requests whose preparation is finished; return whether there were any."""
         return False
 
     def abort(self, rid: str) -> bool:
-        """Forget a request that is being prepared; return whether there was one."""
+        """Drop a request in preparation; return False if no such request is in preparation."""
         return False
 
     def masks(self, batch: ScheduleBatch, now: float) -> StepMasks:
-        """Return the masks of a step, all earlier tokens of whose rows are known."""
+        """Return the masks of a step. The caller has committed all earlier tokens of the step's masked rows."""
         raise NotImplementedError
 
     def settle(self, now: float) -> bool:
@@ -239,19 +244,23 @@ class TakerPart(Part):
         return False
 
     def look_ahead(self) -> Iterator[None]:
-        """Work out, while the device computes, what the next tokens may need; each value comes after a fraction of a
-        millisecond, none if nothing is left to do."""
+        """Compute in advance, while the device computes, results that the next masks may need. The iterator yields
+        after each fraction of a millisecond, so that the caller can stop, and ends when nothing is left to do."""
         return iter(())
 
     def close(self) -> None:
-        """Stop what the preparation has started."""
+        """Stop the threads and processes that prepare requests."""
 
 
 class Parts:
-    """Parts of one scheduler, and a tuple of methods for each moment.
+    """Parts of one scheduler, and for each hook a tuple of the methods that override the hook.
 
     Args:
-        parts: in the order in which they are asked; the only code that lists them is `radixrt.parts.assembly`.
+        parts: parts in the order of their calls. Only `radixrt.parts.assembly` lists all parts.
+
+    Attributes:
+        may_admit, sections: the overriding parts instead of their methods, because the caller needs the parts' names.
+        taker: the part that takes sampled tokens, or a `TakerPart` without effect.
     """
 
     def __init__(self, parts: Iterable[Part] = ()) -> None:

@@ -1,4 +1,4 @@
-"""`PrefixIndex`: finds, among many requests, those that go on with the same tokens behind a given position."""
+"""`PrefixIndex`: finds the requests that continue with given tokens at a given position."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from radixrt.scheduler.req import Req
 
 
 class PrefixIndex:
-    """Lives while the requests of one step are admitted.
+    """Index of requests by windows of their tokens. An index is used while the requests of one step are admitted.
 
-    Every waiting request is looked up, so requests are indexed by their tokens behind each position that comes up, and
-    only those with equal tokens there need be compared.
+    Every waiting request is looked up. So requests are indexed by their window at each position that a look-up asks
+    for, and only requests with an equal window are compared.
 
     Args:
         window: number of tokens that must be equal.
@@ -32,8 +32,8 @@ class PrefixIndex:
             self._add_to(index, req, start)
 
     def like(self, namespace: str, ids: Int32Array, start: int) -> Sequence[Req]:
-        """Requests of the namespace with the same `window` tokens as `ids` behind the first `start`; what they have
-        before that is not compared."""
+        """Return the requests of the namespace whose `window` tokens from position `start` on equal the tokens of `ids`
+        there. Tokens before `start` are not compared."""
         if len(ids) < start + self._window:
             return ()
         index = self._indexes.get(start)
@@ -50,7 +50,7 @@ class PrefixIndex:
 
 
 def common_len(a: Int32Array, b: Int32Array) -> int:
-    """Number of leading tokens that are equal."""
+    """Return the number of leading tokens that are equal."""
     count = min(len(a), len(b))
     differs = a[:count] != b[:count]
     first = int(differs.argmax()) if count else 0

@@ -1,7 +1,8 @@
 """Order in which admission considers waiting requests.
 
-Every policy honours priority first, and puts requests that have waited longer than `PATIENCE_S` before the others in
-order of arrival, so that a stream of well-cached requests cannot starve one that shares nothing.
+Every policy sorts by priority first. Requests that have waited longer than `PATIENCE_S` come before other requests of
+their priority, in order of arrival, so that a stream of well-cached requests cannot starve a request without a cached
+prefix.
 
 lpm and dfs-weight are the cache-aware orders of SGLang (arXiv 2312.07104, section 3): longest matching prefix first,
 and depth-first over the radix tree, heaviest subtree first.
@@ -20,19 +21,20 @@ from radixrt.scheduler.req import Req
 PATIENCE_S = 10.0
 
 WINDOW = 128
-"""Cache-aware policies look at this many requests, in order of arrival: matching all of a long queue at every step
-would cost more than the better order saves. Behind them they look at as many whose kin has begun (`Req.kin`), for which
-the first ones may be waiting."""
+"""Cache-aware policies consider the first WINDOW requests in order of arrival: matching all requests of a long queue at
+every step would cost more time than the better order saves. Policies also consider the next WINDOW requests whose kin
+has begun (`Req.kin`): a request of the first window may be deferred until their common prefix is cached."""
 
 MATCH_UNIT = 32
-"""Cached prefixes are compared by multiples of this many tokens: texts of one template share a few more or fewer tokens
-by chance, which saves nothing and would have the others wait."""
+"""Lengths of cached prefixes are compared in multiples of this number of tokens. Texts of one template share a few more
+or fewer tokens by chance, which saves nothing and should not change the order of arrival."""
 
 Order = Callable[[list[Req], KVManager], list[Req]]
 
 
 def arrange(policy: str, waiting: list[Req], kv: KVManager, now: float) -> list[Req]:
-    """The waiting requests that admission should try, in this order: see WINDOW; all of them for fcfs."""
+    """Return the waiting requests in the order in which admission should try them. The policy fcfs returns all waiting
+    requests; other policies return the requests described at WINDOW."""
     by_arrival = sorted(waiting, key=lambda r: (-r.priority, r.seq))
     if policy == "fcfs" or len(by_arrival) < 2:
         return by_arrival
@@ -55,8 +57,8 @@ def _longest_prefix_match(reqs: list[Req], kv: KVManager) -> list[Req]:
 
 
 def _depth_first_by_weight(reqs: list[Req], kv: KVManager) -> list[Req]:
-    """Sorting by the path of (weight, node) pairs from the root is a depth-first walk, heaviest child first, that
-    takes the requests that end at a node before those that go deeper."""
+    """Sort requests by their paths of (weight, node) pairs from the root. The order is a depth-first walk, heaviest
+    child first, in which requests that end at a node come before requests that end below the node."""
     paths: dict[str, list[Any]] = {}
     weight: Counter[int] = Counter()
     for r in reqs:

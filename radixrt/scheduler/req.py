@@ -1,4 +1,4 @@
-"""`Req`: one request inside the scheduler, which alone reads and writes it."""
+"""`Req`: state of a request inside the scheduler. No other process sees a `Req`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from radixrt.sampling_params import SamplingParams
 
 
 class ReqState(enum.Enum):
-    """State of a request. WAITING holds no row and no slot; PREFILL and RUNNING hold a row; FINISHED nothing."""
+    """State of a request. Requests in PREFILL and RUNNING hold a row and slots; other requests hold neither."""
 
     WAITING = "waiting"
     PREFILL = "prefill"
@@ -37,12 +37,12 @@ class KVState:
 
     Attributes:
         req_pool_idx: the row; 0 while the request is waiting.
-        length: positions [0, length) have, or will have once the steps in flight have run, keys and values in the slots
-            row[:length].
+        length: the slots row[:length] hold the keys and values of positions [0, length), once the steps in flight have
+            run.
         protected_len: row[:protected_len] are slots of the radix tree, locked through `last_node`; the slots in
             row[protected_len:length] are private to this request.
         last_node: the `TreeNode` in which row[:protected_len] ends, locked; None while the request holds no lock.
-        states: record of a manager that keeps more than keys and values for a row; None otherwise.
+        states: record of a `KVManager` subclass that keeps more than keys and values for a row; None otherwise.
     """
 
     req_pool_idx: int = 0
@@ -59,7 +59,8 @@ class ReqStats:
     Attributes:
         deadline: time at which the request ends.
         cached_tokens: prompt tokens that the cache saved at the first admission; -1 before that.
-        matched_tokens: prompt tokens whose keys and values it had; more only if the nearest state is further up.
+        matched_tokens: prompt tokens whose keys and values were cached at that time. With recurrent layers the number
+            exceeds `cached_tokens` if the nearest cached state is at an earlier position.
     """
 
     arrived_at: float
@@ -76,7 +77,7 @@ class Taker(Protocol):
     """Takes the sampled tokens of one request in place of the core.
 
     Attributes:
-        may_take_back: tokens whose keys and values are computed already may be dropped again.
+        may_take_back: the taker may drop tokens whose keys and values are computed already.
     """
 
     may_take_back: bool
@@ -86,15 +87,19 @@ class Taker(Protocol):
         ...
 
     def start(self, req: Req, resumed: list[int]) -> Finish | None:
-        """Append the beginning of the output, `resumed` or forced; return the finish if that is all of it."""
+        """Append the first output tokens, which are resumed or forced; return a finish if they complete the request.
+
+        Args:
+            resumed: output tokens that come with the request.
+        """
         ...
 
     def ignores(self) -> bool:
-        """Return True if the oldest sample in flight is void, and count it as arrived."""
+        """Return True, and count the sample as arrived, if the oldest sample in flight is void."""
         ...
 
     def take(self, req: Req, token: int, columns: LogprobColumns | None) -> Finish | None:
-        """Append a sampled token and write it; return the request's finish if it ends."""
+        """Append a sampled token and write the token to the output; return a finish if the request ends."""
         ...
 
     def requeued(self) -> None:
@@ -112,7 +117,7 @@ class Taker(Protocol):
 
 
 class Kin(Protocol):
-    """What requests have in common that are likely to have long common prefixes.
+    """Group of requests that are likely to have long common prefixes, such as the calls of one program.
 
     Attributes:
         number: position in the order of arrival.
@@ -136,12 +141,12 @@ class Reads(Protocol):
 
     @property
     def first(self) -> int:
-        """Position of the first token whose hidden state is still needed, so that it must not come from the cache; read
-        only until `is_done`."""
+        """Position of the first token whose hidden state is still needed: the tokens from this position on must be
+        computed although they may be cached. Defined until `is_done`."""
         ...
 
     def answer(self) -> ReadValues:
-        """Return the values; once `is_done`."""
+        """Return the values. Callable once `is_done`."""
         ...
 
 
@@ -151,7 +156,7 @@ class Member:
 
     Attributes:
         group: id of the group.
-        shared_len: number of leading tokens that an earlier row of the same group has too.
+        shared_len: number of leading tokens that the row has in common with an earlier row of the same group.
     """
 
     group: str
@@ -159,23 +164,24 @@ class Member:
 
 
 class Req:
-    """One row of tokens: a request that samples, or one row of a group. The records `kv`, `stats`, `reads` and `taker`
-    each have one writer, named in their docstrings.
+    """A row of tokens: a request that samples, or a row of a `RequestGroup`. The docstrings of the classes of `kv`,
+    `stats`, `reads` and `taker` name the only writer of each record.
 
     Attributes:
         seq: position in the order of arrival.
         max_len: length of the sequence at which the request ends.
         stop_ids: tokens that end the output.
         turn_len: length of the prompt of a conversation without its generation prompt; 0 if unknown.
-        ids: int32, prompt and then output tokens, as far as they are known; grown in place (see `known_len`).
-        num_pending: number of tokens sampled by steps in flight, whose ids are not known yet.
-        last_step: number of the last step that samples for the request; -1 before the first one.
-        taker: takes the sampled tokens; None for the core.
-        fork_len, fork_uses: number of leading tokens that other requests are known to have too, and how many requests,
-            this one included; 0 and 0 if that is not known.
-        kin: requests with the same kin are likely to share prefixes; None for none.
-        reads: values that the request reads; None for nothing.
-        member: place of one row of a group; None for a request that samples.
+        ids: int32[capacity], prompt tokens and then output tokens; ids[:known_len] are known.
+        num_pending: number of tokens that steps in flight sample.
+        last_step: number of the last step that samples for the request; -1 before the first such step.
+        taker: takes the sampled tokens; None if the core appends them.
+        fork_len: number of leading tokens that other requests are known to have in common with this request; 0 if
+            unknown.
+        fork_uses: number of requests with these leading tokens, this request included; 0 if unknown.
+        kin: requests with the same kin are likely to share prefixes; None for a request without kin.
+        reads: values that the request reads; None without values.
+        member: group that the row belongs to; None for a request that samples.
         sampling_row_due: the runner's sampling tables do not hold this request's parameters yet.
     """
 
@@ -205,7 +211,7 @@ class Req:
         "stop_ids",
         "taker",
         "turn_len",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,
@@ -266,7 +272,8 @@ class Req:
 
     @property
     def reusable_ids(self) -> Int32Array:
-        """int32 view of the tokens that may come from the cache: those before the first one that must be computed."""
+        """int32 view of the leading tokens that may come from the cache. The last known token must be computed, and so
+        must tokens that the request reads values at."""
         end, reads = self.known_len - 1, self.reads
         if reads is not None and not reads.is_done:
             end = min(end, reads.first)

@@ -1,9 +1,9 @@
-"""`RequestGroup`: a request that samples nothing, whose rows are computed for the values that they read.
+"""`RequestGroup`: a request without sampling, which reads values from forward passes over its rows.
 
-Each row is a `Req` that ends when everything it reads has been read. One row is in the queue at a time; when it is
-admitted the next one follows at once, so that as many rows as there is room for share a step, and a request with
-thousands of rows is still one entry of the queue. The first row of a prefix computes the prefix; the other rows are
-deferred until they find it in the cache, as any requests with a common prefix are (`PrefillPrefixes`).
+Each row is a `Req`, which ends when all of its values have been read. The queue holds one row of a group at a time, so
+that a request with thousands of rows is one entry of the queue. When the row is admitted, the next row of the group is
+queued and tried at once, so that a step gets all rows that fit. The first row of a prefix computes the prefix; the
+other rows are deferred until the prefix is cached, like all requests with a common prefix (`PrefillPrefixes`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ NOTHING_SAMPLED = SamplingParams(max_tokens=0)
 
 
 class RequestGroup:
-    """One request without sampling inside the scheduler.
+    """State of a request without sampling inside the scheduler.
 
     Attributes:
         rid: id of the request; its rows have ids of their own.
         live: rows that are waiting or active.
-        reads: what each row that was started reads, in row order.
+        reads: values of each row that was started, in row order.
         prompt_tokens, cached_tokens: totals of the rows admitted so far; a shared prefix counts once.
     """
 
@@ -54,12 +54,12 @@ class RequestGroup:
 
     @property
     def prompt(self) -> Int32Array:
-        """int32, the first row's tokens that another call of the program may go on from."""
+        """int32 view of the first row's tokens that another call of the program may continue from."""
         row = self.message.rows[0]
         return self.message.tokens(0)[: self._prefix_len(0) or len(row.ids) // 4]
 
     def next_row(self) -> tuple[Row | None, Req | None]:
-        """Return the next row, and the request that computes it; None if all have been started."""
+        """Return the next row and a `Req` that computes the row; (None, None) if all rows have been started."""
         index, message = self.num_started, self.message
         if index == len(message.rows):
             return None, None

@@ -1,13 +1,13 @@
-"""`RequestTable`: every open request, and the transitions between its states.
+"""`RequestTable`: all open requests, and the transitions between their states.
 
-    queue            -> WAITING
-    activate            WAITING -> PREFILL          takes a row and the cached prefix
-    retract             PREFILL, RUNNING -> WAITING gives the row back, to be recomputed later
-    set_aside           the same, to compute another one alone
-    recover             the same for all of them, when the cache is lost
-    end                 any -> FINISHED             the request's one finish
+    queue               -> WAITING
+    activate            WAITING -> PREFILL           the request takes a row and its cached prefix
+    retract             PREFILL, RUNNING -> WAITING  slots are missing; the request loses its row
+    set_aside           PREFILL, RUNNING -> WAITING  another request is to be computed alone
+    recover             PREFILL, RUNNING -> WAITING  all active requests, because the cache is lost
+    end                 any -> FINISHED              the request gets its only finish
 
-A request that samples nothing is a `RequestGroup` whose rows are requests of their own; it ends when its last row has.
+A request without sampling is a `RequestGroup`, whose rows are requests of their own. The group ends with its last row.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RequestTable:
         groups: every open request that samples nothing.
         waiting: requests in WAITING.
         active: requests in PREFILL and RUNNING, in order of admission.
-        recovering: a step failed, so no slot of an active request is known to hold what it should.
+        recovering: a step has failed, so the slots of active requests may hold wrong keys and values.
     """
 
     def __init__(self, kv: KVManager, parts: Parts, writer: DeltaWriter, counters: Counters) -> None:
@@ -56,7 +56,7 @@ class RequestTable:
         """Put a request in the queue.
 
         Args:
-            row: the row of the message that the request is.
+            row: row of the message that the request computes.
         """
         for queued in self._parts.queued:
             queued(req, row, message, now)
@@ -69,7 +69,7 @@ class RequestTable:
         self.queue_next_row(group.rid, now)
 
     def queue_next_row(self, rid: str, now: float) -> Req | None:
-        """Queue the next row of a group, if it has one left."""
+        """Queue the next row of a group; return None if all rows have been queued."""
         group = self.groups[rid]
         row, req = group.next_row()
         if row is not None and req is not None:
@@ -91,7 +91,8 @@ class RequestTable:
             admitted(req, *counted, again=again)
 
     def _count_admission(self, req: Req, cached: int, matched: int, now: float) -> tuple[int, int]:
-        """Count a first admission; return the prompt's tokens and the cached ones, without those of an earlier row."""
+        """Count a first admission; return the numbers of prompt tokens and of cached tokens, without the prefix that
+        an earlier row of the group has counted."""
         stats, counters = req.stats, self._counters
         stats.cached_tokens = min(cached, req.prompt_len)  # tokens that a grammar forced can be cached too
         stats.matched_tokens = min(matched, req.prompt_len)
@@ -108,7 +109,8 @@ class RequestTable:
         return prompt_tokens, cached_tokens
 
     def retract(self, req: Req) -> None:
-        """Put an active request back to waiting for lack of slots; what it computed stays in the cache."""
+        """Put an active request back into the queue because slots are missing. Its computed tokens stay in the cache,
+        where they may be evicted."""
         self._requeue(req, keep=True)
         req.stats.retractions += 1
         self._counters.retractions += 1
@@ -116,7 +118,7 @@ class RequestTable:
             self.groups[req.member.group].retractions += 1
 
     def set_aside(self, req: Req) -> None:
-        """Put an active request back to waiting, so that another one is computed alone."""
+        """Put an active request back into the queue, so that another request is computed alone."""
         self._requeue(req, keep=True)
 
     def _requeue(self, req: Req, *, keep: bool) -> None:
@@ -129,10 +131,10 @@ class RequestTable:
         self.waiting.insert(0, req)
 
     def recover(self, reason: str) -> None:
-        """Recompute every active request from its known tokens, on an empty cache. No step may be in flight.
+        """Empty the cache, and queue every active request again with its known tokens. No step may be in flight.
 
-        A request needs nothing else to go on as if nothing had happened: its grammar's state belongs to its known
-        tokens, penalties are counted from them, and a random number belongs to a seed and a position.
+        The known tokens determine the rest of a request's output: grammar states and penalties are functions of the
+        known tokens, and each random number is a function of the seed and the position.
 
         Args:
             reason: key of the counter of cache resets.
@@ -146,7 +148,7 @@ class RequestTable:
     # --- ends ---
 
     def abort(self, rid: str, now: float) -> None:
-        """End a request in whatever state it is; an unknown rid does nothing."""
+        """End a request in any state. An unknown rid has no effect."""
         req, group = self.by_rid.get(rid), self.groups.get(rid)
         if req is not None:
             self.end(req, Finish(FINISH_ABORT), now)
@@ -154,8 +156,12 @@ class RequestTable:
             self._end_group(group, Finish(FINISH_ABORT), now)
 
     def forget(self, now: float, reason: str | None) -> None:
-        """Drop every request without an answer, and the cache unless `reason`, the key of the counter of cache resets,
-        is None. Steps may be in flight: a later write to a slot is in a later step."""
+        """Drop every request without an answer. Steps may be in flight: a freed slot is overwritten only by a later
+        step.
+
+        Args:
+            reason: key of the counter of cache resets; None to keep the cache.
+        """
         for group in list(self.groups.values()):
             self._end_group(group, Finish(FINISH_ABORT), now)
         for req in list(self.by_rid.values()):
@@ -171,7 +177,7 @@ class RequestTable:
             cleared()
 
     def end(self, req: Req, finish: Finish, now: float) -> None:
-        """End a request: release its row and its slots, and write its finish."""
+        """End a request: release the row and slots, and write the finish."""
         node = None
         if req.state is ReqState.WAITING:
             self.waiting.remove(req)

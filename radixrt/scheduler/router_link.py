@@ -1,7 +1,7 @@
-"""`RouterLink`: a scheduler's end of the connection with a router of replicas; inbox and outbox of its loop in one.
+"""`RouterLink`: the scheduler's end of the connection with a router of replicas; inbox and outbox of the loop.
 
-A life of the replica begins with a `Reset`, which brings a new epoch and the router's address. From then on messages of
-other epochs are dropped, and everything is sent with this one. Before the first one there is nobody to send to.
+A `Reset` message begins a new epoch and gives the router's address. From then on the link drops received messages of
+other epochs, and tags sent messages with the current epoch. Before the first `Reset` the link drops sent messages.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ class RouterLink:
     """See the module's docstring.
 
     Args:
-        inbox: reads what the router and the main process send.
+        inbox: reads the messages of the router and of the main process.
         connect: opens an outbox to the router at an endpoint.
-        to_main: gets each `SchedulerReady`: the main process tells routers of replicas.
+        to_main: gets each `SchedulerReady`; the main process informs the router.
     """
 
     def __init__(
-        self, inbox: TaggedInbox[ToScheduler], connect: Callable[[str], TaggedOutbox[ToTokenizer]],
+        self,
+        inbox: TaggedInbox[ToScheduler],
+        connect: Callable[[str], TaggedOutbox[ToTokenizer]],
         to_main: Outbox[SchedulerReady],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._inbox = inbox
         self._connect = connect
         self._to_main = to_main
@@ -34,7 +36,7 @@ class RouterLink:
         self._outbox: TaggedOutbox[ToTokenizer] | None = None
 
     def recv(self, timeout_s: float | None = 0.0) -> ToScheduler | None:
-        """Return the next message of this life of the replica, or the `Reset` that begins the next one; see `Inbox`."""
+        """Return the next message of this epoch, or the `Reset` that begins the next epoch; see `Inbox`."""
         while (found := self._inbox.recv_tagged(timeout_s)) is not None:
             tag, message = found
             if isinstance(message, Reset):

@@ -1,4 +1,4 @@
-"""`ScheduleBatch`: one step as the scheduler decided it; frozen from the moment it is submitted."""
+"""`ScheduleBatch`: one step as the scheduler has decided it, with the message to the runner; frozen."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from radixrt.scheduler.req import Req
 
 EXTEND = 1
 DECODE = 2
-"""Values of `radixrt.forward_batch.forward_batch.ForwardMode`, which needs torch and so cannot be imported here."""
+"""Values of `radixrt.forward_batch.forward_batch.ForwardMode`. That module imports torch, the scheduler does not."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Part of one request's input to compute in a step: positions [start, start + len(slots)) into `slots`.
+    """Input tokens of one request to compute in a step: positions [start, start + len(slots)).
 
     Attributes:
-        slots: int32[n]; 0 for a token whose keys and values the row already has.
+        slots: int32[n], slots for the tokens' keys and values; 0 for a token whose keys and values the row already has.
+        is_last: the chunk ends with the last known token of the request.
         states: see `radixrt.scheduler.kv_manager.ChunkSlots`.
     """
 
@@ -49,7 +50,7 @@ class Chunk:
 
     @property
     def is_single(self) -> bool:
-        """True if the chunk is one token behind others, like a decode row's."""
+        """True if the chunk is one token behind earlier tokens, as in a decode row."""
         return self.start > 0 and len(self.slots) == 1
 
 
@@ -59,9 +60,9 @@ class ByKind(NamedTuple):
     Each kind has its own attention kernel.
 
     Attributes:
-        prompts: chunks behind earlier tokens, the longest first. Chunks without earlier tokens are among them if they
-            have fewer than MIN_FRESH_TOKENS tokens together.
-        fresh: chunks without earlier tokens, otherwise.
+        prompts: chunks of several tokens behind earlier tokens, the longest first.
+        fresh: chunks without earlier tokens. If these chunks have fewer than MIN_FRESH_TOKENS tokens together, they are
+            in `prompts` instead.
         single: chunks of one token behind earlier tokens.
     """
 
@@ -81,7 +82,7 @@ class StepPlan:
 
     Attributes:
         kinds: the chunks in row order.
-        slots: of the decode rows.
+        slots: slots of the decode rows.
     """
 
     kinds: ByKind
@@ -107,8 +108,8 @@ class ScheduleBatch:
         sampled: requests that get a token from this step, in the order of the step's sampling rows.
         step: the message to the runners.
         decided_at: time at which the scheduler began to decide the step, in the caller's seconds.
-        masked_rows: indices into `sampled` of requests whose tokens a part takes; a mask of each comes with the step.
-        kept: parts with a section in the step, each with what it gets back with the step's answer.
+        masked_rows: indices into `sampled` of requests with a taker (`Req.taker`); each gets a mask of allowed tokens.
+        kept: (part, `Section.kept`) of the parts that read the step's answer.
     """
 
     step_id: int
@@ -131,7 +132,10 @@ class ScheduleBatch:
 
 
 def sampling_row(req: Req) -> SamplingRow:
-    """The request's parameters for the runner's tables, with its history if penalties need it."""
+    """Return a request's parameters for the runner's sampling tables, with the tokens that penalties are counted from.
+
+    Stop tokens are sent only while `min_tokens` forbids them.
+    """
     s = req.sampling
     held_back = s.min_tokens > 0
     return SamplingRow(
@@ -156,19 +160,23 @@ def sampling_row(req: Req) -> SamplingRow:
 def make_batch(
     step_id: int, now: float, plan: StepPlan, writes: list[RowWrite], parts: Parts, *, gives_ids: bool
 ) -> ScheduleBatch:
-    """Create the step of a plan, with what the parts add to it.
+    """Create the step of a plan, with the sections of the parts.
 
     Args:
         writes: changes of rows other than the step's own slots.
-        gives_ids: decode rows carry their last token; otherwise the runner takes the row's future token.
+        gives_ids: put the last token of each decode row into the step; otherwise the runner takes the token from the
+            previous step, which may not have been answered yet.
     """
+    # Columns of all rows. A step without chunks has shorter columns, and captured graphs can compute it.
     requests = plan.requests
     if plan.chunks:
         columns = _extend_columns(plan.chunks, plan.decode, plan.slots, gives_ids=gives_ids)
         sampled = [chunk.req for chunk in plan.chunks if chunk.samples] + plan.decode
     else:
         columns, sampled = _decode_columns(plan.decode, plan.slots, gives_ids=gives_ids), plan.decode
+    # Masks are sent behind the step, once the tokens that they depend on are known; the step only announces them.
     masked = [i for i, req in enumerate(sampled) if req.taker is not None]
+    # Each part encodes its input for its own end in the runner. A plain decode step has no section.
     found = [(part, section) for part in parts.sections if (section := part.section(plan)) is not None]
     step = ForwardStep(
         step_id=step_id,
@@ -213,7 +221,7 @@ def _extend_columns(chunks: list[Chunk], decode: list[Req], slots: DecodeSlots, 
 
 
 def by_kind(chunks: list[Chunk]) -> ByKind:
-    """Sort a step's chunks by kind."""
+    """Split a step's chunks by kind, into the order of their rows."""
     single = [chunk for chunk in chunks if chunk.is_single]
     fresh = [chunk for chunk in chunks if chunk.begins]
     prompts = [chunk for chunk in chunks if not chunk.begins and not chunk.is_single]
@@ -227,5 +235,5 @@ def _chunk_ids(chunk: Chunk) -> Int32Array:
 
 
 def _decode_ids(reqs: list[Req], gives_ids: bool) -> Int32Array:
-    """Input ids of decode rows: -1 for future tokens, else the last known tokens, behind which nothing is in flight."""
+    """Return the input ids of decode rows: the last known tokens, or -1 for tokens that the device still holds."""
     return np.array([req.ids[req.known_len - 1] if gives_ids else -1 for req in reqs], np.int32)

@@ -1,13 +1,13 @@
 """`Scheduler`: decides every step. Sans-io: no sockets, no clock, no torch; callers pass `now` in seconds.
 
-A step takes three verbs: `Scheduler.next_batch` decides it and allocates its slots, the executor's `submit` sends it to
-the runner, and `Scheduler.commit` (or `fail`) takes its answer. Steps are committed in the order in which they were
-decided; after `runner_lost` there are none until the runner is ready. `intake.add` and `abort` change which requests
-are open. Deltas for the tokenizer accumulate until `take_deltas`.
+A step takes three verbs: `Scheduler.next_batch` decides a step and allocates its slots, the executor's `submit` sends
+the step to the runner, and `Scheduler.commit` (or `fail`) processes the answer. Steps are committed in the order of
+their decisions. After `runner_lost`, `next_batch` decides no step until `runner_ready`. `intake.add` opens a request
+and `abort` ends a request. Output accumulates until `take_deltas`.
 
-The core consists of objects that each are the one writer of their state: `RequestTable` (open requests and their
-transitions), `Intake` (new requests), `Admission` (prefill chunks of a step), `KVManager` (slots), `Pacing` (rows of a
-step), `StepTimeFit` (times of steps), `DeltaWriter` (output). Everything else is a part (`radixrt.scheduler.part`).
+Each object of the core is the only writer of its state: `RequestTable` (open requests and their transitions), `Intake`
+(new requests), `Admission` (prefill chunks of a step), `KVManager` (slots), `Pacing` (rows of a step), `StepTimeFit`
+(times of steps), `DeltaWriter` (output). Every other feature is a part (`radixrt.scheduler.part`).
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ P = TypeVar("P", bound=Part)
 
 RUNNING = ReqState.RUNNING
 RESET_BY_STEP, RESET_BY_RUNNER, RESET_BY_ROUTER = "step_failed", "runner_restarted", "fenced"
-"""Reasons for which the prefix cache restarts empty."""
+"""Reasons for a reset of the prefix cache; keys of `Counters.cache_resets`."""
 EXPIRY_CHECK_S = 0.05
-"""Interval between checks of deadlines, which are not checked at every step."""
+"""Shortest interval between two checks of deadlines, and between two calls of `Part.tick`."""
 
 
 class Scheduler:
@@ -47,15 +47,15 @@ class Scheduler:
     Args:
         config: policy, limits and budgets.
         kv: owner of all slots and rows.
-        context_length: longest sequence, prompt and output together.
+        context_length: longest sequence of the model, prompt and output together, in tokens.
         eos_ids: the model's own end tokens.
-        random_seed: seed of the seeds given to requests that bring none.
-        parts: in the order in which they are asked (`radixrt.parts.assembly`).
-        pacing: rows and prompt tokens of a step; default: all rows in each step.
+        random_seed: seed of the generator that gives a seed to each request without a seed.
+        parts: parts in the order of their calls (`radixrt.parts.assembly`).
+        pacing: chooses the decode rows and the number of prompt tokens of each step; default: all rows in each step.
 
     Attributes:
         has_runner: False between `runner_lost` and `runner_ready`.
-        core: the objects above, for parts and for whoever watches.
+        core: the objects of the core, for parts.
     """
 
     def __init__(
@@ -111,7 +111,11 @@ class Scheduler:
             part.attach(self.core)
 
     def part(self, kind: type[P]) -> P:
-        """Return the part of a class; raises KeyError without one."""
+        """Return the part of a class.
+
+        Raises:
+            KeyError: the scheduler has no such part.
+        """
         return self.parts.get(kind)
 
     @property
@@ -135,15 +139,15 @@ class Scheduler:
     # --- requests end ---
 
     def abort(self, rid: str, now: float) -> None:
-        """End a request in whatever state it is; an unknown rid does nothing."""
+        """End a request in any state. An unknown rid has no effect."""
         self._requests.abort(rid, now)
 
     def take_deltas(self) -> TokenBatch | None:
-        """Output of the requests since the last call; None if there is none."""
+        """Return the output of all requests since the last call; None without output."""
         return self._writer.take()
 
     def flush_cache(self) -> None:
-        """Drop everything from the cache that no active request holds."""
+        """Evict all tokens from the cache that no active request has locked."""
         self._kv.flush()
         self.counters.cache_resets["flushed"] += 1
 
@@ -155,7 +159,8 @@ class Scheduler:
             tick(now)
         for req in [r for r in self._requests.by_rid.values() if r.stats.deadline <= now]:
             if req.finish is not None:
-                continue  # a row of a group that has just ended
+                continue  # a row of a group that an earlier iteration has ended
+            # A taker may end the request with its output so far, for example a grammar by the shortest completion.
             finish = None if req.taker is None else req.taker.expire(req)
             if finish is None:
                 waited = now - req.stats.arrived_at
@@ -166,20 +171,32 @@ class Scheduler:
     # --- next_batch ---
 
     def next_batch(self, now: float) -> ScheduleBatch | None:
-        """The next step, its slots allocated; None if there is nothing to do before those in flight are committed."""
+        """Decide the next step and allocate its slots.
+
+        Returns:
+            The step; None if there is nothing to compute, or nothing before a step in flight is committed.
+        """
         self._expire(now)
         if not self.can_step:
             return None
+        # A request to be computed alone (after a crash, to find the request that kills the runner) waits until the
+        # pipeline is empty.
         alone = next((req for only in self.parts.only if (req := only()) is not None), None)
         if alone is not None and self._num_inflight:
             return None
+        # Each iteration tries one set of active requests. A retraction makes the set smaller.
         while True:
+            # Decode rows come first: a running request does not wait for slots that the prompt of another request
+            # takes. Requests whose last token is in flight already are excluded.
             active = self._requests.active
             growing = [r for r in active if r.state is RUNNING and r.known_len + r.num_pending < r.max_len]
             decode = self.pacing.rows(growing)
-            decode.sort(key=lambda req: req.kv.length, reverse=True)  # a GPU starts with the first, the longest
+            # Attention kernels start with the first row. If the longest row starts first, it does not finish last.
+            decode.sort(key=lambda req: req.kv.length, reverse=True)
             if self._num_inflight and not all(may_step(decode) for may_step in self.parts.may_step):
                 return None
+            # Prefill chunks take only slots that the decode rows leave. A step needs a row of either kind. Without
+            # one, a prompt under way means that slots are missing; otherwise there is nothing to do.
             slots = self._kv.extend_decode(decode)
             if slots is not None:
                 chunks = self.admission.plan_chunks(now, alone)
@@ -187,38 +204,43 @@ class Scheduler:
                     return self._batch(chunks, decode, slots, now)
                 if not any(r.state is ReqState.PREFILL for r in active):
                     return None
-            # Out of room. Steps in flight may free some; only a drained pipeline may retract.
+            # Slots are missing. Requests of the steps in flight may finish and free some, so requests are retracted
+            # only when no step is in flight.
             if self._num_inflight or not self._retract_one():
                 return None
 
     @property
     def can_step(self) -> bool:
-        """False while requests recover, or there is no runner."""
+        """False while the steps in flight are void (`recovering`), and while there is no runner."""
         return self.has_runner and not self._requests.recovering
 
     def _batch(self, chunks: list[Chunk], decode: list[Req], slots: DecodeSlots, now: float) -> ScheduleBatch:
+        """Make the step of these rows, and bring the state of requests and cache to the end of the step."""
         plan = StepPlan(by_kind(chunks), decode, slots)
         batch = make_batch(
             self._next_step, now, plan, self._kv.take_row_writes(), self.parts, gives_ids=self.pacing.gives_ids
         )
+        # With s stages each row is in every s-th step, so a step counts as 1 / s of a decode step.
         if chunks:
             self.counters.extend_steps += 1
         else:
             self.counters.decode_steps += 1
             self.admission.ratio.decoded(1 / self.pacing.stages)
+        # The next step is decided before this one is answered: a sampled token counts as pending until `commit`.
         for req in batch.requests:
             req.sampling_row_due = False
         for req in batch.sampled:
             req.num_pending += 1
             req.last_step = batch.step_id
         self._kv.end_step()
+        # A chunk is published before it is computed. Other requests can match its tokens from the next step on: steps
+        # run in order on one stream, so the chunk's keys and values are written before a later step reads them.
         for chunk in chunks:
             req = chunk.req
             if chunk.is_last:
                 req.state = RUNNING  # also a row of a group, which samples nothing
             if chunk.start >= req.prompt_len and chunk.states is None:
                 continue  # forced output tokens: output is published when the request ends
-            # Visible to others from the next step on: steps run in order, so its keys are written before they are read.
             self._kv.publish(req)
             self._kv.chunk_published(req, chunk.states)
         self.counters.step_tokens.observe(batch.num_tokens)
@@ -227,7 +249,12 @@ class Scheduler:
         return batch
 
     def _retract_one(self) -> bool:
-        """Retract the active request of the lowest priority, the latest arrival among equals; never the only one."""
+        """Retract the active request of lowest priority, among equals the latest arrival. The only active request is
+        never retracted.
+
+        Returns:
+            False if no request was retracted.
+        """
         active = self._requests.active
         if len(active) < 2:
             return False
@@ -238,13 +265,15 @@ class Scheduler:
     # --- commit ---
 
     def commit(self, batch: ScheduleBatch, output: StepOutput, now: float) -> None:
-        """Take the answer of the oldest step in flight: append tokens, finish requests, free what they held."""
+        """Process the answer of the oldest step in flight: append the sampled tokens, and end finished requests."""
         self._num_inflight -= 1
         self.step_time.answered(batch.shape, batch.decided_at, output.forward_s, now)
+        # After a failed step the answers of the later steps in flight are void. The last of them starts the recovery.
         if self._requests.recovering:
             if self._num_inflight == 0:
                 self._requests.recover(RESET_BY_STEP)
             return
+        # Parts read the answer before tokens are appended: the values that a request reads are sent with its token.
         for part, kept in batch.kept:
             part.commit(batch, kept, output, now)
         errors = dict(output.row_errors)
@@ -262,6 +291,8 @@ class Scheduler:
             if i in errors:
                 self._requests.end(req, Finish(FINISH_ERROR, error=FinishError(errors[i])), now)
                 continue
+            # Time between two tokens of a request. Nearly all rows got their last token from the last committed step;
+            # their gap is the same number, and the histogram counts them by one call after the loop.
             taken += 1
             stats = req.stats
             if stats.first_token_at is None:
@@ -271,6 +302,7 @@ class Scheduler:
             else:
                 self.counters.token_gaps.observe(now - stats.last_token_at)
             stats.last_token_at = now
+            # A taker (a grammar) appends and writes the token itself, and may append forced tokens after it.
             if taker is None:
                 finish = req.take(token)
                 write_token(req, token, columns)
@@ -279,17 +311,18 @@ class Scheduler:
             if finish is not None:
                 self._requests.end(req, finish, now)
         if steady:
-            self.counters.token_gaps.observe(now - last_commit, steady)  # nearly all rows of a step, at once
+            self.counters.token_gaps.observe(now - last_commit, steady)
         self._last_commit = now
         self.counters.generated_tokens += taken
         for committed in self.parts.committed:
             committed(batch)
 
     def fail(self, batch: ScheduleBatch, error: str, now: float) -> None:
-        """End the requests of the oldest step in flight, which raised; recompute all others from their known tokens.
+        """End the requests of the oldest step in flight, which raised, and recompute all other requests from their
+        known tokens.
 
-        The step's writes are missing from its slots, and later steps in flight may have read them, so their answers are
-        dropped and the cache restarts empty.
+        The failed step has not written its slots, and later steps in flight may have read these slots. So the answers
+        of the later steps are dropped, and the cache is reset.
         """
         self._num_inflight -= 1
         self._requests.recovering = True
@@ -300,8 +333,13 @@ class Scheduler:
             self._requests.recover(RESET_BY_STEP)
 
     def runner_lost(self, lost: Iterable[ScheduleBatch], reason: str, now: float) -> None:
-        """Drop all steps in flight, `lost`, because the ModelRunner is dead; recompute all active requests once there
-        is a runner. `next_batch` decides nothing until `runner_ready`; everything else continues."""
+        """Drop all steps in flight because the ModelRunner is dead, and queue all active requests again.
+
+        `next_batch` decides no step until `runner_ready`; all other methods work as before.
+
+        Args:
+            lost: all steps in flight.
+        """
         self._num_inflight = 0
         self.has_runner = False
         self._requests.recovering = True
@@ -311,13 +349,16 @@ class Scheduler:
         self._requests.recover(RESET_BY_RUNNER)
 
     def runner_ready(self) -> None:
-        """Continue with a new ModelRunner, whose pool is as large as its predecessor's."""
+        """Continue with a new ModelRunner. The caller has checked that its pools have the same sizes."""
         self.has_runner = True
         self.counters.runner_restarts += 1
 
     def forget(self, now: float, *, keeps_cache: bool) -> None:
-        """Drop all requests, without an answer, and the cache unless it is to be kept: a router has given them to other
-        replicas, or is another router."""
+        """Drop all requests without an answer: their router has moved them to other replicas, or a new router begins.
+
+        Args:
+            keeps_cache: False to reset the prefix cache too.
+        """
         for forgotten in self.parts.forgotten:
             forgotten()
         self._requests.forget(now, None if keeps_cache else RESET_BY_ROUTER)

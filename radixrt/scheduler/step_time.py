@@ -1,19 +1,19 @@
 """`StepTimeFit`: the step-time model (`messages.scheduler_stats.StepTimes`), fitted to the steps as they are answered.
 
-Two non-negative least-squares problems of three coefficients each: the time of decode rows, fitted to steps without
-prompt chunks, and what prompt chunks add to it. A problem learns only from steps that say something about it, so a long
-time without prompts leaves their coefficients alone.
+The model is two non-negative least-squares problems of three coefficients each: the time of decode rows, fitted to
+steps without prompt chunks, and the time that prompt chunks add, fitted to steps with prompt chunks. So a long time
+without prompts leaves the prompts' coefficients alone.
 
 - Errors are relative: a decode step of 10 ms counts as much as a prompt step of 1 s.
-- Older steps count less, by a factor of 1 - 1 / MEMORY for each newer one. Errors that stay on one side take
-  most of the weight from everything older, so that a machine that has become slower is learned in some tens of steps.
-- A step that took CLIP times the predicted time, or more, counts as one that took CLIP times it: a compilation or a
-  suspended process is one unusual step among many. The first steps are compared by their median instead.
-- Coefficients that the steps do not determine (always 32 rows, or prompts so short that what they attend to does not
-  matter) keep their ratio to the others, that of the prior or of what was learned before (ridge regression).
+- Each step multiplies the weight of all older steps by 1 - 1 / MEMORY. If the errors of many steps in a row have the
+  same sign, older steps lose most of their weight: a machine that has become slower is learned in tens of steps.
+- Times are clipped to CLIP times the predicted time: a compilation or a suspended process is one unusual step among
+  many. The first steps are compared by their median instead.
+- Coefficients that the steps do not determine (always 32 rows, or prompts so short that attention takes no time) keep
+  their ratio to the other coefficients: the ratio of the prior, or the ratio learned before (ridge regression).
 
-Sans-io and deterministic. Fitting takes about ten microseconds of each step; the scheduler defers it (`learn`) until it
-has sent the next step.
+The class does no I/O and is deterministic. Fitting takes about ten microseconds per step; the scheduler's loop defers
+it (`learn`) until the next step is submitted. NumPy would take twice as long for systems of three equations.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ FIRST_STEPS = 5
 """Number of first steps whose median sets the scale of the prior."""
 SOLVE_EVERY = 8
 MAX_NOTED = 16
-"""Steps that wait to be learned from, at most, where nobody calls `learn`."""
+"""Maximum number of answered steps that wait for a call of `learn`."""
 ERROR_MEMORY = 64
 RECENT_STEPS = 64
 BIAS_MEMORY = 16
 BIAS_LIMIT = 0.4
 BIASED_KEEP = 0.1
 NOISE = 0.015
-"""Variance of the relative error of a step's time: a coefficient whose part is lost in it stays as it was."""
+"""Variance of the relative error of a step's time. A coefficient whose share of the time is smaller stays unchanged."""
 NEAR_MEMORY = 64
 NEAR_FLOOR = 1e-3
-"""Smallest part of the prior's ratio to the others that a coefficient is assumed to have."""
+"""Lower bound of a coefficient in `_near`, as a share of the coefficient's ratio to the others in the prior."""
 TINY_S = 1e-15
 PRIOR = StepTimes(step=5e-3, row=5e-5, context=5e-8, extend=1e-3, token=1e-4, pair=2e-8)
 """Ratios of the coefficients before there is data; their scale is that of the first steps."""
@@ -50,13 +50,13 @@ class StepTimeFit:
 
     Attributes:
         times: the model fitted to the steps so far.
-        recent_s: running mean of the seconds of the last steps, whatever they consisted of.
+        recent_s: running mean of the seconds of the last steps, of any shape.
 
-    Both take in every answered step; `learn` does so before they are read.
+    Reading either attribute first fits the model to all answered steps (`learn`).
 
     Args:
-        stages: pipeline stages of the model. The model then predicts the seconds of one stage, those after which the
-            next step of the same size may follow.
+        stages: pipeline stages of the model. With several stages the model predicts the seconds of one stage, after
+            which the next step of the same size may follow.
     """
 
     def __init__(self, prior: StepTimes = PRIOR, stages: int = 1) -> None:
@@ -82,15 +82,15 @@ class StepTimeFit:
     def answered(self, shape: StepShape, decided_at: float, forward_s: float, now: float) -> None:
         """Note a step that is answered now.
 
-        It ended `forward_s` after it was sent, which is before now if the loop was busy, above all where the loop
-        itself computes steps; and it ran since it was decided or, if that was later, since the step before it ended.
-        With s stages a step that a stage computes in t seconds ends s * t after it was decided, or t after the step
-        before it, whichever is later.
+        The step ended `forward_s` after it was sent. If the loop was busy, that is earlier than `now`, above all where
+        the loop itself computes steps. The step began when it was decided or when the previous step ended, whichever is
+        later. With s stages, a step that each stage computes in t seconds ends s * t after its decision or t after the
+        end of the previous step, whichever is later.
 
         Args:
-            forward_s: see `StepOutput`; 0 if it is not known.
+            forward_s: see `StepOutput`; 0 if unknown.
         """
-        # Where stages compute one after another, the last one's time is not the step's.
+        # With several stages `forward_s` is the time of the last stage alone.
         ended_at = min(now, decided_at + forward_s) if forward_s and self._stages == 1 else now
         self._answered.append((shape, min((ended_at - decided_at) / self._stages, ended_at - self._ended_at)))
         self._ended_at = ended_at
@@ -105,22 +105,24 @@ class StepTimeFit:
 
     @property
     def turn_times(self) -> StepTimes:
-        """Model of the seconds in which every row gets a token: with s stages, s steps with a part of the rows each."""
+        """Model of the seconds in which every row gets a token. With s stages that takes s steps, each with some of the
+        rows."""
         return self.times if self._stages == 1 else replace(self.times, step=self._stages * self.times.step)
 
     @property
     def recent_turn_s(self) -> float:
-        """`recent_s` of as many steps as there are stages."""
+        """Seconds in which every row gets a token, by `recent_s`."""
         return self._stages * self.recent_s
 
     def add(self, shape: StepShape, seconds: float) -> None:
-        """Learn from a step that took `seconds`; an empty step, or one without a duration, is ignored."""
+        """Learn from a step that took `seconds`. Steps without rows or without a duration are ignored."""
         if seconds <= 0.0 or not (shape.rows or shape.tokens):
             return
         predicted = self._times.seconds(*shape)
         self._count_error(seconds, predicted)
         steps = self._decode.samples + self._extend.samples + 1
         self._recent_s += (min(seconds, CLIP * predicted) - self._recent_s) / min(steps, RECENT_STEPS)
+        # A step with prompt chunks teaches only the time that the chunks add to the predicted time of its decode rows.
         rest = (1.0, float(shape.rows), float(shape.context))
         if shape.tokens:
             self._extend.add((1.0, float(shape.tokens), shape.pairs), seconds, self._decode.predict(rest))
@@ -138,7 +140,7 @@ class StepTimeFit:
 
 
 class _LeastSquares:
-    """Non-negative coefficients b with seconds = offset + x . b, from weighted sums over the samples.
+    """Fits non-negative coefficients b of `seconds = offset + x . b`, from running weighted sums over the samples.
 
     Attributes:
         coefficients: the solution.
@@ -163,9 +165,12 @@ class _LeastSquares:
         self.samples += 1
         if self.samples > FIRST_STEPS:
             self._learn(x, seconds, offset)
+            # A single sample changes the solution only while there are few samples.
             if self.samples % SOLVE_EVERY == 0 or self.samples < 8 * FIRST_STEPS:
                 self._solve()
             return
+        # The first steps may compile kernels. So they are kept until their median gives the scale of the coefficients,
+        # by which all samples are clipped.
         self._first.append((x, seconds, offset))
         self._scale_prior()
         if self.samples == FIRST_STEPS:
@@ -185,12 +190,16 @@ class _LeastSquares:
         self.coefficients = (a * scale, b * scale, c * scale)
 
     def _learn(self, x: tuple[float, float, float], seconds: float, offset: float) -> None:
+        """Add a sample to the weighted sums."""
         predicted = self.predict(x) + offset
         clipped = min(max(seconds, predicted / CLIP), predicted * CLIP)
+        # A mean error far from zero shows that the machine has changed its speed: older samples lose their weight.
         self._bias += ((clipped - predicted) / max(clipped, predicted) - self._bias) / BIAS_MEMORY
         keep = 1.0 - 1.0 / MEMORY
         if abs(self._bias) > BIAS_LIMIT:
             keep, self._bias = BIASED_KEEP, 0.0
+        # Weighted by 1 / predicted^2, the squared error of a step is the square of its relative error. The loops are
+        # unrolled because every step runs them.
         weight = 1.0 / (predicted * predicted)
         value = max(clipped - offset, 0.0) * weight
         for row, target_x in zip(self._gram, x, strict=True):
@@ -204,12 +213,18 @@ class _LeastSquares:
         target[2] = target[2] * keep + x[2] * value
 
     def _solve(self) -> None:
-        """Set the coefficients to the non-negative solution, near to what was known before, scaled to fit best."""
+        """Set the coefficients to the non-negative minimum of the weighted squares plus a ridge term.
+
+        The ridge term is NOISE * sum((b_i / near_i - 1)^2), where `near` are the coefficients known before, times the
+        common factor that fits the samples best.
+        """
         gram, target, known = self._gram, self._target, self._near
         fitted = sum(b * t for b, t in zip(known, target, strict=True))
         norm = sum(known[i] * known[j] * gram[i][j] for i in range(3) for j in range(3))
         near = [max(b * fitted / norm, TINY_S) for b in known]
         ridge = [NOISE / (b * b) for b in near]
+        # Active-set method: solve the linear system of the free coefficients. If the solution has negative
+        # coefficients, fix the most negative one (relative to `near`) at zero, and solve for the others.
         free = [0, 1, 2]
         found = [0.0, 0.0, 0.0]
         while free:
@@ -221,8 +236,10 @@ class _LeastSquares:
                     found[i] = value
                 break
             free.pop(worst)
-        # Never zero: a step of rows without context takes time, and rates are computed from it.
+        # Never zero: a step of rows without context takes time, and callers divide by predicted times.
         self.coefficients = (max(found[0], TINY_S), max(found[1], TINY_S), max(found[2], TINY_S))
+        # `_near` follows the solution slowly. Without the floor, a coefficient that is zero for a while would vanish
+        # from `_near`, and the ridge term would then hold the coefficient at zero.
         scale = NEAR_FLOOR * max(n / p for n, p in zip(near, self._prior, strict=True))
         target_near = [max(x, scale * p) for x, p in zip(found, self._prior, strict=True)]
         a, b, c = (n + (t - n) / NEAR_MEMORY for n, t in zip(near, target_near, strict=True))
