@@ -305,7 +305,7 @@ TABLES = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", choices=TABLES, default=["steps"])
+    parser.add_argument("what", nargs="*", metavar="PART", help=f"{', '.join(TABLES)}; default: steps")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 64, 256, 512])
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
     parser.add_argument("--steps", type=int, default=200)
@@ -320,9 +320,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--profile", action="store_true", help="where the time goes, by function")
     args = parser.parse_args(argv)
+    if unknown := [name for name in args.what if name not in TABLES]:
+        parser.error(f"no part {unknown[0]!r}; choose from {', '.join(TABLES)}")
     folder = shape_folder(SHAPE)
     for name, measure in TABLES.items():
-        if name in args.what:
+        if name in (args.what or ["steps"]):
             title, headings, rows = measure(args, folder)
             print(f"\n{title}\n")
             print(table(headings, rows), flush=True)

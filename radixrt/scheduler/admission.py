@@ -114,7 +114,7 @@ class Admission:
         under_way = ((kv.computed_len(r), r.known_len) for r in requests.active if r.state is ReqState.PREFILL)
         prompts = chain(under_way, ((0, r.known_len) for r in requests.waiting[:WINDOW]))
         spans = ((start, end - start) for start, end in prompts)
-        return self._pacing.budget(self._config.chunked_prefill_size, self._step_time.times, spans)
+        return self._pacing.budget(self._config.chunked_prefill_size, self._step_time, spans)
 
     def _add_chunk(self, req: Req, budget: StepBudget, chunks: list[Chunk]) -> bool:
         """Append the request's next chunk; return False if slots or budget are missing."""

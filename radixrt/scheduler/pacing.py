@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 
 from radixrt.messages.scheduler_stats import StepTimes
 from radixrt.scheduler.req import Req
+
+
+class HasTimes(Protocol):
+    """Model of the seconds that a step takes."""
+
+    @property
+    def times(self) -> StepTimes:
+        """The model as of now."""
+        ...
 
 
 class StepBudget:
@@ -49,12 +59,13 @@ class Pacing:
         """Return the decode rows of the next step, among all rows that may decode."""
         return growing
 
-    def budget(self, max_tokens: int, times: StepTimes, prompts: Iterable[tuple[int, int]]) -> StepBudget:
+    def budget(self, max_tokens: int, step_time: HasTimes, prompts: Iterable[tuple[int, int]]) -> StepBudget:
         """Return the budget of the next step.
 
         Args:
             max_tokens: maximum number of prompt tokens in a step.
-            times: model of the seconds that a step takes.
+            step_time: model of the seconds that a step takes. Reading the model takes in the answered steps first, so
+                that a pacing which does not need the model does not read it.
             prompts: (number of computed tokens, number of tokens to compute) for each prompt under way and for the
                 first waiting requests; a pacing that does not need the prompts does not consume the iterator.
         """

@@ -76,23 +76,25 @@ class ByKind(NamedTuple):
         return [*self.prompts, *self.fresh, *self.single]
 
 
-@dataclass(frozen=True)
-class StepPlan:
+class StepPlan(NamedTuple):
     """Rows of a step that has been decided: first the chunks of prompts, then the decode rows.
 
     Attributes:
-        kinds: the chunks in row order.
-        slots: slots of the decode rows.
+        chunks: in row order.
+        kinds: the same chunks by kind; None if there are none.
+        slots: KV slots of the decode rows.
     """
 
-    kinds: ByKind
+    chunks: list[Chunk]
+    kinds: ByKind | None
     decode: list[Req]
     slots: DecodeSlots
 
-    @cached_property
-    def chunks(self) -> list[Chunk]:
-        """The chunks in row order."""
-        return self.kinds.chunks
+    @staticmethod
+    def of(chunks: list[Chunk], decode: list[Req], slots: DecodeSlots) -> StepPlan:
+        """Return the plan of a step with these chunks, in any order, and decode rows."""
+        kinds = by_kind(chunks) if chunks else None
+        return StepPlan([] if kinds is None else kinds.chunks, kinds, decode, slots)
 
     @property
     def requests(self) -> list[Req]:

@@ -29,7 +29,7 @@ from radixrt.scheduler.pacing import Pacing
 from radixrt.scheduler.part import Core, Part, Parts
 from radixrt.scheduler.req import Req, ReqState
 from radixrt.scheduler.request_table import RequestTable
-from radixrt.scheduler.schedule_batch import Chunk, ScheduleBatch, StepPlan, by_kind, make_batch
+from radixrt.scheduler.schedule_batch import Chunk, ScheduleBatch, StepPlan, make_batch
 from radixrt.scheduler.step_time import StepTimeFit
 
 P = TypeVar("P", bound=Part)
@@ -216,7 +216,7 @@ class Scheduler:
 
     def _batch(self, chunks: list[Chunk], decode: list[Req], slots: DecodeSlots, now: float) -> ScheduleBatch:
         """Make the step of these rows, and bring the state of requests and cache to the end of the step."""
-        plan = StepPlan(by_kind(chunks), decode, slots)
+        plan = StepPlan.of(chunks, decode, slots)
         batch = make_batch(
             self._next_step, now, plan, self._kv.take_row_writes(), self.parts, gives_ids=self.pacing.gives_ids
         )

@@ -20,6 +20,7 @@ from tests.scheduler.fake_runner import Harness
 from tests.scheduler.scripted_grammar import ScriptedGrammar, expected_constrained
 
 TIMES = StepTimes(step=5e-3, row=0.0, context=0.0, extend=1e-3, token=1e-4, pair=1e-8, extend_steps=100)
+FITTED = SimpleNamespace(times=TIMES)
 
 
 @pytest.mark.parametrize("stages", [2, 3])
@@ -99,7 +100,7 @@ def test_chunks_take_equal_time_not_equal_tokens() -> None:
     chunks = StagePacing(2)
     start, total, taken = 0, 30_000, []
     while start < total:
-        budget = chunks.budget(4096, TIMES, [(start, total - start)])
+        budget = chunks.budget(4096, FITTED, [(start, total - start)])
         tokens = min(total - start, budget.tokens_behind(start))
         taken.append((tokens, seconds(start, tokens)))
         start += tokens
@@ -111,7 +112,7 @@ def test_chunks_take_equal_time_not_equal_tokens() -> None:
 
 def test_a_burst_has_the_number_of_steps_that_ends_it_first() -> None:
     work, stages = 8192, 4
-    tokens = StagePacing(stages).budget(1 << 20, TIMES, [(0, work)]).tokens_behind(0)
+    tokens = StagePacing(stages).budget(1 << 20, FITTED, [(0, work)]).tokens_behind(0)
 
     def until_done(steps: int) -> float:
         return (steps + stages - 1) * (seconds(0, work) / steps + TIMES.step + TIMES.extend)
@@ -122,16 +123,16 @@ def test_a_burst_has_the_number_of_steps_that_ends_it_first() -> None:
 
 def test_steps_stay_as_long_during_a_burst_and_shrink_for_the_next_one() -> None:
     chunks = StagePacing(2)
-    long = chunks.budget(1 << 20, TIMES, [(0, 50_000)]).tokens_behind(0)
-    assert chunks.budget(1 << 20, TIMES, [(0, 100)]).tokens_behind(0) == long
-    chunks.budget(1 << 20, TIMES, [])
-    assert chunks.budget(1 << 20, TIMES, [(0, 100)]).tokens_behind(0) < long
+    long = chunks.budget(1 << 20, FITTED, [(0, 50_000)]).tokens_behind(0)
+    assert chunks.budget(1 << 20, FITTED, [(0, 100)]).tokens_behind(0) == long
+    chunks.budget(1 << 20, FITTED, [])
+    assert chunks.budget(1 << 20, FITTED, [(0, 100)]).tokens_behind(0) < long
 
 
 def test_one_stage_and_unknown_times_leave_the_budget_in_tokens() -> None:
-    assert Pacing().budget(999, TIMES, [(0, 50)]).tokens_behind(10**6) == 999
+    assert Pacing().budget(999, FITTED, [(0, 50)]).tokens_behind(10**6) == 999
     unknown = StepTimes(step=5e-3, row=0.0, context=0.0, extend=1e-3, token=1e-4, pair=1e-7)
-    assert StagePacing(2).budget(999, unknown, [(0, 50)]).tokens_behind(10**6) == 999
+    assert StagePacing(2).budget(999, SimpleNamespace(times=unknown), [(0, 50)]).tokens_behind(10**6) == 999
 
 
 def test_a_budget_of_seconds_ends_with_them() -> None:

@@ -25,7 +25,7 @@ from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.parts.sharing.costs import DecodeSharing, PromptSharing, Run, SharingModel
 from radixrt.scheduler.part import Part, Section
 from radixrt.scheduler.req import Req
-from radixrt.scheduler.schedule_batch import StepPlan
+from radixrt.scheduler.schedule_batch import ByKind, StepPlan
 
 
 class SharedColumns(NamedTuple):
@@ -49,21 +49,21 @@ class Sharing(Part):
         self._encoded = NOTHING, b""  # the last section, which consecutive decode steps have in common
 
     def section(self, plan: StepPlan) -> Section | None:
-        columns = self._in_extend(plan) if plan.chunks else self._planner.columns(plan.decode)
+        columns = self._planner.columns(plan.decode) if plan.kinds is None else self._in_extend(plan.kinds, plan.decode)
         if not columns.segments:
             return None
         if columns is not self._encoded[0]:
             self._encoded = columns, encode(SharedSection(*columns))
         return Section(self._encoded[1])
 
-    def _in_extend(self, plan: StepPlan) -> SharedColumns:
+    def _in_extend(self, kinds: ByKind, decode: list[Req]) -> SharedColumns:
         """Return the prefixes that rows of an EXTEND step share."""
-        prompts, single = plan.kinds.prompts, plan.kinds.single
+        prompts, single = kinds.prompts, kinds.single
         return self._planner.extend_columns(
             [chunk.req for chunk in prompts],
             [len(chunk.slots) for chunk in prompts],
-            [chunk.req for chunk in single] + plan.decode,
-            len(prompts) + len(plan.kinds.fresh),
+            [chunk.req for chunk in single] + decode,
+            len(prompts) + len(kinds.fresh),
             {chunk.req: chunk.start for chunk in [*prompts, *single] if chunk.start < chunk.req.kv.protected_len},
         )
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 
 from radixrt.messages.scheduler_stats import StepTimes
-from radixrt.scheduler.pacing import Pacing, StepBudget
+from radixrt.scheduler.pacing import HasTimes, Pacing, StepBudget
 from radixrt.scheduler.req import Req
 
 MIN_CHUNK_TOKENS = 64
@@ -76,7 +76,8 @@ class StagePacing(Pacing):
         free = sorted((req for req in growing if not req.num_pending), key=lambda req: req.last_step)
         return free[: -(-len(growing) // self.stages)]
 
-    def budget(self, max_tokens: int, times: StepTimes, prompts: Iterable[tuple[int, int]]) -> StepBudget:
+    def budget(self, max_tokens: int, step_time: HasTimes, prompts: Iterable[tuple[int, int]]) -> StepBudget:
+        times = step_time.times
         if times.extend_steps < MIN_STEPS:
             return StepBudget(max_tokens)
         work = sum(tokens * (times.token + times.pair * (start + tokens / 2)) for start, tokens in prompts)
