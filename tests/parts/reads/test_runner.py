@@ -15,8 +15,8 @@ from radixrt.messages.wire import pack_i32, unpack_f32
 from radixrt.parts.reads import runner
 from radixrt.parts.reads.runner import StepReader
 from radixrt.runner.step_result import LogitsProcessorOutput
-from tests.runner.sampling.test_logprobs import check, exact
 from tests.runner.sampling.test_sampler import VOCAB, random_logits
+from tests.runner.test_logprobs import check, exact
 
 
 def output(hidden: torch.Tensor) -> LogitsProcessorOutput:
