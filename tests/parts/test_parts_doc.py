@@ -1,0 +1,64 @@
+"""docs/parts.md: its moments are overridden by the parts that it names, and its commands count no more than it says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from radixrt.config import SchedulerConfig
+from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
+from radixrt.mem_cache.radix_cache import RadixCache
+from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
+from radixrt.mem_cache.state_slots import StateSlotAllocator
+from radixrt.messages.runner import CascadeCosts
+from radixrt.parts.assembly import assemble
+from radixrt.scheduler.part import Part
+from radixrt.scheduler.scheduler import Scheduler
+
+ROOT = Path(__file__).parent.parent.parent
+DOCUMENT = (ROOT / "docs" / "parts.md").read_text()
+COMMANDS = re.findall(r"^(grep .*?) +# (\d+)$", DOCUMENT, re.MULTILINE)
+ALL = ["ReadsPart", "Constraints", "Programs", "Recovery", "Overload", "Watch", "StatesPart", "Sharing"]
+OUTSIDE = {"is_busy", "attach"}
+"""Members of every part that are no moments."""
+
+
+def assembled(*, hybrid: bool, cascade: CascadeCosts | None) -> Scheduler:
+    allocator = TokenToKVPoolAllocator(64, 1)
+    cache = RadixCache(allocator, "lru", StateSlotAllocator(16) if hybrid else None)
+    rows = ReqToTokenPool(4, 64)
+    return assemble(
+        SchedulerConfig(max_running_requests=4), cache, allocator, rows,
+        context_length=64, eos_ids=[0], vocab_size=100, cascade=cascade,
+    )  # fmt: skip
+
+
+def names(scheduler: Scheduler) -> list[str]:
+    return [type(part).__name__ for part in scheduler.parts.all]
+
+
+def test_parts_are_asked_in_one_order() -> None:
+    costs = CascadeCosts(step_tokens=1.0, run_tokens=1.0, row_tokens=1.0)
+    assert names(assembled(hybrid=True, cascade=costs)) == ALL
+    assert names(assembled(hybrid=False, cascade=None)) == ALL[:-2]
+
+
+def test_the_table_lists_every_moment_and_its_parts() -> None:
+    costs = CascadeCosts(step_tokens=1.0, run_tokens=1.0, row_tokens=1.0)
+    parts = assembled(hybrid=True, cascade=costs).parts.all
+    moments = [name for name in vars(Part) if not name.startswith("_") and name not in {*OUTSIDE, "name"}]
+    overriding = {
+        moment: [type(part).__name__ for part in parts if getattr(type(part), moment) is not getattr(Part, moment)]
+        for moment in moments
+    }
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", DOCUMENT, re.MULTILINE)
+    assert {moment: re.findall(r"`(\w+)`", parts) for moment, parts in rows} == overriding
+
+
+@pytest.mark.parametrize(("command", "count"), COMMANDS, ids=["guards", "isinstance", "imports"])
+def test_the_commands_count_no_more_than_documented(command: str, count: str) -> None:
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    assert int(done.stdout) <= int(count)
