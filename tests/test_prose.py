@@ -33,6 +33,7 @@ REWRITTEN = (
     "models",
     "openai_api.py",
     "os_process.py",
+    "parts",
     "pydantic_schema.py",
     "python_types.py",
     "router",

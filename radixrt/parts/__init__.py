@@ -1,2 +1,2 @@
-"""Parts: what rides on the core. Each part is a folder with its end in the scheduler, its end in the runner and the
-messages between the two; the core imports none of them (`docs/architecture.md`)."""
+"""Parts: optional features on top of the scheduler's and the runner's core. Each part is a folder, with modules for its
+end in the scheduler and its end in the runner. The core imports no part (`docs/architecture.md`)."""

@@ -1,4 +1,4 @@
-"""`assemble`: the scheduler with its parts, in the one order in which they are asked."""
+"""`assemble`: creates a scheduler with all of its parts, and defines the order of the parts."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def assemble(
     Args:
         vocab_size: size of grammar masks, in tokens.
         grammars, shared_cores: see `Constraints`.
-        cascade: costs by which shared prefixes are computed once for several rows; None if they never are.
-        checkpoints: decides where prompts leave states, for a model with recurrent layers; None: with its defaults.
+        cascade: cost model of attention over prefixes that several rows share; None to compute each row alone.
+        checkpoints: decides where prompts leave states, for a model with recurrent layers; default: `Checkpoints()`.
         stages: pipeline stages of the model.
     """
     parts: list[Part] = [

@@ -1,8 +1,8 @@
-"""The real scheduler on a simulated device: no model, no sockets, no threads, no torch, and the same result every time.
+"""The real scheduler on a simulated device: no model, no sockets, no threads, no torch, and deterministic results.
 
 `make_scheduler` assembles a scheduler over empty pools. `SimulatedRunner` takes the place of executor and ModelRunner:
-functions of the caller give the seconds that a step takes and the tokens that requests sample, and the caller owns the
-clock. A caller that computes something from a step reads it by `StepRows`.
+functions of the caller give the seconds of each step and the sampled tokens, and the caller owns the clock. `StepRows`
+decodes the rows of a step for callers that compute something from them.
 """
 
 from __future__ import annotations
@@ -35,10 +35,18 @@ from radixrt.scheduler.stats import scheduler_stats
 
 
 def make_scheduler(
-    config: SchedulerConfig, num_slots: int, *, context_length: int, eos_ids: Iterable[int], vocab_size: int,
-    page_size: int = 1, eviction: str = "lru", prefix_cache: bool = True, num_states: int = 0,
+    config: SchedulerConfig,
+    num_slots: int,
+    *,
+    context_length: int,
+    eos_ids: Iterable[int],
+    vocab_size: int,
+    page_size: int = 1,
+    eviction: str = "lru",
+    prefix_cache: bool = True,
+    num_states: int = 0,
     **options: Any,
-) -> Scheduler:  # fmt: skip
+) -> Scheduler:
     """Return a scheduler over empty pools of these sizes, as the engine assembles it.
 
     Args:
@@ -128,7 +136,7 @@ class SimulatedRunner:
 
     Args:
         step_s: returns the seconds that a step takes; called once for each step, when it is submitted.
-        token: returns the token that a request samples, the one at index `Req.num_output` of its output.
+        token: returns the next token of a request, which gets index `Req.num_output` of the output.
         depth: maximum number of steps in flight.
 
     Attributes:
@@ -137,9 +145,13 @@ class SimulatedRunner:
     """
 
     def __init__(
-        self, scheduler: Scheduler, step_s: Callable[[ScheduleBatch], float], token: Callable[[Req], int], *,
+        self,
+        scheduler: Scheduler,
+        step_s: Callable[[ScheduleBatch], float],
+        token: Callable[[Req], int],
+        *,
         depth: int = 2,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.scheduler = scheduler
         self.now = 0.0
         self.steps = 0
@@ -147,7 +159,7 @@ class SimulatedRunner:
         self._token = token
         self._depth = depth
         self._inflight: deque[tuple[ScheduleBatch, float]] = deque()  # with the time at which the step ends
-        self._free_at = 0.0  # when the device has computed everything that was submitted
+        self._free_at = 0.0  # end of the last submitted step
 
     @property
     def ends_at(self) -> float:

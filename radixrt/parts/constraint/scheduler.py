@@ -1,11 +1,11 @@
 """Scheduler end of constraint: masks, jump-forward, and early ends that are always valid.
 
-The scheduler decides all of it when a step is committed and every earlier token is known:
+The part decides the following when a step is committed, because every earlier token is known then:
 
-- a sampled token after which no valid output could be completed within the budget is dropped, and the output is closed
-  with the grammar's shortest completion instead; that costs no step, because nothing is left to sample;
-- tokens about which the grammar leaves no choice are appended without sampling (jump-forward), and computed by the next
-  step as an EXTEND. A sample of the request that is still in flight then is ignored when it arrives.
+- If no valid output could be completed within the budget after a sampled token, the token is dropped, and the grammar's
+  shortest completion ends the output. The completion costs no step, because nothing is left to sample.
+- If the grammar leaves no choice about the next tokens, they are appended without sampling (jump-forward), and the next
+  step computes them as a prefill chunk. A sample of the request that is in flight then is ignored when it arrives.
 """
 
 from __future__ import annotations
@@ -41,33 +41,34 @@ from radixrt.scheduler.schedule_batch import ScheduleBatch
 logger = logging.getLogger(__name__)
 
 JUMP_RATE_MEMORY = 64
-"""Approximate number of sampled tokens over which the share that led to a jump is averaged."""
+"""Approximate number of sampled tokens in the running mean of the share of tokens that led to a jump."""
 WORTH_WAITING = 0.1
-"""Above this share of jumps, no step is submitted before the tokens of the step before it are known; see
+"""Above this share of jumps, no step is submitted before the tokens of the previous step are known; see
 `Constraints.may_step`."""
 
 MASK_LIMIT_S = 0.05
-"""A request whose mask takes longer than this delays its whole batch, and is ended."""
+"""Longest time of one mask, in seconds. A slower mask delays the whole batch, so its request is ended."""
 LOOK_S = 0.001
-"""Masks that together take less than this are not timed one by one."""
+"""Masks are timed one by one only if several masks together take longer than this time, in seconds."""
 
 
 def _with_choice(columns: LogprobColumns, grammar: Grammar) -> LogprobColumns:
-    """Add to the columns of one token how many tokens the grammar allows next, and whether it determines the text."""
+    """Add to a token's columns the number of tokens that the grammar allows, and whether the grammar determines the
+    text."""
     allowed = int.from_bytes(grammar.mask().tobytes(), "little").bit_count()
     forced = allowed == 1 or bool(grammar.forced_continuation())
     return msgspec.structs.replace(columns, allowed=pack_i32([allowed]), forced=bytes([forced]))
 
 
 class Constraint:
-    """The grammar of one request and what it did to the output: the request's `Taker`.
+    """`Taker` of a request with a constraint: the grammar's state, and counts of the tokens that the grammar decided.
 
     Attributes:
-        may_take_back: forced continuations are appended without sampling (jump-forward), and the last token before them
-            may be tokenized differently together with them.
-        forced_tokens: output tokens about which the grammar left no choice.
-        closing_tokens: output tokens that ended the output early.
-        stale_samples: number of the oldest samples in flight to ignore: the tokens after them are forced already.
+        may_take_back: jump-forward is on. Forced tokens are appended without sampling, and the last token before them
+            may be replaced if it and the forced text together are tokenized differently.
+        forced_tokens: number of output tokens about which the grammar left no choice.
+        closing_tokens: number of output tokens of the completion that ended the output early.
+        stale_samples: number of samples in flight to ignore, the oldest first: forced tokens have replaced them.
     """
 
     __slots__ = (
@@ -88,8 +89,8 @@ class Constraint:
         self._request = message.rid, sampling
         self._compiled = compiled
         self.grammar = grammar
-        # Without a sample there are no log-probabilities of a token. A prompt before forced tokens may come from the
-        # cache to its end, so that nothing would be read from it.
+        # A forced token is not sampled, so it has no log-probabilities. With forced tokens behind a prompt, the whole
+        # prompt may come from the cache, and the values that the request reads at it would not be computed.
         row = message.rows[0]
         reads = row.logprobs is not None or row.hidden is not None
         self.may_take_back = sampling.structured.jump_forward and sampling.logprobs is None and not reads
@@ -137,7 +138,7 @@ class Constraint:
         self.stale_samples = 0
 
     def expire(self, req: Req) -> Finish | None:
-        """Close an output that has begun into a valid answer."""
+        """Complete an output that has begun to a valid answer."""
         return self._part.expire(req, self) if req.num_output > self.forced_tokens else None
 
     @property
@@ -160,8 +161,9 @@ class Constraints(TakerPart):
 
     Args:
         vocab_size: size of grammar masks, in tokens.
-        grammars: compiles the constraints of requests before they join the queue; None: `add` gets grammars.
-        shared_cores: steps are computed on the cores that also compile grammars.
+        grammars: compiles the constraints of requests before they join the queue; None if the caller passes grammars to
+            `add`.
+        shared_cores: the runner computes steps on the cores that also compile grammars.
     """
 
     name = "constraint"
@@ -180,7 +182,7 @@ class Constraints(TakerPart):
         self._requests = core.requests
         self._intake = core.intake
         self._writer = core.writer
-        # Rows whose next step carries the sampled id are in one step in flight at most.
+        # If steps carry the ids of their decode rows, a row waits for its sampled token anyway.
         self._waits_for_ids = core.scheduler.pacing.gives_ids
 
     def stats(self, now: float) -> Mapping[str, Any]:
@@ -204,7 +206,7 @@ class Constraints(TakerPart):
         return [] if self._grammars is None else [*self._grammars.sockets()]
 
     def prepare(self, message: Request, now: float) -> bool:
-        """Have the constraint of a request compiled, if it has one and may join the queue."""
+        """Begin to compile the constraint of a request that may join the queue; return False without a constraint."""
         if self._grammars is None or message.sampling is None or message.sampling.constraint is None:
             return False
         error = self._intake.refusal(message, now, compiling=self._grammars.num_pending)
@@ -215,7 +217,7 @@ class Constraints(TakerPart):
         return True
 
     def poll(self, now: float, *, steps_in_flight: bool) -> bool:
-        """Queue the requests whose grammar is compiled, and end those whose grammar failed to compile."""
+        """Queue the requests whose grammar is compiled; a request whose grammar failed to compile gets an error."""
         if self._grammars is None:
             return False
         crowded = self._shared_cores and steps_in_flight
@@ -232,7 +234,7 @@ class Constraints(TakerPart):
         """Queue a request with the initial state of its grammar.
 
         Args:
-            info: how the constraint was compiled; None: it is not reported.
+            info: report about the compilation; None to report nothing.
         """
         self._intake.add(message, now, Constraint(self, message, grammar, info))
 
@@ -256,8 +258,8 @@ class Constraints(TakerPart):
     def may_step(self, decode: list[Req]) -> bool:
         """Return False if the next step over these rows should wait for the tokens in flight.
 
-        A jump discards the sample that is in flight. Where all rows may jump and often do, a step that waits makes more
-        progress than one that is submitted early; where other rows share the batch, they would pay for the wait.
+        A jump discards the sample in flight. If all rows may jump and jumps are frequent, waiting for the tokens makes
+        more progress than submitting a step early. If other rows share the batch, they would pay for the wait.
         """
         if self._jump_rate <= WORTH_WAITING or self._waits_for_ids or not decode:
             return True
@@ -285,7 +287,7 @@ class Constraints(TakerPart):
                 stamp, looked = time.thread_time(), time.perf_counter()
                 continue
             looked_at = time.perf_counter()
-            if looked_at - looked > LOOK_S:  # rarely: the thread's own time is a system call
+            if looked_at - looked > LOOK_S:  # rarely, because reading the thread's CPU time is a system call
                 before, stamp, looked = stamp, time.thread_time(), looked_at
                 if stamp - before > MASK_LIMIT_S:
                     took = f"one mask of the request's grammar took {1e3 * (stamp - before):.0f} ms"
@@ -330,11 +332,13 @@ class Constraints(TakerPart):
         grammar, remaining = state.grammar, req.max_len - req.known_len - 1
         try:
             usual = columns is None and state.may_take_back and remaining > 0 and token not in req.stop_ids
-            if usual and grammar.accept_freely(token, remaining):  # most tokens: the rest of this method in one call
+            # Most tokens leave the grammar a choice and the budget enough room: one call does the rest of this method.
+            if usual and grammar.accept_freely(token, remaining):
                 req.append(token)
                 self._writer.token(req, token, None)
                 self._jump_rate -= self._jump_rate / JUMP_RATE_MEMORY
                 return None
+            # After a token that does not fit, no valid output can be completed within max_tokens: end before it.
             if not grammar.fits(token, remaining):
                 return self._close(req, state)
             if columns is not None:
@@ -356,11 +360,11 @@ class Constraints(TakerPart):
             return _failed(req, error)
 
     def start(self, req: Req, state: Constraint, resumed: list[int]) -> Finish | None:
-        """Append the beginning of a new request's output; return its finish if that is all of it.
+        """Append the first output tokens of a new request; return a finish if they complete the request.
 
         Args:
-            resumed: output that the request brings (`Request.resume_ids`). Tokens that the grammar forces behind it
-                came together with the last of these tokens.
+            resumed: output tokens that come with the request (`Request.resume_ids`). They end with the tokens that the
+                grammar forced behind the last sampled token.
         """
         try:
             if not resumed:
@@ -375,17 +379,17 @@ class Constraints(TakerPart):
         return None
 
     def expire(self, req: Req, state: Constraint) -> Finish:
-        """Close the output of a request whose deadline passed into a valid answer; returns its finish."""
+        """Complete the output of a request whose deadline has passed to a valid answer; return the finish."""
         try:
             return self._close(req, state)
         except Exception as error:
             return _failed(req, error)
 
     def _jump(self, req: Req, state: Constraint) -> Finish | None:
-        """Jump-forward: append the tokens that must come next.
+        """Jump-forward: append the tokens that the grammar forces next.
 
-        A single token is appended too, though a step in flight would sample it as well: so the output does not depend
-        on how many steps are in flight, and its tokens are the tokenizer's own.
+        A single forced token is appended too, although a step in flight samples the same token: so the output does not
+        depend on the number of steps in flight, and the text is tokenized as the tokenizer would.
         """
         grammar = state.grammar
         forced = grammar.forced_continuation()
@@ -411,6 +415,8 @@ class Constraints(TakerPart):
                 break
         state.forced_tokens += taken
         self._forced_tokens += taken
+        # Samples in flight belong to positions that now hold forced tokens. The forced tokens have no keys and values
+        # yet, so the request returns to PREFILL.
         state.stale_samples += req.num_pending
         req.num_pending = 0
         if req.state is ReqState.RUNNING:
@@ -419,10 +425,10 @@ class Constraints(TakerPart):
         return finish
 
     def _heal(self, req: Req, grammar: Grammar, forced: list[int]) -> list[int]:
-        """Take the last token back where it and the forced text together are tokenized differently; returns the tokens
-        to append.
+        """Return the tokens to append for a forced text. The last output token is taken back if the tokenizer would
+        split the last token and the forced text together differently (token healing).
 
-        So the sequence equals the tokenization of its text, and later prompts with that text find it in the cache.
+        So the sequence equals the tokenization of its text, and later prompts with the same text match it in the cache.
         """
         healed = grammar.healed(int(req.ids[req.known_len - 1]), forced)
         if healed is None:
@@ -434,11 +440,13 @@ class Constraints(TakerPart):
         return healed
 
     def _ended(self, req: Req, state: Constraint, finish: Finish) -> Finish:
-        """Report a used-up budget where the output may end but could go on as an early end too, with nothing to add."""
+        """Treat an output that is complete but reached max_tokens, and could continue, as an early end without closing
+        tokens."""
         return self._close(req, state) if finish.reason == FINISH_LENGTH else finish
 
     def _close(self, req: Req, state: Constraint) -> Finish:
-        """End the output with the grammar's shortest completion, which needs no step; as it is, if there is none."""
+        """End the output with the grammar's shortest completion, which needs no step. Without a completion the output
+        ends as it is."""
         tokens = state.grammar.closing()
         if req.state is not ReqState.WAITING:
             self._kv.truncate(req, req.known_len)  # steps in flight compute tokens that are not part of the output
@@ -467,7 +475,7 @@ def _failed(req: Req, error: Exception) -> Finish:
 
 
 def _failure(rid: str, sampling: SamplingParams, error: Exception) -> FinishError:
-    """Return the error of a request whose grammar cannot go on: the client's if it is too complex for its library."""
+    """Return the error of a request whose grammar has failed. A grammar that is too complex is the client's error."""
     if isinstance(error, GrammarError):
         kind = None if sampling.constraint is None else sampling.constraint.kind
         logger.info("request %s: its grammar is too complex: %s", rid, error)

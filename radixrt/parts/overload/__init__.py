@@ -1,1 +1,1 @@
-"""Overload: requests that would wait too long are refused when they arrive."""
+"""Overload: refuses requests on arrival that would wait too long."""

@@ -1,11 +1,11 @@
-"""`QueueForecast`: when the requests of a queue will be admitted, found by playing the queue forward in time.
+"""`QueueForecast`: predicts when the requests of a queue will be admitted, by simulating the queue.
 
-Plain data and arithmetic, so that a router or an offline simulator can use it as well as the scheduler.
+The class is arithmetic on plain data, so that a router or an offline simulator can use the forecast too.
 
-Requests are admitted in the order in which they are given, each as soon as a row and enough slots are free and the
-prompts before it are within the token budget of steps. A running request ends after one step for each token that it is
-expected to sample, and gives its row and slots back. Time passes by the number of steps, each as long as the model
-says for the rows that run at that moment, plus the time of the prompts that are computed meanwhile.
+Requests are admitted in the given order, each as soon as a row and enough slots are free and the steps' token budget
+has room after the earlier prompts. A running request takes one step per expected output token; then the request's row
+and slots are free. The time of a step is the time that the step-time model predicts for the running rows, plus the time
+of the prompts that the step computes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from radixrt.messages.scheduler_stats import StepTimes
 
 
 class Work(NamedTuple):
-    """Work of one request that has yet to be done.
+    """Remaining work of a request.
 
     Attributes:
         prefill: number of input tokens to compute.
-        length: number of input tokens, cached ones included.
-        output: number of tokens that it is expected to sample; 0 if it samples nothing.
-        slots: number of slots of the KV pool that it takes when it is admitted, or gives back when it ends.
+        length: number of input tokens, cached tokens included.
+        output: expected number of output tokens; 0 for a request without sampling.
+        slots: number of slots of the KV pool that the request takes at admission or, if it runs already, frees at its
+            end.
     """
 
     prefill: float
@@ -34,18 +35,18 @@ class Work(NamedTuple):
 
 
 class QueueForecast:
-    """See the module's docstring. Forecasts begin with the running requests (`run`); then those of the queue follow in
-    order (`admit`).
+    """See the module's docstring. Call `run` for each running request first, then `admit` for each waiting request in
+    order.
 
     Args:
         times: model of the seconds that a step takes.
         max_rows: maximum number of running requests.
         chunk_tokens: maximum number of prompt tokens in a step.
-        free_slots: slots of the KV pool that no running request has or is expected to take.
+        free_slots: number of slots of the KV pool that no running request holds or is expected to take.
         begin_s: seconds until the next step is decided.
 
     Attributes:
-        clock: seconds from now at which the request given last is admitted.
+        clock: seconds from now until the last request passed to `admit` is admitted.
     """
 
     def __init__(
@@ -66,15 +67,15 @@ class QueueForecast:
 
     @property
     def step_s(self) -> float:
-        """Mean seconds of the steps until the last admission; 0 if that is at once."""
+        """Mean seconds of the steps until the last admission; 0 without such a step."""
         return (self.clock - self._begin_s) / self._steps if self._steps else 0.0
 
     def run(self, work: Work) -> None:
-        """Add a request that is running already; its `slots` are not among the free ones."""
+        """Add a running request, whose `slots` are not free."""
         self._start(work)
 
     def admit(self, work: Work) -> float:
-        """Add the next request of the queue; returns the seconds from now until it is admitted."""
+        """Add the next request of the queue; return the seconds from now until its admission."""
         self._advance(math.floor(self._prompts_until))
         while self._ends and (len(self._ends) >= self._max_rows or work.slots > self._free_slots):
             self._advance(self._ends[0][0])
@@ -83,7 +84,7 @@ class QueueForecast:
         return self.clock
 
     def with_next(self, work: Work) -> QueueForecast:
-        """Return a forecast with one more request in the queue; this one stays as it is."""
+        """Return a copy of the forecast with one more request at the end of the queue."""
         following = QueueForecast.__new__(QueueForecast)
         following.__dict__.update(self.__dict__)  # copy.copy takes five times as long
         following._ends = self._ends.copy()
@@ -91,7 +92,7 @@ class QueueForecast:
         return following
 
     def _start(self, work: Work) -> None:
-        """Begin to compute a request in the step at which the forecast is."""
+        """Let a request begin at the current step of the forecast."""
         times, steps = self._times, self._steps
         if work.prefill > 0:
             cached = work.length - work.prefill
@@ -108,7 +109,7 @@ class QueueForecast:
         heapq.heappush(self._ends, (end + work.output, work.slots, length))
 
     def _advance(self, steps: float) -> None:
-        """Let time pass until the given step, with all that ends before it."""
+        """Advance to the given step; requests that end before the step free their rows and slots."""
         while self._ends and self._ends[0][0] <= steps:
             self._pass(self._ends[0][0])
             _, slots, length = heapq.heappop(self._ends)

@@ -1,4 +1,4 @@
-"""`OutputLengths`: estimate of the number of tokens that a request will sample, from requests that have ended."""
+"""`OutputLengths`: estimates the number of tokens that a request will sample, from requests that have ended."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from radixrt.scheduler.new_token_ratio import CLIP_TOKENS
 RECENT = 128
 """Number of ended requests that an estimate is made from."""
 MIN_SAMPLES = 4
-"""With fewer, requests are expected to use all of their max_tokens, up to CLIP_TOKENS."""
+"""With fewer ended requests, every request is expected to use all of its max_tokens, up to CLIP_TOKENS."""
 
 
 class OutputLengths:
-    """Distribution of the part of their max_tokens that requests sample, by power of two of max_tokens and for all of
-    them together.
+    """Distributions of the share of max_tokens that requests sample: one per power of two of max_tokens, and one for
+    all requests together.
 
-    Few requests use all of a large max_tokens, and many all of a small one, so one distribution would not do for both.
-    max_tokens counts up to CLIP_TOKENS.
+    Few requests use all of a large max_tokens, but many use all of a small max_tokens, so a single distribution would
+    fit neither. max_tokens is clipped to CLIP_TOKENS.
     """
 
     def __init__(self) -> None:
@@ -37,8 +37,8 @@ class OutputLengths:
                 self._parts.setdefault(key, _Parts()).add(min(output / most, 1.0))
 
     def expected(self, max_tokens: int, sampled: int) -> float:
-        """Return the number of further tokens that a request is expected to sample after `sampled` ones; all that it
-        may sample without data."""
+        """Return the expected number of further tokens of a request that has sampled `sampled` tokens. Without data the
+        request is expected to use all of its max_tokens."""
         most = min(max_tokens, CLIP_TOKENS)
         if sampled >= most:
             return float(min(max(max_tokens - sampled, 0), 1))
@@ -50,7 +50,7 @@ class OutputLengths:
 
 
 class _Parts:
-    """The last RECENT parts, each from 0 to 1."""
+    """The last RECENT shares of max_tokens, each from 0 to 1."""
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque()
@@ -67,7 +67,8 @@ class _Parts:
             del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
 
     def further(self, part: float) -> float:
-        """Mean of the rest of those that are longer than `part`; if none is, the mean part of what is left."""
+        """Return the mean of `share - part` over all shares longer than `part`. If no share is longer, return the mean
+        share times `1 - part`."""
         longer = self._sorted[bisect_right(self._sorted, part) :]
         if not longer:
             return sum(self._sorted) / len(self._sorted) * (1.0 - part)

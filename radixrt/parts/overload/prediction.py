@@ -1,8 +1,8 @@
-"""`LoadPredictor`: how long a request that arrives now would wait in the queue, and the load in numbers (`LoadStats`).
+"""`LoadPredictor`: predicts the time that a new request would wait in the queue, and measures the load (`LoadStats`).
 
-It reads the queue and the running requests, measures their remaining work, and plays the queue forward
-(`QueueForecast`). A forecast costs about three microseconds for each open request, so it is kept for REFRESH_S, and
-requests that arrive meanwhile are appended to it.
+The predictor estimates the remaining work of the running and the waiting requests, and simulates the queue
+(`QueueForecast`). A forecast takes about three microseconds per open request, so a forecast is reused for REFRESH_S
+seconds, and requests that arrive meanwhile are appended.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from radixrt.scheduler.step_time import StepTimeFit
 
 REFRESH_S = 0.1
 MIN_STEPS = 8
-"""Number of decode steps before which nothing is predicted."""
+"""Number of decode steps that predictions need."""
 NEW_PROMPTS = 64
-"""Number of prompts that are looked up in the cache for one forecast. Further ones count with the share of tokens to
-compute that the others have."""
+"""Maximum number of prompts that are looked up in the cache for a forecast. Further prompts are assumed to have the
+same share of cached tokens as the prompts before them."""
 
 
 _NO_IDS = np.empty(0, np.int32)
@@ -37,11 +37,11 @@ _NO_WORK = Work(0, 0, 0, 0)
 
 
 class Arrival(NamedTuple):
-    """A request that arrives.
+    """Description of a new request.
 
     Attributes:
-        ids: int32, the tokens of its input that may come from the cache.
-        new_tokens: number of tokens of its input that must be computed.
+        ids: int32, input tokens that may come from the cache.
+        new_tokens: number of input tokens that must be computed.
         max_output: maximum number of output tokens.
     """
 
@@ -72,12 +72,14 @@ def arrival_of(message: Request, max_len: int, timeout_s: float) -> Arrival:
 
 
 class Prediction(NamedTuple):
-    """Predicted future of a request that arrives now.
+    """Predicted times of a new request.
 
     Attributes:
-        wait_s: seconds until it is admitted.
-        service_s: seconds from there until it ends.
-        hashes: `prefix_hashes` of its input; empty if the cache shares nothing.
+        wait_s: seconds until the request is admitted.
+        service_s: seconds from admission to the end.
+        work: the request's work.
+        following: forecast with the request at the end of the queue.
+        hashes: `prefix_hashes` of the input; empty if the cache shares nothing.
     """
 
     wait_s: float
@@ -91,9 +93,14 @@ class LoadPredictor:
     """See the module's docstring."""
 
     def __init__(
-        self, config: SchedulerConfig, kv: KVManager, requests: RequestTable, ratio: NewTokenRatio,
-        step_time: StepTimeFit, outputs: OutputLengths,
-    ) -> None:  # fmt: skip
+        self,
+        config: SchedulerConfig,
+        kv: KVManager,
+        requests: RequestTable,
+        ratio: NewTokenRatio,
+        step_time: StepTimeFit,
+        outputs: OutputLengths,
+    ) -> None:
         self._config = config
         self._kv = kv
         self._requests = requests
@@ -104,7 +111,7 @@ class LoadPredictor:
         self._works: dict[str, Work] = {}  # of the requests that wait, as far as they are measured
         self._forecast: QueueForecast | None = None  # the whole queue
         self._built_at = 0.0
-        self._levels: list[tuple[int, float]] = []  # each priority in the queue, highest first, and its last admission
+        self._levels: list[tuple[int, float]] = []  # (priority, time of its last admission), highest priority first
         self._first_s = 0.0  # seconds until the first request of the queue is admitted
         self._queued = _NO_WORK  # sums over the queue
 
@@ -133,8 +140,8 @@ class LoadPredictor:
         return Prediction(max(wait - (now - self._built_at), 0.0), service_s, work, following, hashes)
 
     def joined(self, arrival: Arrival, prediction: Prediction) -> None:
-        """Append a request that joins the queue to the forecast. One that overtakes others counts from the next
-        forecast on."""
+        """Append a request that joins the queue to the forecast. A request that overtakes others by its priority is
+        only part of the next forecast."""
         self._remember(arrival.rid, prediction.work, prediction.hashes)
         if self._levels and arrival.priority > self._levels[-1][0]:
             return
@@ -147,7 +154,7 @@ class LoadPredictor:
         return max(self._first_s - (now - self._built_at), 0.0)
 
     def stats(self, now: float, compiling: int) -> LoadStats:
-        """Return the load in numbers; predictions are 0 before there is data."""
+        """Return the load. Predictions are 0 until enough steps and requests have ended."""
         times, active = self._step_time.times, self._requests.active
         if not self.can_predict:
             return LoadStats(step_times=self._step_time.turn_times)
@@ -206,8 +213,8 @@ class LoadPredictor:
         return forecast
 
     def _running(self) -> QueueForecast:
-        """A forecast with the running requests and nothing else. Slots that they hold together are divided among them
-        by length, for many may share a prefix."""
+        """Return a forecast with the running requests only. Because requests may share prefixes, all locked slots are
+        divided among the requests in proportion to their lengths."""
         active, kv = self._requests.active, self._kv
         locked = kv.allocator.num_slots - kv.reachable_slots
         share = locked / max(sum(req.kv.length for req in active), 1)
@@ -228,7 +235,7 @@ class LoadPredictor:
     # --- work of one request ---
 
     def _measure(self, req: Req) -> Work:
-        """Return the work of a waiting request, and remember it."""
+        """Return the work of a waiting request, and store it for the next forecasts."""
         hashes = self._hashes(req.reusable_ids, req.namespace)
         work = self._work_of(req, max(self._kv.match_len(req), self._prompts.shared_len(hashes)))
         self._remember(req.rid, work, hashes)
@@ -255,7 +262,7 @@ class LoadPredictor:
         self._prompts.add(rid, hashes)
 
     def _keep(self, waiting: set[str]) -> None:
-        """Forget the requests that have left the queue; prompts only when they are computed."""
+        """Forget the requests that have left the queue. Their prompts count as shared prefixes until PREFILL ends."""
         for rid in self._works.keys() - waiting:
             del self._works[rid]
         prefill = [req for req in self._requests.active if req.state is ReqState.PREFILL]

@@ -1,9 +1,9 @@
-"""`QueuedPrompts`: prefixes that requests have in common with those before them.
+"""`QueuedPrompts`: counts the prompt tokens that a request shares with requests before it in the queue.
 
-A prompt token need not be computed if the prefix cache holds it, or if a request that waits or is in PREFILL has the
-same prefix: that one computes it, and the others find it in the cache (`admission.PrefillPrefixes`). Prefixes are known
-by hashes of their first 1, 2, ... granules, as in `radixrt.mem_cache.granules`; these never leave the process, so they
-are Python's own, which cost less.
+A prompt token need not be computed if the prefix cache holds the token's prefix. The same is true if a request that
+waits or is in PREFILL has the prefix: that request computes the prefix, and other requests find it in the cache
+(`admission.PrefillPrefixes`). A prefix is identified by a hash of its first 1, 2, ... granules, as in
+`radixrt.mem_cache.granules`. Python's own hash is used, which is cheaper, because the hashes never leave the process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class QueuedPrompts:
         return rid in self._hashes
 
     def shared_len(self, hashes: list[int]) -> int:
-        """Number of leading tokens that one of the requests has too, in whole granules.
+        """Return the number of leading tokens that a prompt has in common with any of the requests, in whole granules.
 
         Args:
             hashes: `prefix_hashes` of the prompt.
@@ -47,7 +47,7 @@ class QueuedPrompts:
             counts[hashed] = counts.get(hashed, 0) + 1
 
     def keep(self, rids: Set[str]) -> None:
-        """Remove all requests but these."""
+        """Remove all requests whose id is not in `rids`."""
         for rid in self._hashes.keys() - rids:
             for hashed in self._hashes.pop(rid):
                 self._prefixes[hashed] -= 1

@@ -1,11 +1,11 @@
 """Scheduler end of overload: refuses requests that would wait too long in the queue.
 
-A request may wait as long as its timeout leaves time for its own work, and at most `max_queue_wait_s`. One that is
-predicted to wait longer is refused when it arrives, with the seconds after which it would be accepted. So the queue
-stays short at any load, and steps go to requests that still have the time to end.
+A request may wait as long as its timeout leaves time for its own work, and at most `max_queue_wait_s`. A request with a
+longer predicted wait is refused on arrival, and the error gives the seconds after which the request would be accepted.
+So the queue stays short at any load, and steps are spent on requests that can end before their deadlines.
 
-While there is a free row and nobody waits, no request is refused, nor before there is data to predict from. With an
-infinite `max_queue_wait_s` none is refused for its wait, whatever its timeout: a replica's router has decided that.
+No request is refused for its wait while a row is free and no request waits, or before there is enough data for a
+prediction, or if `max_queue_wait_s` is infinite: a router of replicas then makes the decision.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from radixrt.parts.overload.prediction import Arrival, LoadPredictor, arrival_of
 from radixrt.scheduler.part import Core, End, Part
 
 SERVICE_MARGIN = 1.5
-"""Part of the predicted time of its own work that a request must have left when it is admitted."""
+"""At admission, SERVICE_MARGIN times the predicted time of a request's own work must be left until its deadline."""
 MIN_WAIT_SHARE = 0.1
-"""Part of its timeout for which a request may wait, however long its own work is predicted to take."""
+"""Share of a request's timeout for which the request may always wait, however long its own work is predicted to be."""
 
 
 class Overload(Part):
@@ -51,7 +51,7 @@ class Overload(Part):
 
     def refuse(self, message: Request, now: float, *, compiling: int) -> FinishError | None:
         if message.resume_ids:
-            return None  # a request that has begun elsewhere may wait
+            return None  # a request that has begun on another replica is never refused
         arrival = arrival_of(message, self._max_len, self._intake.timeout_s(message))
         return self.refusal(arrival, now, compiling)
 
@@ -66,7 +66,7 @@ class Overload(Part):
         return {"refused": self._num_refused, "load": self.load.stats(now, self._taker.num_preparing)}
 
     def refusal(self, arrival: Arrival, now: float, compiling: int) -> FinishError | None:
-        """Return the error of a request that may not join the queue; None for one that may.
+        """Return the error of a request that may not join the queue; None if the request may join.
 
         Args:
             compiling: number of requests that will join the queue once their grammar is compiled.

@@ -1,25 +1,25 @@
 """`Programs`: hints of running programs about their next calls, turned into retention levels of radix tree nodes.
 
-No answer depends on a hint, and no hint is trusted: it changes the order in which nodes are evicted, and locks no slot.
-Nodes that are *held* are evicted last, those of the program that began last first (`tree_node.held_level`). Programs
-take turns, so that in a pool too small for all of them the least recently used node is the one that is needed next, and
-nobody's calls would find anything. Held are:
+Hints change no answer and lock no slot: a hint changes only the order in which nodes are evicted. *Held* nodes are
+evicted last, and among them first the nodes of the program that began last (`tree_node.held_level`). The reason is that
+programs take turns: in a pool too small for all programs, LRU would evict just the node that is needed next, and no
+call would hit the cache. Programs hold these nodes:
 
-- RETAIN_LEASED: the prefix that the branches of a fork share, from the moment it is in the tree;
+- RETAIN_LEASED: the prefix that the branches of a fork share, as soon as the prefix is in the tree;
 - RETAIN_EXTENDED: the end of a call that the program will continue.
 
-Nodes that are RETAIN_DONE are evicted first: those that only one branch used, once it has made its last call or is
-released. A hit on such a node shows that another request uses it, and makes it RETAIN_NORMAL again.
+RETAIN_DONE nodes are evicted first. A node becomes RETAIN_DONE if a single branch used the node, and the branch has
+made its last call or is released. A hit on the node, by another request, makes it RETAIN_NORMAL again.
 
-Between two calls of a program nothing locks its nodes, and a waiting request would be admitted into their slots just
-before the next call arrives. So a call is not admitted where it would take slots from the ends of branches of programs
-that began earlier, or the room that these are left to grow, as long as there is other work and it has not waited too
-long. A program keeps others waiting only if computing its longest prompt so far takes longer than PROTECT_STEPS steps:
-a row that waits is missing from every step meanwhile.
+Between two calls of a program no request locks the program's nodes, so a waiting request could take their slots just
+before the next call arrives. Therefore a request is not admitted while it would take slots from held branch ends of
+programs that began earlier, or from the room that these programs need to grow, unless no request is active or the
+request is overdue. A program keeps others waiting only if computing the program's longest prompt takes longer than
+PROTECT_STEPS steps: the row of a waiting request is missing from every step meanwhile.
 
-Bounds: a program holds at most PROGRAM_SHARE of the pool, and all programs together TOTAL_SHARE, which is more than one
-pool because holds may be evicted; beyond that a hint is ignored. A program's holds end KEEP_S after its last request or
-hint.
+Bounds: a program holds at most PROGRAM_SHARE of the pool. All programs together hold at most TOTAL_SHARE, which exceeds
+the pool because held nodes may be evicted. Hints beyond these bounds are ignored. A program's holds end KEEP_S after
+the last request or hint of the program.
 """
 
 from __future__ import annotations
@@ -54,23 +54,23 @@ KEEP_S = 10.0
 PROGRAM_SHARE = 0.75
 TOTAL_SHARE = 2.0
 GRACE_S = 1.0
-"""Time after its last request for which a program without open requests keeps others waiting."""
+"""Seconds for which a program without open requests keeps other requests waiting after the program's last request."""
 PROTECT_STEPS = 5.0
 GROWTH_SHARE = 0.25
-"""Room that a program with a call that goes on is left to grow, as a share of its first prompt."""
+"""Room that is reserved for the growth of a program that will continue a call, as a share of its first prompt."""
 MAX_PROGRAMS = 4_096
 MAX_HOLDS = 65_536
 MAX_BRANCHES = 65_536
 SWEEP_S = 1.0
-"""Shortest interval between searches for holds on evicted nodes, which are made only when a bound is reached."""
+"""Shortest interval between two searches for holds on evicted nodes. Only a hold beyond the bounds causes a search."""
 
 
 @dataclass(eq=False)
 class Hold:
-    """One reason to keep a node.
+    """Reason of a program to keep a node.
 
     Attributes:
-        tokens: number of tokens of the node's path that are the program's own and not counted by a hold above.
+        tokens: number of tokens on the node's path that belong to the program and are not counted by a hold further up.
     """
 
     node: TreeNode
@@ -83,8 +83,9 @@ class Branch:
     """The node in which a branch's last call ended.
 
     Attributes:
-        own_from: number of tokens at the start of its path that are not the branch's own: those of its fork, and those
-            that were cached before its first call.
+        own_from: position on the path at which the branch's own tokens begin: behind the fork's prefix, and behind the
+            prefix that was cached before the branch's first call.
+        hold: the program's hold on the node; None if a bound refused the hold.
     """
 
     node: TreeNode
@@ -94,17 +95,17 @@ class Branch:
 
 @dataclass(eq=False)
 class Program:
-    """One running program, as far as its hints describe it.
+    """State of a running program, as described by its hints.
 
     Attributes:
-        number: how many programs were known before it.
-        live: number of its requests that have not ended.
-        seen_at: time of its last request.
-        priority: of its last request.
-        tokens: sum of the tokens of its holds.
-        longest_prompt: tokens of the longest prompt of its admitted calls; 0 before the first.
-        growth: tokens that it is left room to grow by; 0 before a call that goes on is admitted.
-        is_growing: such a call was admitted, and calls are open or branches go on.
+        number: number of programs that began before this program.
+        live: number of open requests.
+        seen_at: time of the last request.
+        priority: priority of the last request.
+        tokens: sum of the tokens of all holds.
+        longest_prompt: tokens of the longest prompt of admitted calls; 0 before the first admission.
+        growth: tokens reserved for growth; 0 before a call that the program will continue is admitted.
+        is_growing: `growth` is reserved: calls are open, or branches will continue.
     """
 
     id: str
@@ -121,17 +122,18 @@ class Program:
 
     @property
     def has_begun(self) -> bool:
-        """True once one of its calls was admitted."""
+        """True once a call of the program was admitted."""
         return self.longest_prompt > 0
 
 
 @dataclass(slots=True, eq=False)
 class ProgramCall:
-    """One request as a call of a program.
+    """Open request of a program.
 
     Attributes:
-        program: None where nothing is cached, so that hints are of no use.
-        lease_len: number of leading tokens to lease for a fork once they are in the tree; 0 for none, or done.
+        program: the program; None without a prefix cache, where hints have no effect.
+        lease_len: number of leading tokens to lease for a fork once they are in the tree; 0 if there is nothing to
+            lease any more.
     """
 
     program: Program | None
@@ -140,19 +142,19 @@ class ProgramCall:
 
 
 class Reserved(NamedTuple):
-    """Tokens that programs reserve, at one moment.
+    """Tokens that programs reserve at a moment.
 
     Attributes:
-        numbers: of these programs, ascending.
-        sums: sum of the tokens of the first 0, 1, ... of them.
+        numbers: numbers of the reserving programs, ascending.
+        sums: sums[i] is the number of tokens that the first i programs reserve.
     """
 
     numbers: list[int]
     sums: list[int]
 
     def before(self, program: Kin | None) -> int:
-        """Return the tokens that a call of a program leaves to programs that began earlier, and a call of none to all
-        programs."""
+        """Return the number of tokens reserved against a call of a program: the tokens of the programs that began
+        earlier. For a request without a program, all programs count."""
         return self.sums[-1 if program is None else bisect_left(self.numbers, program.number)]
 
 
@@ -176,7 +178,7 @@ class Programs(Part):
     def __init__(self) -> None:
         self._stats = Counters()
         self._calls: dict[str, ProgramCall] = {}  # of open requests, by id
-        self._reserved: dict[int, Reserved] = {}  # by the priority of who asks for the tokens, at `_reserved_at`
+        self._reserved: dict[int, Reserved] = {}  # by the priority of the waiting request; valid at `_reserved_at`
         self._reserved_at = -1.0
         self._programs: OrderedDict[str, Program] = OrderedDict()  # the least recently active first
         self._holds: dict[TreeNode, list[Hold]] = {}
@@ -200,7 +202,7 @@ class Programs(Part):
             return
         rid = req.rid if req.member is None else req.member.group
         call = self._calls.get(rid)
-        if call is None:  # also the first row of a group, whose call the group is; it leases nothing
+        if call is None:  # a request, or the first row of a group: all rows of a group are one call, without a lease
             prompt_len = req.prompt_len if req.member is None else 0
             call = self._calls[rid] = self.begin_call(hint, now, prompt_len, message.envelope.priority)
         req.kin = call.program
@@ -208,8 +210,8 @@ class Programs(Part):
             req.fork_len, req.fork_uses = hint.fork_len, hint.siblings
 
     def may_admit(self, req: Req, room: int, now: float) -> bool:
-        """Leave a request in the queue that would take slots which a program that began earlier is about to ask for, to
-        continue from nodes that it holds or to grow."""
+        """Leave a request in the queue that would take slots reserved by programs that began earlier: slots of held
+        nodes, or slots for growth."""
         if room >= self.held_tokens + self.growing_tokens or is_overdue(req, now):
             return True
         if self._reserved_at != now:
@@ -225,7 +227,7 @@ class Programs(Part):
         call = self._call_of(req)
         if call is None:
             return
-        # Rows of a group ask for nothing later, but their program has begun with them.
+        # A group's rows make the program begin, but they are not continued, so the program does not grow by them.
         self._begun(call, req.prompt_len, grows=req.member is None)
         if req.member is None and not again:
             self._stats.prompt_tokens += prompt_tokens
@@ -243,7 +245,7 @@ class Programs(Part):
             self._end_call(call, end.node if whole else None, end.cached_tokens, end.now)
 
     def hint_of(self, req: Req) -> ProgramHint | None:
-        """Return the hint of an open request; None without one, and for rows of groups."""
+        """Return the hint of an open request; None for a request without a hint and for a row of a group."""
         call = self._calls.get(req.rid)
         return None if call is None else call.hint
 
@@ -264,7 +266,7 @@ class Programs(Part):
 
     @property
     def growing_tokens(self) -> int:
-        """Sum of the tokens by which programs that have begun are still expected to grow."""
+        """Sum of the tokens by which growing programs are expected to grow."""
         return self._growth
 
     @property
@@ -278,7 +280,7 @@ class Programs(Part):
         """Register a request of a program.
 
         Args:
-            prompt_len: number of its tokens of which a fork's prefix may be leased; 0 leases nothing.
+            prompt_len: number of prompt tokens, which bounds the prefix that is leased for a fork; 0 to lease nothing.
         """
         if not self._cache.shares:
             return ProgramCall(None, hint)
@@ -291,12 +293,12 @@ class Programs(Part):
         program.live += 1
         program.priority = priority
         self._touch(program, now)
-        # Leased only while more than one branch of the fork is still to call.
+        # The last branch of a fork needs no lease: no other branch would use the prefix.
         lease_len = min(max(hint.fork_len, 0), prompt_len) if hint.siblings > 1 else 0
         return ProgramCall(program, hint, lease_len)
 
     def _begun(self, call: ProgramCall, prompt_len: int, *, grows: bool) -> None:
-        """Note that a call was admitted. The program has begun and, once one of its calls continues, grows."""
+        """Note that a call was admitted. A program grows from the first call on that it will continue."""
         program, hint = call.program, call.hint
         if program is None or not self._is_current(program):
             return
@@ -307,12 +309,11 @@ class Programs(Part):
             self._growth += program.growth
 
     def reserved(self, times: StepTimes, now: float, priority: int) -> Reserved:
-        """Tokens that programs reserve: those of the ends of their branches that no request has locked, and those by
-        which they may grow.
+        """Return the tokens that programs reserve: held branch ends that no request has locked, and room for growth.
 
         Args:
-            times: model of step times, which says whose prompts are too short to reserve anything.
-            priority: of the request that would take them; programs of a lower one reserve nothing.
+            times: model of step times, to exclude programs whose prompts are computed quickly.
+            priority: priority of the request that asks for slots. Programs of lower priority are excluded.
         """
         found = []
         worth_s = PROTECT_STEPS * times.step
@@ -327,7 +328,11 @@ class Programs(Part):
         return Reserved([number for number, _ in found], [0, *accumulate(tokens for _, tokens in found)])
 
     def _lease_fork(self, call: ProgramCall, ids: Int32Array, namespace: str, computed: int) -> None:
-        """Lease the fork's prefix, once, when the first `computed` tokens of `ids` are in the tree and cover it."""
+        """Lease a fork's prefix once, as soon as the tree holds the prefix.
+
+        Args:
+            computed: number of tokens of `ids` that are in the tree.
+        """
         program, length = call.program, call.lease_len
         if program is None or not 0 < length <= computed:
             return
@@ -344,9 +349,9 @@ class Programs(Part):
         """Update the program at the end of a request.
 
         Args:
-            node: the node in which the request's computed tokens end; None if it was cut short, which says nothing
-                about later calls.
-            cached: number of tokens of its prompt that were found in the cache.
+            node: node in which the request's computed tokens end; None if the request was cut short, so that the hint
+                about later calls does not hold.
+            cached: number of prompt tokens that were found in the cache.
         """
         program, hint = call.program, call.hint
         if program is None:
@@ -360,7 +365,7 @@ class Programs(Part):
         self._settle_growth(program)
 
     def _end_turn(self, program: Program, hint: ProgramHint, node: TreeNode, cached: int) -> None:
-        """Update the branch of a call that ended in this node."""
+        """Update the branch of a call that ended in `node`."""
         before = self._drop_branch(program, hint.branch)
         goes_on = before is not None and before.node in node.path()
         own_from = before.own_from if before is not None and goes_on else max(hint.fork_len, cached)
@@ -377,7 +382,7 @@ class Programs(Part):
     # --- releases and time ---
 
     def release(self, program_id: str, branch: str | None) -> None:
-        """End the holds of a program, or of one branch, which makes no more calls. Unknown ids do nothing."""
+        """End the holds of a program or of a branch, which makes no more calls. Unknown ids have no effect."""
         program = self._programs.get(program_id)
         if program is None:
             return
@@ -399,7 +404,7 @@ class Programs(Part):
             if now - program.seen_at < KEEP_S:
                 return
             if program.live > 0:
-                self._touch(program, now)  # its calls take long
+                self._touch(program, now)  # a call of the program takes longer than KEEP_S
             else:
                 self._forget(program)
                 self._stats.expired += 1
@@ -426,8 +431,8 @@ class Programs(Part):
         del self._programs[program.id]
 
     def _settle_growth(self, program: Program) -> None:
-        """Take back the room to grow of a program without calls and branches. Nothing else says that a program has
-        ended whose client releases none."""
+        """Stop reserving growth for a program without open calls and branches. A client that never releases its
+        programs gives no other sign that a program has ended."""
         if not program.live and not program.branches:
             self._stop_growing(program)
 
@@ -447,8 +452,8 @@ class Programs(Part):
     # --- retention levels ---
 
     def _give_up(self, node: TreeNode, own_from: int) -> None:
-        """Set the nodes of a path behind its first own_from tokens to RETAIN_DONE, from the end up to the first node
-        that has branches, is held or is locked."""
+        """Set nodes of a path to RETAIN_DONE, from the end up to the first node that has branches, is held, is locked,
+        or begins before position `own_from`."""
         length = sum(above.num_tokens for above in node.path())
         while len(node.children) <= 1 and not node.lock_ref and node not in self._holds and node.parent is not None:
             length -= node.num_tokens
@@ -487,7 +492,8 @@ class Programs(Part):
         self._cache.set_retention(node, retention)
 
     def _cost(self, node: TreeNode, own_from: int) -> int:
-        """Number of tokens of the node's path behind the first own_from, up to the next held node above."""
+        """Return the number of tokens on the node's path from position `own_from` on, without the tokens at and above
+        the next held node."""
         length = sum(above.num_tokens for above in node.path())
         cost = 0
         above: TreeNode | None = node
@@ -534,9 +540,9 @@ class Programs(Part):
         }
 
     def check(self) -> None:
-        """retention(node) == highest level of its holds for the nodes that programs hold, <= RETAIN_NORMAL for all
-        others; sum of tokens over programs == held_tokens, and no bound is exceeded; sum of growth over growing
-        programs == growing_tokens."""
+        """Check that retention(node) is the highest level of the node's holds, and <= RETAIN_NORMAL for a node without
+        holds; that the tokens of all programs sum to `held_tokens`, within all bounds; and that the growth of growing
+        programs sums to `growing_tokens`."""
         holds = self.holds()
         for node in self._cache.iter_nodes():
             expected = holds.get(node)
@@ -553,7 +559,7 @@ class Programs(Part):
             raise InvariantError(f"programs hold {tokens} of {self._num_slots} slots, which is more than they may")
 
     def holds(self) -> dict[TreeNode, int]:
-        """Each held node and its retention level; a node may have been evicted meanwhile."""
+        """Return the retention level of each held node. A held node may have been evicted."""
         return {node: max(hold.retention for hold in holds) for node, holds in self._holds.items()}
 
     def holders(self) -> Iterator[tuple[str, TreeNode, int]]:

@@ -27,8 +27,8 @@ class StepValues:
     """Values of one step, whose copy to the host may still be in flight.
 
     Attributes:
-        logprobs: an entry for each row that scores tokens, in order.
-        hidden: float32 [m, hidden size or labels], a row for each span; None without spans.
+        logprobs: an entry for each row that scores tokens, in row order.
+        hidden: float32 [m, hidden size or labels], a line for each span; None without spans.
     """
 
     logprobs: list[LogprobColumns]
@@ -39,7 +39,7 @@ class StepValues:
         return StepValues(self.logprobs, None if self.hidden is None else self.hidden.to("cpu", non_blocking=True))
 
     def message(self) -> ReadValues:
-        """Return the values as a step's answer carries them; the copy must have ended."""
+        """Return the values as a message. The copy to the host must have ended."""
         return ReadValues(self.logprobs, b"" if self.hidden is None else pack_f32(self.hidden.numpy()))
 
 
@@ -48,7 +48,7 @@ class StepReader:
 
     Args:
         compute_logits: maps final hidden states [n, hidden] to float32 logits [n, vocab].
-        head: sums of hidden states are replaced by its output, float32 [m, labels].
+        head: maps sums of hidden states to float32 [m, labels]; None to return the sums.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class StepReader:
         return StepReader(model.compute_logits, model.classifier)
 
     def of_step(self, sections: dict[str, bytes], output: LogitsProcessorOutput) -> StepValues | None:
-        """Return what a step reads; None for nothing. See `read`."""
+        """Return the values that a step reads; None for a step without reads. See `read`."""
         section = decode(sections, READS, ReadSection)
         return None if section is None else self.read(output, section)
 
@@ -88,7 +88,7 @@ class StepReader:
         hidden = output.hidden_states
         first, counts = unpack_i32(spans).reshape(-1, 2).T
         sums = hidden.index_select(0, upload(output.rows(first), hidden.device)).float()
-        # A longer span is never read from a narrowed batch, so that its tokens are rows of the hidden states.
+        # A batch with a span of several tokens is never narrowed, so the hidden states have a row for each token.
         for i in np.flatnonzero(counts > 1).tolist():
             at = int(first[i])
             sums[i] = hidden[at : at + int(counts[i])].sum(0, dtype=torch.float32)
@@ -104,8 +104,8 @@ def target_logprobs(
 ) -> LogprobTensors:
     """Return the log-probabilities of given tokens at given positions, in the model's own distribution.
 
-    Logits are computed for SLICE_ROWS positions at a time, so the logits of a long chunk are never in memory at once,
-    and those of each position once, however many targets it has.
+    Logits are computed for SLICE_ROWS positions at a time, so that the logits of a long chunk are never in memory at
+    once. A position with several targets is computed once.
 
     Args:
         compute_logits: see `StepReader`.

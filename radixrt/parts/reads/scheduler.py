@@ -1,4 +1,4 @@
-"""Scheduler end of reads: what rows still have to read, the section of a step, and the values that came back."""
+"""Scheduler end of reads: values that rows have yet to read, the section of a step, and the values of its answer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from radixrt.scheduler.schedule_batch import Chunk, ScheduleBatch, StepPlan
 
 
 class ChunkReads(NamedTuple):
-    """Part of a row's reads that one chunk of its tokens computes.
+    """Values of a row that a chunk of the row's tokens computes.
 
     Attributes:
-        targets: the row's targets among them.
-        spans: (first position, number of positions) of each sum of hidden states, none of them empty.
+        targets: indices of the targets within the chunk, in the row's list of targets.
+        spans: (first position, number of positions) of each sum of hidden states; never empty spans.
     """
 
     targets: slice
@@ -31,10 +31,10 @@ class ChunkReads(NamedTuple):
 
 
 class RowReads:
-    """Values that one row reads. A value is read once and kept, also if the row's tokens are computed again.
+    """Values that a row reads. A value is read once and kept, even if the row's tokens are computed again.
 
     Args:
-        row: names the values.
+        row: the row of the request, which lists the values to read.
     """
 
     def __init__(self, row: Row) -> None:
@@ -48,8 +48,8 @@ class RowReads:
         spans = unpack_i32(b"" if hidden is None else hidden.spans).reshape(-1, 2)
         self._starts, self._ends = spans[:, 0], spans.sum(1)
         self._span = 0  # first span that is not complete
-        self._next = int(self._starts[0]) if len(spans) else 0  # its first position that has not been read
-        self._sum: npt.NDArray[np.float64] = np.zeros(1)  # over the positions of that span, [hidden size]
+        self._next = int(self._starts[0]) if len(spans) else 0  # first unread position of this span
+        self._sum: npt.NDArray[np.float64] = np.zeros(1)  # sum over the read positions of this span, [hidden size]
         self._means: list[bytes] = []
 
     @property
@@ -67,7 +67,7 @@ class RowReads:
         return first
 
     def within(self, start: int, end: int) -> ChunkReads:
-        """Return the values at positions [start, end) that have not been read."""
+        """Return the unread values at positions [start, end)."""
         first, last = np.searchsorted(self._positions, [start, end])
         targets = slice(max(int(first), self._scored), max(int(last), self._scored))
         spans = []
@@ -85,11 +85,11 @@ class RowReads:
         return self._positions[targets], self._targets[targets], self._top
 
     def take(self, reads: ChunkReads, columns: LogprobColumns | None, sums: Sequence[bytes]) -> None:
-        """Take what a step has computed.
+        """Add values that a step has computed.
 
         Args:
-            columns: of the targets; None without any.
-            sums: a float32 column for each span.
+            columns: log-probabilities of the targets; None without targets.
+            sums: sum of hidden states over each span, float32[hidden size] as bytes.
         """
         if columns is not None:
             self._columns.append(columns)
@@ -105,24 +105,25 @@ class RowReads:
                     self._next = int(self._starts[self._span])
 
     def answer(self) -> ReadValues:
-        """Return the row's values; once `is_done`."""
+        """Return the row's values. Callable once `is_done`."""
         none = LogprobColumns(b"", b"", b"", self._top)
         return ReadValues([LogprobColumns.join(self._columns or [none])] if self._scores else [], b"".join(self._means))
 
 
 def reads_of(row: Row) -> RowReads | None:
-    """Return what a row reads; None for nothing."""
+    """Return the record of a row's values; None for a row that reads nothing."""
     return None if row.logprobs is None and row.hidden is None else RowReads(row)
 
 
 class StepReads(NamedTuple):
-    """What a step reads: its section, and the requests that it reads for, in row order."""
+    """Reads of a step: the section, and the reading requests with their values, in row order."""
 
     section: ReadSection
     rows: list[tuple[Req, ChunkReads]]
 
     def values(self, answer: ReadValues) -> Iterator[tuple[Req, ChunkReads, LogprobColumns | None, list[bytes]]]:
-        """Yield each request with its part of the step's answer, as `RowReads.take` takes it."""
+        """Yield (request, reads, columns, sums) for each reading request; the last three are the arguments of
+        `RowReads.take`."""
         columns = iter(answer.logprobs)
         size = len(answer.hidden) // max(len(self.section.spans) // 8, 1)
         at = 0
@@ -134,7 +135,7 @@ class StepReads(NamedTuple):
 
 
 def step_reads(chunks: Sequence[Chunk]) -> StepReads | None:
-    """Return what the chunks of a step read, in row order; None if that is nothing."""
+    """Return the reads of a step with these chunks, in row order; None if no chunk reads a value."""
     rows: list[tuple[Req, ChunkReads]] = []
     index, targets, counts, spans = [], [], [], []
     first = 0  # index of the chunk's first token in the step
@@ -164,7 +165,7 @@ def step_reads(chunks: Sequence[Chunk]) -> StepReads | None:
 
 
 class ReadsPart(Part):
-    """Gives each request the record of what it reads, and what steps have read for it."""
+    """Gives each request a `RowReads`, and adds the values that steps have read."""
 
     name = READS
 

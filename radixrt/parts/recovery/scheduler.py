@@ -1,11 +1,11 @@
 """Scheduler end of recovery: requests that were in flight when the ModelRunner died are tried one by one.
 
 The core recomputes every active request from its known tokens, on an empty cache (`RequestTable.recover`). But any
-request of the lost steps may have killed the runner, and might kill the next one. So each *suspect* is tried first: its
-steps contain it alone, one step at a time, until they have computed everything that it had in the lost steps. All other
-requests wait meanwhile. So a death during a trial has one cause, and no other request is in flight: the request on
-trial ends with an error, and the others continue. Every other request with the same prompt ends as well, for
-QUARANTINE_S from then on: clients retry, and each attempt would cost two deaths.
+request of the lost steps may have killed the runner, and might kill the next runner. So each *suspect* is tried first:
+the suspect is computed alone, one step at a time, until it has the length that it had in the lost steps. All other
+requests wait meanwhile. If the runner dies during a trial, the cause is known: the request on trial ends with an error,
+and all other requests continue. For QUARANTINE_S seconds, every other request with the same prompt ends with an error
+as well: clients retry, and each attempt would kill two runners.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 QUARANTINE_S = 300.0
 MAX_QUARANTINED = 256
-"""Seconds and number of prompts that are remembered because they killed the ModelRunner."""
+"""Bounds of the quarantine of prompts that killed the ModelRunner: seconds of a prompt, and number of prompts."""
 
 
 class Recovery(Part):
@@ -44,7 +44,7 @@ class Recovery(Part):
 
     @property
     def num_suspects(self) -> int:
-        """Number of requests that are not cleared, and may have ended meanwhile."""
+        """Number of suspects that have not survived a trial; some of them may have ended."""
         return len(self._suspects)
 
     def stats(self, now: float) -> Mapping[str, Any]:
@@ -89,7 +89,7 @@ class Recovery(Part):
         return self._quarantined(message.tokens(0), now)
 
     def _quarantined(self, prompt: Int32Array, now: float) -> FinishError | None:
-        """Return the error of a request whose prompt has killed the ModelRunner; None for any other."""
+        """Return the error of a request whose prompt is in quarantine; None for other requests."""
         while self._quarantine:
             first = next(iter(self._quarantine))
             if self._quarantine[first][0] > now:
@@ -110,7 +110,7 @@ class Recovery(Part):
         return None
 
     def committed(self, batch: ScheduleBatch) -> None:
-        """Clear the request on trial, the only one of the batch, if it has survived; the next trial begins then."""
+        """Clear the request on trial, the only request of the batch, if it has survived the trial."""
         req = batch.requests[0]
         if req not in self._suspects or self._suspects[req] > unpack_i32(batch.step.seq_lens)[0]:
             return
@@ -118,6 +118,7 @@ class Recovery(Part):
         if self.only() is None:
             logger.info("no request in flight at the death of the ModelRunner has killed it again")
         elif req.finish is None:
+            # The next trial needs an empty batch.
             self._requests.set_aside(req)
 
 

@@ -1,1 +1,1 @@
-"""Sharing: attention over prefixes that rows of a step share is computed once (cascade)."""
+"""Sharing: cascade attention, which computes attention over a prefix once for all rows that share the prefix."""

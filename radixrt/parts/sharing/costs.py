@@ -1,6 +1,6 @@
-"""Cost model of shared prefixes: how much a step saves by computing a shared run of slots once for all of its rows.
+"""Cost model of shared prefixes: savings of a step that computes a shared run of slots once for several rows.
 
-The figures that the formulas use come from the runner, in `RunnerReady.cascade`; docs/cascade.md explains the model.
+The runner measures the costs (`RunnerReady.cascade`); docs/cascade.md explains the model.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from radixrt.messages.runner import CascadeCosts, PromptCosts
 
 @dataclass(slots=True)
 class Run:
-    """Positions [start, end) that hold the same slots for order[first : first + count], see `find_runs`.
+    """Positions [start, end) at which the rows order[first : first + count] have the same slots; see `find_runs`.
 
     Attributes:
-        queries, tiles: new tokens of these rows, and the sum of their `PromptSharing.row_tiles`; 0 for decode rows.
+        queries: number of new tokens of these rows; 0 for decode rows.
+        tiles: sum of `PromptSharing.row_tiles` over these rows; 0 for decode rows.
     """
 
     start: int
@@ -32,21 +33,21 @@ class Run:
 
 
 class SharingModel(Protocol):
-    """Savings and costs of sharing for one kind of rows, for one layer of one step, in a unit of its own."""
+    """Savings and costs of sharing in one layer of a step, for one kind of rows. Each model has its own unit."""
 
     @property
     def step(self) -> float:
-        """Fixed cost of a step that shares anything."""
+        """Fixed cost of a step with at least one shared run."""
         ...
 
     @property
     def min_length(self) -> int:
-        """Length of the shortest run that is computed on its own."""
+        """Length of the shortest run that may be shared."""
         ...
 
     def saved(self, length: int, run: Run) -> float:
-        """Gross saving of computing `length` positions once for the run's rows, proportional to the length. It is
-        negative where computing them for each row is cheaper."""
+        """Gross saving of computing `length` positions once for the run's rows, proportional to `length`. The saving is
+        negative if computing the positions for each row is cheaper."""
         ...
 
     def spent(self, run: Run) -> float:
@@ -54,18 +55,18 @@ class SharingModel(Protocol):
         ...
 
     def row_tiles(self, queries: int) -> float:
-        """Time that one position costs a row with so many new tokens, if the row computes it for itself; only models
-        of prompts use it."""
+        """Time of one position in a row with `queries` new tokens that computes its prefix alone; 0 for decode rows."""
         ...
 
 
 @dataclass(frozen=True)
 class PromptSharing:
-    """Cost model of prompts that extend a shared prefix. The unit is one position of one full query tile.
+    """Cost model of prompts that extend a shared prefix. The unit is the time of one position in one full query tile.
 
-    The device computes a row's queries tile by tile. The tiles of one row's few queries are partly empty, or small; the
-    queries of all rows of a run fill large tiles. A run of `length` positions saves `length` times what a position
-    costs its rows one by one, minus what it costs the tiles that they fill together, minus copying it.
+    The device computes queries tile by tile. The few queries of a single row fill small tiles or leave tiles partly
+    empty; the queries of all rows of a run fill large tiles. A run of `length` positions saves
+
+        length * (sum of row_tiles(queries of a row) - dense * ceil(queries of all rows / query_tile) - copy)
     """
 
     costs: PromptCosts
@@ -94,10 +95,10 @@ class PromptSharing:
 
 @dataclass(frozen=True)
 class DecodeSharing:
-    """Cost model of decode rows. The unit is one token whose keys and values one row would have read for itself.
+    """Cost model of decode rows. The unit is the time in which a row reads the keys and values of one token.
 
-    A run of `length` positions that is read once for `count` rows saves (count - 1) * length of them, but each row
-    still computes with it.
+    A run of `length` positions that is read once for `count` rows saves (count - 1) * length reads, minus
+    `costs.compute` for each row and position, because each row still computes its attention.
     """
 
     costs: CascadeCosts

@@ -1,11 +1,11 @@
-"""Scheduler end of sharing: runs of slots that rows of a step share and that are computed once where that is faster.
+"""Scheduler end of sharing: finds runs of slots that several rows of a step share and that are faster to compute once.
 
 Rows share the common prefixes of their paths through the radix tree. Each node on the paths of two or more rows is a
-run of positions with the same slots for all of them; runs nest as the tree does (a system prompt, below it a branch,
-below that a question), so attention can be computed level by level, once for each run, and merged.
+run of positions with the same slots for these rows. Runs nest like the nodes of the tree (a system prompt, below it a
+branch, below the branch a question). So attention can be computed level by level, once per run, and merged.
 
-A run also has costs: partial results of its rows, and work to schedule. `find_runs` keeps, merges or drops runs by the
-cost model of `radixrt.parts.sharing.costs`.
+A run also has costs: partial results of its rows, and scheduling. `find_runs` keeps, merges or drops runs by the cost
+model of `radixrt.parts.sharing.costs`.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ NOTHING_REPLAYED: Mapping[Req, int] = MappingProxyType({})
 
 
 class Sharing(Part):
-    """Adds to each step the prefixes that its rows share."""
+    """Adds the shared prefixes of a step's rows to the step."""
 
     name = SHARING
 
     def __init__(self, costs: CascadeCosts) -> None:
         self._planner = SharingPlanner(costs)
-        self._encoded = NOTHING, b""  # the last section, which consecutive decode steps have in common
+        self._encoded = NOTHING, b""  # the last section; consecutive decode steps often have the same one
 
     def section(self, plan: StepPlan) -> Section | None:
         columns = self._planner.columns(plan.decode) if plan.kinds is None else self._in_extend(plan.kinds, plan.decode)
@@ -57,7 +57,7 @@ class Sharing(Part):
         return Section(self._encoded[1])
 
     def _in_extend(self, kinds: ByKind, decode: list[Req]) -> SharedColumns:
-        """Return the prefixes that rows of an EXTEND step share."""
+        """Return the columns of an EXTEND step."""
         prompts, single = kinds.prompts, kinds.single
         return self._planner.extend_columns(
             [chunk.req for chunk in prompts],
@@ -69,7 +69,7 @@ class Sharing(Part):
 
 
 class SharingPlanner:
-    """Finds the shared runs of each step. Those of decode rows are recomputed only when the batch's rows or the ends of
+    """Finds the shared runs of each step. Runs of decode rows are recomputed only when the batch's rows or the ends of
     their paths change; splits of nodes change neither positions nor slots."""
 
     def __init__(self, costs: CascadeCosts) -> None:
@@ -84,7 +84,7 @@ class SharingPlanner:
     def columns(
         self, decode: Sequence[Req], first_row: int = 0, replayed: Mapping[Req, int] = NOTHING_REPLAYED
     ) -> SharedColumns:
-        """The columns of a step whose decode rows, from `first_row` on, are these requests; empty if no run is faster.
+        """Return the columns of the decode rows, which begin at row `first_row`; empty if no run is faster.
 
         Each row's runs lie within its slots in the tree, so they never hold the slot of the step's own token.
 
@@ -99,16 +99,20 @@ class SharingPlanner:
         return self._columns
 
     def extend_columns(
-        self, prompts: Sequence[Req], queries: Sequence[int], single: Sequence[Req], first_single: int,
+        self,
+        prompts: Sequence[Req],
+        queries: Sequence[int],
+        single: Sequence[Req],
+        first_single: int,
         replayed: Mapping[Req, int] = NOTHING_REPLAYED,
-    ) -> SharedColumns:  # fmt: skip
-        """The columns of an EXTEND step.
+    ) -> SharedColumns:
+        """Return the columns of an EXTEND step.
 
         Args:
-            prompts: requests of the step's first rows, with `queries` new tokens each.
+            prompts: requests of the step's first rows; request i has queries[i] new tokens.
             single: requests of the rows from `first_single` on, with one new token each.
-            replayed: requests whose new tokens have slots in the tree, and the position of the first such token. Their
-                runs end before it, for the keys of a run are attended to without a mask.
+            replayed: position of the first new token of each request whose new tokens have slots in the tree. The runs
+                of such a request end before this position, because attention over a run has no causal mask.
         """
         columns = self.columns(single, first_single, replayed) if self._in_extend else NOTHING
         if self._prompts is None or len(prompts) < 2:
@@ -117,14 +121,14 @@ class SharingPlanner:
         order, runs = find_runs(nodes, lengths, self._prompts, queries)
         if not runs:
             return columns
-        # Runs of both, with indices among all rows.
+        # Runs of prompts, then runs of single rows; their indices count all rows of `order`.
         behind = unpack_i32(columns.segments).reshape(-1, 4) + np.array([0, 0, len(order), 0], np.int32)
         ours = _pack(order, runs, 0)
         return SharedColumns(ours.segments + pack_i32(behind.reshape(-1)), ours.rows + columns.rows)
 
 
 def _path_ends(reqs: Sequence[Req], replayed: Mapping[Req, int]) -> tuple[list[TreeNode], list[int]]:
-    """The node and the length in which each request's path ends, before the tokens that it replays."""
+    """Return the node in which each request's path ends, and the path's length, without replayed tokens."""
     nodes, lengths = [], []
     for req in reqs:
         node, length = req.kv.last_node, req.kv.protected_len
@@ -147,16 +151,17 @@ def _pack(order: list[int], runs: list[Run], first_row: int) -> SharedColumns:
 def find_runs(
     nodes: Sequence[TreeNode], lengths: Sequence[int], model: SharingModel, queries: Sequence[int] | None = None
 ) -> tuple[list[int], list[Run]]:
-    """The runs that are faster to compute once than for each row.
+    """Return the runs that are faster to compute once than for each row.
 
     Args:
-        nodes, lengths: for each row, the node in which its path ends and the number of tokens of the path.
-        queries: number of new tokens of each row, for models that depend on it.
+        nodes: node in which the path of each row ends.
+        lengths: number of tokens of each row's path.
+        queries: number of new tokens of each row, for models that depend on this number.
 
     Returns:
-        The rows in depth-first order of the tree, so that those of each run are adjacent, and the runs, each after the
-        runs above it in the tree. There are no runs if together they do not save more than `model.step`.
-        The runs of one row cover its positions from 0 on without a gap.
+        The rows in depth-first order of the tree, so that the rows of each run are adjacent, and the runs, each after
+        the runs above it in the tree. The list of runs is empty if all runs together do not save more than
+        `model.step`. The runs of a row cover the row's positions from 0 on without a gap.
     """
     rows_at: dict[TreeNode, list[int]] = {}
     for row, (node, length) in enumerate(zip(nodes, lengths, strict=True)):
@@ -173,8 +178,9 @@ def find_runs(
         if count < 2:
             continue
         children = paths.below.get(node, ())
+        # A node with a single child, at which no row ends, has the rows of its child: both are one run.
         if len(children) == 1 and node not in rows_at:
-            run = pending.pop(children[0])  # the same rows: one run
+            run = pending.pop(children[0])
             run.start -= node.num_tokens
         else:
             kept = [run for child in children if child in pending for run in chooser.choose(pending.pop(child))]
@@ -191,7 +197,7 @@ def find_runs(
 
 
 def _meet(rows_at: Mapping[TreeNode, Sequence[int]], lengths: Sequence[int], min_length: int) -> bool:
-    """Return True if any two paths have their first `min_length` positions in common: they have the same node there."""
+    """Return True if any two paths have their first `min_length` positions in common."""
     found = set()
     for last, rows in rows_at.items():
         end = lengths[rows[0]]
@@ -222,13 +228,14 @@ class _Counted:
 
 
 class _Paths:
-    """The nodes on the rows' paths, without the roots.
+    """Subtree of the nodes on the rows' paths, without the roots.
 
     Attributes:
         below: children of each node.
         ends: position behind each node's run.
-        preorder: nodes, each before those below it.
-        order: rows in that order; those of a node's subtree are order[firsts[node] : firsts[node] + counts[node]].
+        preorder: all nodes, each before its children.
+        order: rows in preorder of their last nodes; the rows of a node's subtree are
+            order[firsts[node] : firsts[node] + counts[node]].
     """
 
     def __init__(self, rows_at: dict[TreeNode, list[int]], lengths: Sequence[int]) -> None:
@@ -271,14 +278,14 @@ class _Paths:
 
 @dataclass(slots=True)
 class _Pending(Run):
-    """A run that is not chosen yet, and the chosen runs that begin where it ends."""
+    """Candidate run, with the chosen runs that begin at its end."""
 
     below: list[Run] = field(default_factory=list)
 
 
 class _Chooser:
-    """Decides for each run, from the leaves up: compute it once, extend the runs below it upwards, or compute it for
-    each row. The result is never worse than computing all runs once, or none."""
+    """Decides for each run, from the leaves up: compute the run once, extend the runs below it by its positions, or
+    compute its positions for each row. The result is never worse than computing all runs once, or no run."""
 
     def __init__(self, model: SharingModel) -> None:
         self._model = model
@@ -286,7 +293,7 @@ class _Chooser:
         self.saved = 0.0
 
     def choose(self, run: _Pending) -> list[Run]:
-        """Decide for `run`; returns the chosen runs that begin where it does."""
+        """Decide for a candidate; return the chosen runs that begin at `run.start`."""
         length = run.end - run.start
         alone = run.saved(self._model) if length >= self._model.min_length else 0.0
         longer = sum(self._model.saved(length, below) for below in run.below)

@@ -1,9 +1,9 @@
-"""Rules of a model that is divided into pipeline stages: the rows of a step, and the prompt tokens of its chunks.
+"""Pacing of a model with pipeline stages: the decode rows of a step, and the number of its prompt tokens.
 
-As many steps are in flight as there are stages, so that each stage computes another one. Sampled ids come back through
-the scheduler: a row is in one step in flight at most, and its next step carries its id (`ForwardStep.input_ids`).
-Prompts need no such rule: their tokens are known, and a prompt's next chunk enters the first stage while the one before
-it is in the second.
+As many steps are in flight as there are stages, so that each stage computes a different step. Sampled ids return
+through the scheduler: a decode row is in at most one step in flight, and the row's next step carries the sampled id
+(`ForwardStep.input_ids`). The tokens of prompts are known, so the next chunk of a prompt can enter the first stage
+while the previous chunk is in the second stage.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from radixrt.scheduler.pacing import HasTimes, Pacing, StepBudget
 from radixrt.scheduler.req import Req
 
 MIN_CHUNK_TOKENS = 64
-"""Chunks are a multiple of so many tokens, unless a prompt ends."""
+"""Chunks have a multiple of MIN_CHUNK_TOKENS tokens, except the last chunk of a prompt."""
 MIN_STEPS = 8
-"""Number of steps with prompts before which nothing is known about their time."""
+"""Number of steps with prompts that the model of their time needs."""
 
 
 class TimedBudget(StepBudget):
@@ -26,8 +26,8 @@ class TimedBudget(StepBudget):
 
     Args:
         tokens: maximum number of tokens.
-        seconds: the longest time of the step's chunks, predicted by `times`; the first chunk has MIN_CHUNK_TOKENS at
-            least, whatever they take.
+        seconds: longest time of the step's chunks, as predicted by `times`. The first chunk may have MIN_CHUNK_TOKENS
+            tokens even if they take longer.
     """
 
     def __init__(self, tokens: int, seconds: float, times: StepTimes) -> None:
@@ -53,13 +53,13 @@ class TimedBudget(StepBudget):
 
 
 class StagePacing(Pacing):
-    """Rows of the next step, and how long its chunks may take, so that all stages have equal steps.
+    """Gives consecutive steps equal shares of the decode rows, and chunks that take equal times.
 
-    Attention grows with the tokens before a chunk, so chunks of equal time have fewer and fewer tokens. With m equal
-    steps of a burst of prompts that takes a stage W seconds, and a fixed time F of each step, s stages take
-    (m + s - 1) * (W / m + F): most of the time where m is small is that in which stages wait for the first chunk or
-    have done the last one. So m is sqrt((s - 1) * W / F), and a step takes sqrt(W * F / (s - 1)). During a burst the
-    time never falls, though W does: steps that become shorter save nothing.
+    The time of attention grows with the tokens before a chunk, so chunks of equal time have fewer and fewer tokens. Let
+    W be the seconds that a burst of prompts takes in one stage, F the fixed seconds of each step, and m the number of
+    steps. Then s stages take (m + s - 1) * (W / m + F). For small m, stages wait long for the first chunk, and idle
+    long after the last chunk. The minimum is at m = sqrt((s - 1) * W / F), with W / m = sqrt(W * F / (s - 1)) seconds
+    of chunks per step. During a burst the time of a step never decreases although W does: shorter steps save nothing.
     """
 
     gives_ids = True
@@ -69,9 +69,9 @@ class StagePacing(Pacing):
         self._seconds = 0.0
 
     def rows(self, growing: list[Req]) -> list[Req]:
-        """Return the decode rows that no step in flight computes, the longest unserved first.
+        """Return decode rows that are in no step in flight; rows that have waited longest come first.
 
-        A step gets an equal share of all rows at most: the rest is left to the steps of the other stages.
+        A step gets at most an equal share of all rows, so that rows are left for the steps of the other stages.
         """
         free = sorted((req for req in growing if not req.num_pending), key=lambda req: req.last_step)
         return free[: -(-len(growing) // self.stages)]

@@ -1,1 +1,1 @@
-"""States: slots of the states of recurrent layers, beside the KV slots of a hybrid model."""
+"""States: slots for the states of recurrent layers, in addition to the KV slots, for hybrid models."""

@@ -1,21 +1,23 @@
 """`Checkpoints`: positions at which prompts leave a state of the recurrent layers to the cache.
 
-A state is exact to the token and serves only requests that have the same tokens up to there, so it is placed where
-requests part. A chunk leaves its state at each of these positions (`RowStates.cuts`), inside or at its end:
+A state is exact to the token: a request can continue from a state only if all tokens before the state are the same. So
+states are placed where requests diverge. A chunk leaves a state at each of these positions (`RowStates.cuts`), inside
+the chunk or at its end:
 
-- the length that a program's hint or a scoring request says its siblings share;
+- the length of the prefix that the request shares with siblings, by a program's hint or within a scoring request;
 - the end of a conversation's last message, behind which chat templates may render the next request differently;
-- the length at which a waiting request parts from this one (look-ahead over the queue): it is computed once, and the
-  waiting request is deferred until its state is there (`promises`);
-- the end of the cached keys and values, where they reach beyond the deepest state: another request parted there, and
-  its state was not known to be needed, or was evicted;
-- the token before the last one, from which the same prompt goes on when it is sent again: its last token is always
-  computed.
+- the length at which a waiting request diverges from this request (look-ahead over the queue): the common prefix is
+  computed once, and the waiting request is deferred until the state is cached (`promises`);
+- the end of the cached keys and values, if they reach beyond the deepest cached state: another request diverged there,
+  and its state was not known to be needed, or was evicted;
+- the token before the last prompt token, from which the same prompt continues when a client sends it again: the last
+  token is always computed.
 
-Of two that are close the one that stands first in this list is kept.
+If two positions are close, the position that comes first in this list is kept.
 
-Free of charge are the states at the end of every request and at its retraction (`HybridKVManager.leaves`), and the
-states at the ends of long prompts' chunks while slots are free (`HybridKVManager.chunk_published`).
+Further states need no extra slot: the states at the end of every request and at its retraction
+(`HybridKVManager.leaves`), and the states at the ends of long prompts' chunks while slots are free
+(`HybridKVManager.chunk_published`).
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from radixrt.scheduler.req import Req, ReqState
 MIN_GAP = 32
 """A state that saves fewer tokens than this is not worth its slot."""
 MAX_CUTS = 8
-"""Maximum number of places ahead of a request, for each costs a slot: many waiting requests may part from it."""
+"""Maximum number of positions ahead of a request, because each takes a slot and many waiting requests may diverge."""
 
 
 class Checkpoints:
@@ -47,7 +49,7 @@ class Checkpoints:
 
         Args:
             matched: number of tokens whose keys and values are cached.
-            queued: requests of the queue; those that were admitted meanwhile do not count.
+            queued: index of the queue; requests in the index that are not waiting any more are ignored.
         """
         held = states_of(req)
         held.cuts.clear()
@@ -65,12 +67,14 @@ class Checkpoints:
             self._add(req, req.prompt_len - 1, 1)
 
     def promises(self, active: Req, req: Req, cached: int) -> bool:
-        """Return True if an active request in PREFILL is going to leave a state from which a waiting one should
-        continue. A cut is added for that where the two part, unless the active one is past it.
+        """Return True if an active request in PREFILL will leave a state from which a waiting request should continue.
+
+        A cut is added where the two requests diverge, unless the active request is past that position.
 
         Args:
-            cached: number of tokens up to the state from which the waiting request could continue now. The two have
-                the same tokens up to there.
+            req: the waiting request.
+            cached: number of tokens up to the state from which `req` could continue now. Both requests have these
+                tokens in common.
         """
         parting = self._parting(active, req, cached)
         if parting < cached + self.min_gap:
@@ -79,16 +83,17 @@ class Checkpoints:
         return self._has_cut(active, parting, cached)
 
     def has_promised(self, active: Req, req: Req, cached: int) -> bool:
-        """Return what `promises` returned when admission asked last; changes nothing."""
+        """Return True if the active request has a cut from which the waiting request `req` should continue. Unlike
+        `promises`, the method adds no cut."""
         return self._has_cut(active, self._parting(active, req, cached), cached)
 
     def _has_cut(self, active: Req, parting: int, cached: int) -> bool:
-        # Cuts of the chunk that has been planned for this step are among these: their states are left with the step.
+        # Cuts of the chunk planned for this step are included, because `chunk_published` removes them later.
         return any(cached + self.min_gap <= cut <= parting for cut in states_of(active).cuts)
 
     def _parting(self, req: Req, other: Req, start: int) -> int:
-        """Length of the prefix that a waiting request `other` could reuse of `req`; 0 if it is not min_gap tokens
-        longer than `start`."""
+        """Return the length of the prefix of `req` that a waiting request `other` could reuse; 0 if the prefix is not
+        at least min_gap tokens longer than `start`."""
         theirs, ours = other.reusable_ids, req.ids[: req.known_len - 1]
         if req.namespace != other.namespace or min(len(theirs), len(ours)) < start + self.min_gap:
             return 0
@@ -99,7 +104,7 @@ class Checkpoints:
         return common if common >= start + self.min_gap else 0
 
     def _add(self, req: Req, length: int, uses: int) -> None:
-        """Add a cut unless another one, or the state itself, is close, or there are enough."""
+        """Add a cut, unless another cut or the request's state is close, or the request has MAX_CUTS cuts."""
         held = states_of(req)
         if len(held.cuts) >= MAX_CUTS or not held.length + self.min_gap <= length < req.known_len:
             return

@@ -15,9 +15,16 @@ from radixrt.scheduler.req import Req, ReqState
 
 
 def check_states(cache: RadixCache, states: StateManager, active: Iterable[Req]) -> None:
-    """free + in the tree + held by active requests == usable state slots, one owner each; pins of a node's state ==
-    requests that are about to read it, and it is the state after their first RowStates.length tokens, which is at most
-    KVState.length, and equal for a running request that decodes."""
+    """Check the owners of all state slots and the pins of all cached states.
+
+    - Each usable state slot has exactly one owner: the free list, a tree node or an active request.
+    - The pins of a node's state are the active requests that are about to read the state, and the state is the state
+      after the first RowStates.length tokens of these requests.
+    - RowStates.length <= KVState.length, with equality for requests that decode.
+
+    Raises:
+        InvariantError: the first invariant that does not hold.
+    """
     pins: Counter[TreeNode] = Counter()
     held = list(states.slots.free_slots())
     for req in active:

@@ -1,4 +1,4 @@
-"""`RowStates`: what a request holds of the state slots (`KVState.states`)."""
+"""`RowStates`: the state slots of a request (`KVState.states`)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from radixrt.scheduler.req import Req
 
 @dataclass(slots=True, eq=False)
 class RowStates:
-    """Written by `StateManager`, and `cuts` by `Checkpoints`.
+    """State slots of a request. `StateManager` writes the record, except `cuts`, which `Checkpoints` writes.
 
     Attributes:
-        slot: slot that holds, or will hold once the steps in flight have run, the state after the first `length`
-            tokens; slot 0 (zeros) after none.
-        length: see `slot`. It is less than `KVState.length` behind a match: the tokens in between are computed again
-            for the state's sake.
-        node: node whose state that is, pinned; None if the slot is the request's own, or slot 0.
-        spare_slot: second slot of its own, between which and `slot` decode steps alternate; 0 for none.
-        spare_len: number of tokens after which the spare slot holds the state.
-        cuts: lengths at which a chunk leaves its state to the cache -> number of requests that are expected to use it.
+        slot: slot of the state after the first `length` tokens, once the steps in flight have run; slot 0 (zeros) if
+            `length` is 0.
+        length: number of tokens that the state contains. After a match, `length` may be less than `KVState.length`: the
+            tokens in between are computed again to advance the state.
+        node: pinned node that owns `slot`; None if the request owns the slot, or for slot 0.
+        spare_slot: second slot that the request owns, with which `slot` alternates in decode steps; 0 for none.
+        spare_len: number of tokens that the state in the spare slot contains.
+        cuts: for each length at which a chunk leaves a state to the cache, the expected number of requests that will
+            use the state.
     """
 
     slot: int = 0

@@ -1,7 +1,8 @@
 """Scheduler end of states: a `KVManager` that also owns state slots, and the section of a step.
 
-A state may be found for fewer tokens than keys and values are. Then the tokens in between are *replayed*: computed
-again for the state's sake, with slot 0 in place of slots for their keys and values, which the row already has.
+The deepest cached state of a prompt may contain fewer tokens than there are cached keys and values. Then the tokens in
+between are *replayed*: computed again to advance the state. Replayed tokens have slot 0 in the step, because the row
+already has their keys and values.
 """
 
 from __future__ import annotations
@@ -31,11 +32,16 @@ from radixrt.scheduler.req import Req, ReqState
 from radixrt.scheduler.schedule_batch import StepPlan
 
 FREE_GAP = 512
-"""Smallest number of tokens between two states that a long prompt leaves where its chunks happen to end."""
+"""Smallest number of tokens between two states that a long prompt leaves at ends of chunks without a checkpoint."""
 
 
 class DecodeStates(NamedTuple):
-    """State slots of decode rows: int32[rows] each, those that they read and those that they write."""
+    """State slots of decode rows.
+
+    Attributes:
+        src: int32[rows], slots to read.
+        dst: int32[rows], slots to write.
+    """
 
     src: Int32Array
     dst: Int32Array
@@ -46,7 +52,7 @@ class HybridKVManager(KVManager):
 
     Args:
         nodes: states of the prefix cache.
-        checkpoints: decides where prompts leave states; None: with its defaults.
+        checkpoints: decides where prompts leave states; default: `Checkpoints()`.
 
     Attributes:
         states: owner of the state slots.
@@ -81,7 +87,8 @@ class HybridKVManager(KVManager):
         self.states.admitted(states_of(req))
 
     def extend_chunk(self, req: Req, num_new: int) -> ChunkSlots | None:
-        """As the base class; where a checkpoint among the tokens has no slot of its own, the chunk ends there."""
+        """Allocate KV slots and state slots for the next tokens. The chunk ends at the first checkpoint for whose state
+        no slot is free."""
         states, kv, held = self.states, req.kv, states_of(req)
         if not states.make_room(held):
             return None
@@ -106,8 +113,8 @@ class HybridKVManager(KVManager):
     # --- states that requests leave to the cache ---
 
     def chunk_published(self, req: Req, states: StateStep) -> None:
-        """Leave the states of a published chunk to the cache: those at its inner checkpoints, and the one after its
-        last token if a checkpoint was requested there, or while slots are free, for long prompts."""
+        """Leave the states of a published chunk to the cache: the states at inner checkpoints, and the state after the
+        last token if there is a checkpoint, or if the prompt is long and slots are free."""
         held = states_of(req)
         for cut in states.cuts:
             node = self.cache.node_at(req.ids[: cut.length], req.namespace)
@@ -120,14 +127,15 @@ class HybridKVManager(KVManager):
             self.states.checkpoint(held, node, max(uses, 1))
 
     def leaves(self, req: Req) -> None:
-        """Leave the state of a request to the cache, unless the request is a row of a group that has read everything:
-        nothing continues from such a row."""
+        """Leave the state of a request to the cache. A row of a group that has read all its values leaves no state,
+        because no request continues from the row."""
         if req.member is None or req.reads is None or not req.reads.is_done:
             self.states.checkpoint(states_of(req), self._state_node(req), uses=1)
 
     def _state_node(self, req: Req) -> TreeNode | None:
-        """Return the node in which the tokens of the request's state end, created by a split if necessary; None if the
-        tokens are not in the cache, because steps in flight have computed tokens that are not the request's."""
+        """Return the node in which the tokens of the request's state end, after a split if necessary. The result is
+        None if the tokens are not cached, because steps in flight have computed tokens that the request does not have.
+        """
         kv, length = req.kv, states_of(req).length
         if length < kv.protected_len:
             return self.cache.node_at(req.ids[:length], req.namespace)
@@ -137,8 +145,8 @@ class HybridKVManager(KVManager):
     # --- where prompts leave states ---
 
     def arrived(self, req: Req, active: Iterable[Req]) -> None:
-        """Have the prompts under way leave states where a request that has just arrived parts from them, before they
-        are past these lengths."""
+        """Add cuts to the prompts under way where a new request diverges from them, before they are past these
+        positions."""
         if self.min_gap:
             cached = self.match_len(req)
             for other in active:

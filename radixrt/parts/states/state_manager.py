@@ -1,23 +1,24 @@
-"""`StateManager`: ownership of state slots by requests. The only code that allocates, frees or hands over one.
+"""`StateManager`: owner of the requests' state slots. No other code allocates, frees or hands over a state slot.
 
-A model with recurrent layers keeps one state for each sequence, in a slot. A step reads the state in one slot before a
-row's first new token, and writes the state after its last new token into another or the same one; nothing is ever
-copied. `RowStates.slot` holds the state after `RowStates.length` tokens. The slot is one of these:
+A model with recurrent layers keeps a state for each sequence, in a slot. A step reads the state before a row's first
+new token from a slot, and writes the state after the row's last new token into the same slot or another slot. States
+are never copied. `RowStates.slot` holds the state after `RowStates.length` tokens, and the slot has an owner:
 
-    zeros         nothing is computed yet
-    a node's      `RowStates.node`, pinned: the next chunk reads it and writes a slot of the request's own
-    its own       the next step reads and writes it, in place
+    slot 0        zeros; no token is computed yet
+    a node        `RowStates.node`, pinned: the next chunk reads the slot and writes a slot that the request owns
+    the request   the next step reads and writes the slot in place
 
-A checkpoint hands the request's own slot to a node (`checkpoint`): the request goes on from there as after a match. So
-a request needs one slot at any time, and a second one only within the step that reads a node's. States inside a chunk
-are written to more slots (`cut`), which nodes get as soon as they exist (`keep_cut`). These slots are free ones or
-those of states that are worth less; where there is none, the chunk ends at its checkpoint.
+A checkpoint hands the request's slot to a node (`checkpoint`); the request continues from the slot as after a match. So
+a request needs one slot at any time, and a second slot only within a step that reads a node's slot. States inside a
+chunk are written to further slots (`cut`), which are given to nodes as soon as the nodes exist (`keep_cut`). These
+slots are free slots, or slots of states that are worth less. If there is no such slot, the chunk ends at the
+checkpoint.
 
-A step never writes a slot that another row of it reads: pins that a step has used end when the step is decided, so what
-is evicted meanwhile is not read by it. Steps in flight do not matter: they run before.
+A step never writes a slot that another row of the step reads: the nodes that a step reads stay pinned until the step is
+decided, so their states cannot be evicted before. Eviction cannot harm earlier steps in flight, which run first.
 
-A request whose tokens may be taken back (jump-forward) alternates between its slot and a spare one, which keeps the
-state from before the step in flight. Spares are given out only from slots that no request could ever lack.
+A request whose tokens may be taken back (jump-forward) alternates between its slot and a spare slot, which keeps the
+state from before the step in flight. Spare slots are taken only from slots beyond one slot per active request.
 """
 
 from __future__ import annotations
@@ -39,9 +40,11 @@ from radixrt.scheduler.req import KVState, Req
 
 
 class StateCut(NamedTuple):
-    """A state that a chunk leaves inside: that after the sequence's first `length` tokens, in a slot of its own.
+    """State inside a chunk, to be left to the cache.
 
     Attributes:
+        length: number of tokens of the sequence that the state contains.
+        slot: slot of the state.
         clock: `NodeStates.clock` before anything was evicted for states of the chunk.
     """
 
@@ -51,10 +54,12 @@ class StateCut(NamedTuple):
 
 
 class StateStep(NamedTuple):
-    """State slots of one row of a step: the one that it reads, and the one that it writes.
+    """State slots of a row in a step.
 
     Attributes:
-        cuts: states that it also writes, in ascending order.
+        src: slot that the row reads.
+        dst: slot that the row writes.
+        cuts: further states that the row writes, in ascending order of their lengths.
     """
 
     src: int
@@ -67,10 +72,10 @@ class StateManager:
 
     Args:
         nodes: states of the prefix cache.
-        max_requests: maximum number of requests that hold a row. Each needs a slot.
+        max_requests: maximum number of requests that hold a row. Each request needs a state slot.
 
     Attributes:
-        max_active: number of requests that may be active at once.
+        max_active: maximum number of active requests.
     """
 
     def __init__(self, nodes: NodeStates, max_requests: int) -> None:
@@ -82,14 +87,14 @@ class StateManager:
         self._read: list[TreeNode] = []  # pinned nodes whose states the step that is being decided reads
 
     def stats(self, recomputed_tokens: int) -> StateStats:
-        """The states in numbers."""
+        """Return numbers of slots and cached states."""
         slots, nodes = self.slots, self.nodes
         return StateStats(slots.num_usable, slots.available(), len(nodes), nodes.evicted, recomputed_tokens)
 
     # --- before the first chunk ---
 
     def match(self, held: RowStates, match: MatchResult) -> None:
-        """Let a waiting request continue from the state of a match, whose path is locked."""
+        """Let a waiting request continue from the state of a match; the match's path is locked."""
         self._start_at(held, match.state_node, match.state_len)
 
     def admitted(self, held: RowStates) -> None:
@@ -98,7 +103,7 @@ class StateManager:
             self.nodes.use(held.node)
 
     def forget(self, held: RowStates) -> None:
-        """Let go of whatever the request holds."""
+        """Unpin or free all slots of the request."""
         if held.node is not None:
             self.nodes.unpin(held.node)
         elif held.slot != ZERO_STATE:
@@ -119,9 +124,13 @@ class StateManager:
     # --- steps ---
 
     def make_room(self, held: RowStates) -> bool:
-        """Make sure that the request has a slot to write; False, with nothing changed, if there is none in this step.
+        """Make sure that the request's next chunk has a slot to write.
 
-        A checkpoint of the request that is worth less than all others is taken back for that.
+        If no slot is free and no other state is worth less, the request takes back the slot of the checkpoint that it
+        continues from, provided that no other request reads the checkpoint.
+
+        Returns:
+            False, with nothing changed, if the request has no slot in this step.
         """
         node = held.node
         if (node is None and held.slot != ZERO_STATE) or self.slots.available():
@@ -139,7 +148,7 @@ class StateManager:
         """Allocate slots for the checkpoints inside a chunk, for which `make_room` has returned True.
 
         Returns:
-            The states to leave, in ascending order, up to the first one for which there is no slot.
+            The states to leave, in ascending order, up to the first state without a slot.
         """
         needs_slot = held.node is not None or held.slot == ZERO_STATE
         before = held.length if needs_slot else deepest_state(kv.last_node, kv.protected_len, held.length)[1]
@@ -158,18 +167,18 @@ class StateManager:
         return cuts
 
     def drop_cuts(self, cuts: list[StateCut]) -> None:
-        """Free the slots of states that are not computed after all."""
+        """Free the slots of cuts whose chunk is not computed in this step."""
         for cut in cuts:
             self.slots.free(cut.slot)
 
     def keep_cut(self, node: TreeNode | None, cut: StateCut, uses: int) -> None:
-        """Give the node in which a cut's tokens end its state; the slot is free again if there is no such node, or it
-        has a state already."""
+        """Give a cut's state to the node in which the cut's tokens end. If there is no node, or the node has a state
+        already, the slot is freed."""
         if node is None or not self.nodes.attach(node, cut.slot, uses, cut.clock):
             self.slots.free(cut.slot)
 
     def extend(self, held: RowStates, num_new: int, cuts: list[StateCut]) -> StateStep:
-        """Advance the state by a chunk, for which `make_room` has returned True; returns the chunk's slots."""
+        """Advance the state by a chunk, for which `make_room` has returned True; return the chunk's state slots."""
         src = held.slot
         if held.node is not None or src == ZERO_STATE:
             dst = self.slots.alloc()
@@ -182,20 +191,20 @@ class StateManager:
         return StateStep(src, held.slot, cuts)
 
     def decode(self, reqs: list[Req]) -> tuple[Int32Array, Int32Array]:
-        """Advance the states of decode rows by a token each; returns the slots that they read and write, int32[rows]
+        """Advance the states of decode rows by a token each; return (slots to read, slots to write), int32[rows]
         each."""
         src, dst = [], []
         for req in reqs:
             held = states_of(req)
             src.append(held.slot)
             if req.num_pending and req.taker is not None and req.taker.may_take_back:
-                self._alternate(held)  # the token that the row reads is not known yet, and may be taken back
+                self._alternate(held)  # the row's input token is still in flight, and may be taken back
             dst.append(held.slot)
             held.length += 1
         return np.array(src, np.int32), np.array(dst, np.int32)
 
     def end_step(self) -> None:
-        """The step is decided: the states that it reads may be evicted from now on."""
+        """Unpin the states that the step reads; the step is decided, so they may be evicted from now on."""
         for node in self._read:
             self.nodes.unpin(node)
         self._read.clear()
@@ -221,10 +230,12 @@ class StateManager:
     # --- checkpoints and ends ---
 
     def checkpoint(self, held: RowStates, node: TreeNode | None, uses: int) -> bool:
-        """Hand the request's own slot to the node in which its first `state_len` tokens end; it goes on from there.
+        """Hand the request's slot to the node in which its first `RowStates.length` tokens end. The request continues
+        from the node's state.
 
         Returns:
-            False, with nothing changed, if there is no such node, it has a state already, or the slot is not its own.
+            False, with nothing changed, if there is no node, the node has a state, or the request does not own the
+            slot.
         """
         if node is None or held.node is not None or held.slot == ZERO_STATE:
             return False
@@ -235,8 +246,8 @@ class StateManager:
         return True
 
     def truncate(self, kv: KVState, held: RowStates, length: int) -> None:
-        """Go back to the state after at most `length` tokens, which are on the request's locked path or its own: that
-        of the spare slot, or the deepest one of the path. What is missing then is computed again."""
+        """Return to a state after at most `length` tokens: the spare slot's state, or the deepest state on the
+        request's locked path. Tokens between the state and `length` are computed again."""
         if held.length <= length:
             return
         if held.spare_slot != ZERO_STATE and held.spare_len <= length:
@@ -244,7 +255,7 @@ class StateManager:
                 raise InvariantError("a request alternates between two slots, but one of them is the cache's")
             held.slot, held.spare_slot = held.spare_slot, held.slot
             held.length, held.spare_len = held.spare_len, held.length
-            self._free_spare(held)  # it is of tokens that were taken back
+            self._free_spare(held)  # its state contains tokens that were taken back
             return
         self.forget(held)
         self._start_at(held, *deepest_state(kv.last_node, kv.protected_len, length))

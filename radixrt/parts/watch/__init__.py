@@ -1,1 +1,1 @@
-"""Watch: streams of what happens to the cache and to requests, for routers and pages."""
+"""Watch: streams of events of the cache and of requests, for routers and pages."""

@@ -1,4 +1,4 @@
-"""`QueueViews`: what waiting requests would find in the cache if they were admitted now, for whoever watches."""
+"""`QueueViews`: views of waiting requests for readers of cache events, with the prefixes cached at present."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from radixrt.scheduler.prefix_index import common_len
 from radixrt.scheduler.req import Req
 
 HASHED_TOKENS = 65_536
-"""Tokens of prompts that are hashed for one view, about 1 ms, and of one prompt at all; the others' turn comes with the
-next views."""
+"""Maximum number of prompt tokens hashed for one set of views, which takes about 1 ms, and hashed of a single prompt.
+Further prompts are hashed for the next views."""
 
 
 class Prefix(NamedTuple):
     """Cached prefix of a waiting request.
 
     Attributes:
-        matched: tokens whose keys and values are cached.
-        unlocked: how many of them no request has locked.
-        continuations: number of cached continuations behind them.
+        matched: number of tokens whose keys and values are cached.
+        unlocked: number of matched tokens that no request has locked.
+        continuations: number of cached continuations behind the matched tokens.
     """
 
     matched: int
@@ -35,7 +35,7 @@ class Prefix(NamedTuple):
 
 
 class QueueViews:
-    """Makes the QueueViews of one reader; remembers whose hashes it has been sent."""
+    """Makes the `QueueView`s of a reader. Hashes of a prompt are sent to the reader once."""
 
     def __init__(self, core: Core) -> None:
         self._cache = core.kv.cache
@@ -48,7 +48,7 @@ class QueueViews:
         self._sent.clear()
 
     def views(self, reqs: Iterable[Req], now: float) -> list[QueueView]:
-        """Return the view of each of these waiting requests; nothing that the scheduler decides by is changed."""
+        """Return the view of each waiting request in `reqs`. The scheduler's state is not changed."""
         found = []
         find = self._admission.obstacles(now)
         sent, budget = set(), HASHED_TOKENS
@@ -72,7 +72,7 @@ class QueueViews:
 
 
 def cached_prefix(cache: RadixCache, req: Req) -> Prefix:
-    """Find the cached prefix of a request's input; marks nothing as used."""
+    """Return the cached prefix of a request's input, without marking nodes as used."""
     key = req.reusable_ids
     node = cache.match_node(key, req.namespace)
     if node is None:

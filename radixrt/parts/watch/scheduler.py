@@ -1,9 +1,9 @@
-"""`CacheStream`: the scheduler's end of a stream of `CacheEvents`. Sans-io: the loop sends what it returns.
-`Watch` has two streams: one for the main process or a router, and one for a page beside a router.
+"""Scheduler end of watch: streams of `CacheEvents`. `Watch` has two streams (`CacheStream`): a stream for the main
+process or a router, and a stream for a page beside a router. The loop sends the messages that a stream returns.
 
-While nobody watches, the cache has no journal. While somebody watches, each turn of the loop takes what the journal has
-recorded. A reader that does not acknowledge in time loses events, never the scheduler time: recording stops when WINDOW
-events are unacknowledged, and goes on with a snapshot when all of them are acknowledged.
+The cache has a journal only while a reader watches. Each iteration of the loop takes the events that the journal has
+recorded. A reader that does not acknowledge in time loses events, but never delays the scheduler: recording stops when
+WINDOW events are unacknowledged, and continues with a snapshot when all events are acknowledged.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from radixrt.scheduler.part import Core, End, Part
 from radixrt.scheduler.req import Req, ReqState
 
 WINDOW = 65_536
-"""Maximum number of unacknowledged events; the snapshot of a large tree proceeds as the reader acknowledges it."""
+"""Maximum number of unacknowledged events. The snapshot of a large tree proceeds as the reader acknowledges events."""
 
 SLICE_TOKENS = 32_768
-"""Tokens of the tree that one turn of the loop adds to a snapshot: about 1 ms."""
+"""Number of the tree's tokens that one iteration of the loop adds to a snapshot, which takes about 1 ms."""
 
 VIEWS_INTERVAL_S = 0.25
 MAX_VIEWS = 512
 MAX_MATCHED = 64
-"""Waiting requests that are matched with the tree for each view; the others' cached_tokens are -1, without a
-`QueueView`."""
+"""Maximum number of waiting requests that are matched with the tree for each set of views. Further requests have
+cached_tokens -1 and no `QueueView`."""
 
 
 class CacheStream:
-    """See the module's docstring. At most one reader watches at a time; another one takes its place.
+    """Stream of events for one reader; see the module's docstring. A new reader replaces the previous reader.
 
     Attributes:
         window: maximum number of unacknowledged events.
@@ -80,21 +80,22 @@ class CacheStream:
 
     @property
     def is_on(self) -> bool:
-        """Somebody watches: call `turn`."""
+        """True while a reader watches, so that `turn` must be called."""
         return self._watched
 
     @property
     def is_busy(self) -> bool:
-        """A snapshot is under way, and `turn` goes on with it without other events."""
+        """True while a snapshot is under way, which `turn` continues without new events."""
         return self._records and not self._journal.is_complete and self._room > 0
 
     @property
     def _room(self) -> int:
-        """Events that a snapshot may add: it takes half of the window, and leaves the rest to other events."""
+        """Number of events that a snapshot may add. A snapshot uses half of the window; the rest is for other
+        events."""
         return self.window // 2 - self._num_unacknowledged
 
     def handle(self, message: ToWatched) -> list[FromWatched]:
-        """Take a message of the reader; returns what to answer at once."""
+        """Handle a message of the reader; return the answers to send at once."""
         if isinstance(message, NodeTokensReq):
             return [self._tokens(message)]
         if isinstance(message, CacheAck):
@@ -111,7 +112,7 @@ class CacheStream:
         return []
 
     def turn(self, now: float) -> list[FromWatched]:
-        """The messages of one turn of the loop, often none."""
+        """Return the messages of one iteration of the loop."""
         found: list[FromWatched] = []
         journal = self._journal
         if self._records:
