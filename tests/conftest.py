@@ -78,6 +78,8 @@ LONGEST = (
     "tests/runner/test_narrowed_steps.py",
     "tests/examples/test_extract.py",
     "tests/engine/test_engine.py",
+    "tests/engine/test_step_walk.py",
+    "tests/examples/test_one_request.py",
     "tests/lang/backends/test_openai.py",
     "tests/equivalence/test_narrowed.py",
     "tests/scheduler/test_state_machine.py",
