@@ -11,7 +11,8 @@ A row raises if the state that it reads is not that of exactly its prefix.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from functools import partial
 
 import numpy as np
 
@@ -35,6 +36,7 @@ from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.invariants import check_scheduler
 from radixrt.scheduler.schedule_batch import ScheduleBatch
 from radixrt.tokenizer.reads import ChoiceTree
+from tests.parts.chosen import scheduler_with
 from tests.requests import embed_request, prompt_of, score_request
 from tests.step_sections import shared_in, states_in
 
@@ -314,16 +316,21 @@ def deltas_of(batch: TokenBatch | None) -> list[TokenDelta]:
 
 
 class Harness:
-    """A scheduler and a fake runner, stepped by hand."""
+    """A scheduler and a fake runner, stepped by hand.
+
+    Args:
+        parts: names of the scheduler's parts, as in `tests.parts.chosen`; None: as the engine assembles them.
+    """
 
     def __init__(
         self, *, num_slots: int = 64, page_size: int = 1, depth: int = 1, max_context: int = 64, cache: bool = True,
         eviction: str = "lru", check: bool = True, cascade: CascadeCosts = FREE, deadly: Iterable[int] = (),
         num_states: int = 0, min_gap: int = MIN_GAP, stages: int = 1, grammars: GrammarManager | None = None,
-        shared_cores: bool = False, **config: object,
+        shared_cores: bool = False, parts: Collection[str] | None = None, **config: object,
     ) -> None:  # fmt: skip
         self.config = SchedulerConfig(**{"max_running_requests": 4, "chunked_prefill_size": 1024, **config})  # type: ignore[arg-type]
-        self.scheduler = make_scheduler(
+        make = make_scheduler if parts is None else partial(scheduler_with, parts)
+        self.scheduler = make(
             self.config, num_slots, context_length=max_context, eos_ids=[EOS], vocab_size=VOCAB, page_size=page_size,
             eviction=eviction, prefix_cache=cache, num_states=num_states, cascade=cascade,
             checkpoints=Checkpoints(min_gap), stages=stages, grammars=grammars, shared_cores=shared_cores,
@@ -431,7 +438,9 @@ class Harness:
     def kill(self) -> None:
         """The runner dies: nothing that it computed or was to compute is left."""
         lost = {req for batch in self.inflight for req in batch.requests}
-        assert len(lost) <= 1 or not self.scheduler.part(Recovery).num_suspects, "a suspect was not alone"
+        for part in self.scheduler.parts.all:
+            if isinstance(part, Recovery):
+                assert len(lost) <= 1 or not part.num_suspects, "a suspect was not alone"
         self.deaths.update(req.rid if req.member is None else req.member.group for req in lost)
         self.scheduler.runner_lost(self.inflight, "it was told to", self.now)
         self.inflight.clear()

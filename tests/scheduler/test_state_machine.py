@@ -29,6 +29,18 @@ PREFIXES = [[], [1], [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4] * 5, [9] * 17, [7, 8
 
 
 class SchedulerMachine(RuleBasedStateMachine):
+    """All events of a scheduler.
+
+    Attributes:
+        parts: names of the scheduler's parts, as in `tests.parts.chosen`; None: as the engine assembles them. Requests
+            ask for nothing that needs another part.
+    """
+
+    parts: frozenset[str] | None = None
+
+    def has(self, part: str) -> bool:
+        return self.parts is None or part in self.parts
+
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
@@ -52,13 +64,16 @@ class SchedulerMachine(RuleBasedStateMachine):
     def start(
         self, num_slots, page_size, stages, depth, cache, eviction, policy, chunk, conservativeness, rows, num_states
     ) -> None:
+        if self.parts is not None:
+            stages = max(stages, 2) if self.has("stages") else 1
+            num_states = max(num_states, 3) if self.has("states") else 0
         page_size = 1 if num_states else page_size
         self.h = Harness(
             num_slots=num_slots, page_size=page_size, stages=stages, depth=stages if stages > 1 else depth,
             cache=cache, eviction=eviction,
             schedule_policy=policy, chunked_prefill_size=chunk, schedule_conservativeness=conservativeness,
             max_running_requests=rows, max_queued_requests=8, request_timeout_s=50.0,
-            deadly=[DEADLY], num_states=num_states, min_gap=2,
+            deadly=[DEADLY], num_states=num_states, min_gap=2, parts=self.parts,
         )  # fmt: skip
 
     @rule(
@@ -82,8 +97,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     ) -> None:  # fmt: skip
         self.count += 1
         rid = f"r{self.count}"
+        if not self.has("constraint"):
+            seed = None
+        if not self.has("reads"):
+            prompt_logprobs = hidden = None
         if seed is not None:
             self.seeds[rid] = seed
+        kills = kills and self.has("recovery")
         self.h.add(
             rid, prefix + suffix + [DEADLY] * kills, max_tokens=max_tokens, stop_token_ids=tuple(stops),
             ignore_eos=ignore_eos, priority=priority, cache_salt=salt, prompt_logprobs=prompt_logprobs,
@@ -92,6 +112,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             program=hint,
         )  # fmt: skip
 
+    @precondition(lambda self: self.has("reads"))
     @rule(
         prefixes=st.lists(st.sampled_from([tuple(p) for p in PREFIXES[1:]]), min_size=1, max_size=2, unique=True),
         choices=st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1, max_size=6),
@@ -104,6 +125,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         envelope = {"priority": priority, "cache_salt": salt, "program": hint}
         self.h.add_score(f"r{self.count}", dict.fromkeys(prefixes, choices), **envelope)
 
+    @precondition(lambda self: self.has("reads"))
     @rule(
         prompts=st.lists(
             st.tuples(st.sampled_from(PREFIXES), st.lists(st.integers(1, 4), min_size=1, max_size=4)),
@@ -119,6 +141,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         envelope = {"priority": priority, "cache_salt": salt, "program": hint}
         self.h.add_embed(f"r{self.count}", [prefix + suffix for prefix, suffix in prompts], pooling, **envelope)
 
+    @precondition(lambda self: self.has("programs"))
     @rule(program=st.sampled_from(["p", "q", "nobody"]), branch=st.sampled_from([None, "", "0", "0/1", "nothing"]))
     def release(self, program, branch) -> None:
         self.h.scheduler.part(Programs).release(program, branch)
@@ -206,8 +229,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert len(columns.token_logprobs) // 4 == h.requests[rid].row_len(0) - 1
         h.now += 1000.0
         h.scheduler.next_batch(h.now)
-        programs = h.scheduler.part(Programs).stats(0.0)["programs"]
-        assert (programs.programs, programs.holds, programs.held_tokens) == (0, 0, 0), "nothing is kept for ever"
+        if self.has("programs"):
+            programs = h.scheduler.part(Programs).stats(0.0)["programs"]
+            assert (programs.programs, programs.holds, programs.held_tokens) == (0, 0, 0), "nothing is kept for ever"
         h.verify()
         kv = h.scheduler.kv
         if isinstance(kv, HybridKVManager):

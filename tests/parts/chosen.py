@@ -1,0 +1,94 @@
+"""A scheduler with chosen parts, for tests of the core alone and of each part without the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+from radixrt.config import SchedulerConfig
+from radixrt.constrained.compile.grammar_manager import GrammarManager
+from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
+from radixrt.mem_cache.chunk_cache import ChunkCache
+from radixrt.mem_cache.radix_cache import RadixCache
+from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
+from radixrt.mem_cache.state_slots import StateSlotAllocator
+from radixrt.messages.runner import CascadeCosts
+from radixrt.parts.constraint.scheduler import Constraints
+from radixrt.parts.overload.scheduler import Overload
+from radixrt.parts.programs.scheduler import Programs
+from radixrt.parts.reads.scheduler import ReadsPart
+from radixrt.parts.recovery.scheduler import Recovery
+from radixrt.parts.sharing.scheduler import Sharing
+from radixrt.parts.stages.scheduler import StagePacing
+from radixrt.parts.states.checkpoints import Checkpoints
+from radixrt.parts.states.scheduler import HybridKVManager, StatesPart
+from radixrt.parts.watch.scheduler import Watch
+from radixrt.scheduler.kv_manager import KVManager
+from radixrt.scheduler.part import Part
+from radixrt.scheduler.scheduler import Scheduler
+
+CHOICES: dict[str, frozenset[str]] = {
+    "none": frozenset(),
+    "reads": frozenset({"reads"}),
+    "constraint": frozenset({"constraint"}),
+    "programs": frozenset({"programs"}),
+    "recovery": frozenset({"recovery"}),
+    "overload": frozenset({"overload"}),
+    "watch": frozenset({"programs", "watch"}),
+    "states": frozenset({"states"}),
+    "sharing": frozenset({"sharing"}),
+    "stages": frozenset({"stages"}),
+}
+"""No part at all, and each part by itself. Watching alone needs another part: its views name requests' programs."""
+
+
+def scheduler_with(
+    names: Collection[str],
+    config: SchedulerConfig,
+    num_slots: int,
+    *,
+    context_length: int,
+    eos_ids: Iterable[int],
+    vocab_size: int,
+    page_size: int,
+    eviction: str,
+    prefix_cache: bool,
+    num_states: int,
+    cascade: CascadeCosts,
+    checkpoints: Checkpoints,
+    stages: int,
+    grammars: GrammarManager | None,
+    shared_cores: bool,
+) -> Scheduler:
+    """Return a scheduler over empty pools, as `make_scheduler` does, with the named parts alone."""
+    has_states, has_stages = "states" in names, "stages" in names
+    assert has_states == bool(num_states)
+    assert has_stages == (stages > 1)
+    allocator = TokenToKVPoolAllocator(num_slots, page_size)
+    slots = StateSlotAllocator(num_states) if has_states else None
+    cache = RadixCache(allocator, eviction, slots) if prefix_cache else ChunkCache(allocator, slots)
+    rows = ReqToTokenPool(config.max_running_requests, min(context_length, num_slots))
+    kv = KVManager(cache, allocator, rows)
+    if cache.node_states is not None:
+        kv = HybridKVManager(cache, cache.node_states, allocator, rows, checkpoints)
+    makers: dict[str, Callable[[], Part]] = {
+        "reads": ReadsPart,
+        "constraint": lambda: Constraints(vocab_size, grammars, shared_cores=shared_cores),
+        "programs": Programs,
+        "recovery": Recovery,
+        "overload": Overload,
+        "watch": Watch,
+        "states": StatesPart,
+        "sharing": lambda: Sharing(cascade),
+    }
+    parts = [make() for name, make in makers.items() if name in names]
+    assert len(parts) + has_stages == len(names), "an unknown part"
+    if not cache.shares:
+        parts = [part for part in parts if not isinstance(part, Sharing)]
+    return Scheduler(
+        config,
+        kv,
+        context_length=context_length,
+        eos_ids=eos_ids,
+        parts=parts,
+        pacing=StagePacing(stages) if has_stages else None,
+    )
