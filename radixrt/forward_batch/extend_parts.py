@@ -1,8 +1,8 @@
-"""Division of an EXTEND step's rows among four attention kernels, which together are faster than one.
+"""Division of an EXTEND step's rows among four attention kernels, which together are faster than one kernel.
 
 A prompt that begins in the step reads the keys and values computed in the step, in order (ragged). A prompt that
-extends a prefix reads the pool by pages, through a kernel with large query tiles, or with small ones if it has few new
-tokens. A single token after a prefix is a decode row, whatever other rows the step has.
+extends a prefix reads the pool by pages, through a kernel with large query tiles or, for few new tokens, small query
+tiles. A single token after a prefix is computed as a decode row.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ import numpy.typing as npt
 from radixrt.messages.wire import Int32Array
 
 MIN_FRESH_TOKENS = 1024
-"""Minimum number of tokens of prompts that begin in the step for a part of their own. Fewer tokens save less than a
-kernel launch, and the graphs of such short steps store keys and values (`radixrt.runner.graphs.prompt_graph_runner`).
-"""
+"""Minimum number of tokens of prompts that begin in the step for a part of their own. For fewer tokens, the part saves
+less time than its kernel launch takes, and the graphs of such short steps store keys and values
+(`radixrt.runner.graphs.prompt_graph_runner`)."""
 
 SHORT_PROMPT = 64
 """Maximum number of new tokens of a row for the kernel with small tiles."""
 MIN_SHORT_ROWS = 4
 MIN_SINGLE_ROWS = 4
-"""Minimum number of rows for a part of their own; fewer rows join other rows that read by pages, if there are any."""
+"""Minimum number of rows of a part. Fewer rows join other rows that read by pages, if the step has such rows."""
 
 
 @dataclass(frozen=True)
 class ExtendParts:
-    """Rows [0, short) and [short, fresh) read by pages, through large and small tiles; rows [fresh, single) are prompts
-    that begin in the step, rows [single, rows) decode rows."""
+    """Ranges of a step's rows: rows [0, short) read by pages through large tiles, rows [short, fresh) read by pages
+    through small tiles, rows [fresh, single) are prompts that begin in the step, and rows [single, rows) are decode
+    rows."""
 
     short: int
     fresh: int

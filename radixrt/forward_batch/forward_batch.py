@@ -62,8 +62,11 @@ class SharedGroups:
         return self if first == 0 and kept.all() else self._select(kept, self.rows - first)
 
     def among(self, chosen: npt.NDArray[np.bool_]) -> SharedGroups | None:
-        """Return the groups of the step's rows that are set in `chosen` (bool [B]), renumbered; None if a group has
-        rows that are not."""
+        """Return the groups of the chosen rows, renumbered; None if a group contains a row that is not chosen.
+
+        Args:
+            chosen: bool [B], the chosen rows.
+        """
         if (self.ends(len(chosen)) > 0)[~chosen].any():
             return None
         return self._select(chosen[self.rows], np.cumsum(chosen, dtype=I32)[self.rows] - 1)
@@ -103,14 +106,14 @@ class ForwardBatch:
         seq_lens_cpu, extend_lens_cpu, req_pool_indices_cpu: int32 [B] on the host, for planning: lengths, new tokens of
             each row (all 1 in DECODE) and rows of req_to_token.
         shared: groups of rows whose common prefix should be computed once; None if there are none.
-        narrowed: the part of the batch that the last layer computes beyond keys and values: a DECODE batch of the rows
-            that sample or whose last token is read, in the order of logits_index, whose queries are their last
-            positions and whose keys and values are stored with this batch's; and of padding rows, one token in row and
-            slot 0 each. None if the hidden states of other tokens are needed too.
-        states: the slots of recurrent states, whose rows are those of the batch, divided where they leave states; None
-            for a model without recurrent layers, and in a narrowed batch.
-        sample_index: [S or more, then padding], entries of logits_index that sample, where some do not; else None.
-        wanted_tokens: int32 on the host, ascending, the tokens of a narrowed step; None where it is not narrowed.
+        narrowed: DECODE batch for the last layer, which computes only keys and values of this batch's tokens. The rows
+            are the rows that sample or whose last token is read, in the order of logits_index, and then padding rows of
+            one token in row 0 and slot 0. Each query is the last position of its row, whose keys and values are stored
+            with this batch. None if hidden states of further tokens are needed.
+        states: slots of recurrent states for the rows of the batch, divided where rows leave states; None for a model
+            without recurrent layers, and in a narrowed batch.
+        sample_index: [S or more, then padding], entries of logits_index that sample; None if all entries sample.
+        wanted_tokens: int32 on the host, ascending, tokens of the rows of `narrowed`; None without `narrowed`.
     """
 
     mode: ForwardMode
@@ -133,17 +136,37 @@ class ForwardBatch:
 
     @staticmethod
     def of_decode_rows(
-        input_ids: torch.Tensor, positions: torch.Tensor, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor,
-        out_cache_loc: torch.Tensor, logits_index: torch.Tensor, req_to_token: torch.Tensor, *,
-        seq_lens_cpu: Int32Array, req_pool_indices_cpu: Int32Array, sample_rows: torch.Tensor | None = None,
-        shared: SharedGroups | None = None, states: StateRows | None = None,
-    ) -> ForwardBatch:  # fmt: skip
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        req_pool_indices: torch.Tensor,
+        seq_lens: torch.Tensor,
+        out_cache_loc: torch.Tensor,
+        logits_index: torch.Tensor,
+        req_to_token: torch.Tensor,
+        *,
+        seq_lens_cpu: Int32Array,
+        req_pool_indices_cpu: Int32Array,
+        sample_rows: torch.Tensor | None = None,
+        shared: SharedGroups | None = None,
+        states: StateRows | None = None,
+    ) -> ForwardBatch:
         """Create a DECODE batch from columns of B numbers each; every row samples unless `sample_rows` is given."""
         return ForwardBatch(
-            ForwardMode.DECODE, input_ids, positions, req_pool_indices, seq_lens, out_cache_loc, logits_index,
-            req_pool_indices if sample_rows is None else sample_rows, req_to_token, seq_lens_cpu,
-            np.ones_like(seq_lens_cpu), req_pool_indices_cpu, shared, states=states,
-        )  # fmt: skip
+            ForwardMode.DECODE,
+            input_ids,
+            positions,
+            req_pool_indices,
+            seq_lens,
+            out_cache_loc,
+            logits_index,
+            req_pool_indices if sample_rows is None else sample_rows,
+            req_to_token,
+            seq_lens_cpu,
+            np.ones_like(seq_lens_cpu),
+            req_pool_indices_cpu,
+            shared,
+            states=states,
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -155,5 +178,5 @@ class ForwardBatch:
 
     @property
     def attended(self) -> tuple[ForwardBatch, ...]:
-        """Batches that layers of this step attend to: this one and, if it has rows, the narrowed one."""
+        """Batches for which attention is planned in this step: this batch and, if it has rows, the narrowed batch."""
         return (self,) if self.narrowed is None or not self.narrowed.num_tokens else (self, self.narrowed)

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 MAX_PADDING = 4
-"""Largest ratio between a larger bucket that replaces a missing one and the missing one."""
-
+"""A missing bucket may be replaced by a bucket of up to MAX_PADDING times its size."""
 
 FINE_LADDER = 64
 """See `bucket_ladder`. Padding rows cost a small step nothing, because it is bound by reading weights."""
@@ -20,8 +19,8 @@ FINE_LADDER = 64
 def graph_buckets(max_rows: int) -> list[int]:
     """Return the ascending numbers of rows for which graphs are captured, the last one max_rows.
 
-    Padding to the next bucket adds at most an eighth of the rows, or seven rows. Padding rows cost as much as other
-    rows in GEMMs and nothing in attention; a graph costs a quarter of a second to capture and a few megabytes.
+    Padding to the next bucket adds at most an eighth of the rows, or seven rows. Padding rows cost as much as any row
+    in GEMMs and nothing in attention; a graph costs a quarter of a second to capture and a few megabytes.
     """
     buckets, n = [], 1
     while n < max_rows:
@@ -67,8 +66,8 @@ def larger_buckets(bucket: int, buckets: Sequence[int]) -> list[int]:
 
 
 def bucket_ladder(buckets: Sequence[int]) -> list[int]:
-    """Return a few buckets that can replace all others (see `larger_buckets`), the largest first: each is a quarter of
-    the one before, or half of it if the one before is larger than `FINE_LADDER`."""
+    """Return a few buckets that can replace all others (see `larger_buckets`), the largest first. Each bucket is about
+    a quarter of the previous bucket, or half of a previous bucket larger than `FINE_LADDER`."""
     ladder = [buckets[-1]]
     while ladder[-1] > buckets[0]:
         ratio = 2 if ladder[-1] > FINE_LADDER else MAX_PADDING
@@ -78,9 +77,9 @@ def bucket_ladder(buckets: Sequence[int]) -> list[int]:
 
 
 def padded(values: npt.NDArray[Any], rows: int, fill: int = 0, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
-    """Return the values ([n], n <= rows) followed by `fill`, as [rows], in their own dtype unless one is given.
+    """Return the values ([n], n <= rows) followed by `fill`, as [rows], in the values' dtype unless `dtype` is given.
 
-    It takes a tenth of the time of numpy's pad.
+    The function takes a tenth of the time of `np.pad`.
     """
     made = np.full(rows, fill, values.dtype if dtype is None else dtype)
     made[: len(values)] = values

@@ -18,21 +18,21 @@ Int64Array = npt.NDArray[np.int64]
 class StateRows:
     """B rows of T packed tokens, as recurrent layers see them.
 
-    Row i holds the tokens [starts[i], starts[i + 1]), at least one. It begins with the state in slot src[i], and leaves
-    the state after its last token in slot dst[i]; the two may be equal. No two rows write the same slot, and no row
-    reads a slot that another one writes, except for `SCRATCH_STATE` and within a chain. Several rows may read the same
-    slot.
+    Row i holds the tokens [starts[i], starts[i + 1]), at least one token. The row begins with the state in slot src[i],
+    and leaves the state after its last token in slot dst[i]; both slots may be equal. No two rows write the same slot,
+    and no row reads a slot that another row writes, except for `SCRATCH_STATE` and within a chain. Several rows may
+    read the same slot.
 
-    A sequence that leaves states inside its tokens (`StateSection.cuts`) is a chain: several rows, one behind the
-    other, each of which reads the slot that the one before it writes. They have to be computed in this order.
+    A sequence that leaves states inside its tokens (`StateSection.cuts`) is a chain of consecutive rows. Each row of a
+    chain reads the slot that the previous row writes, so the rows must be computed in order.
 
     Attributes:
         src, dst: int64 [B], on the runner's device.
         starts: int64 [B + 1], on the runner's device.
-        lens: int32 [B], numbers of tokens, on the host; None if each row has one token and is no part of a chain, as in
-            a DECODE step. Only such rows are captured by a CUDA graph.
-        chains: int64 [C + 1], on the host: the rows [chains[i], chains[i + 1]) are a chain, or one row that is none.
-            None if each row stands alone.
+        lens: int32 [B], numbers of tokens, on the host; None if each row has one token and there are no chains, as in a
+            DECODE step. CUDA graphs capture only such rows.
+        chains: int64 [C + 1], on the host: the rows [chains[i], chains[i + 1]) are a chain or a single row. None
+            without chains.
     """
 
     src: torch.Tensor
@@ -42,15 +42,16 @@ class StateRows:
     chains: Int64Array | None = None
 
     def waves(self) -> list[Int64Array]:
-        """List the rows that can be computed together, after those of the waves before: first the first rows of all
-        chains, then the second ones, and so on."""
+        """Return waves of rows that can be computed together, in order: the first rows of all chains, the second rows
+        of all chains, and so on."""
         if self.chains is None:
             return [np.arange(len(self.src))]
         number = np.arange(self.chains[-1]) - np.repeat(self.chains[:-1], np.diff(self.chains))
         return [np.flatnonzero(number == n) for n in range(int(number.max()) + 1)]
 
     def divided(self) -> Iterator[tuple[torch.Tensor, StateRows]]:
-        """Yield the tokens of each wave, int64 indices on the runner's device, and its rows, packed without others."""
+        """Yield (tokens, rows) of each wave: the int64 indices of the wave's tokens on the runner's device, and the
+        wave's rows over these tokens alone."""
         assert self.lens is not None  # there are chains
         ends = np.cumsum(self.lens)
         for wave in self.waves():
@@ -63,12 +64,12 @@ class StateRows:
 
 @dataclass(frozen=True)
 class StateColumns:
-    """The numbers of `StateRows` on the host.
+    """Columns of `StateRows` on the host.
 
     Attributes:
         src, dst: int32 [B].
         starts: int64 [B + 1].
-        lens, chains: as those of `StateRows`.
+        lens, chains: as in `StateRows`.
     """
 
     src: Int32Array

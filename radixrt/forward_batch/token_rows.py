@@ -1,4 +1,4 @@
-"""`TokenRows`: a step as one row for each of its new tokens, which is how captured decode steps compute it."""
+"""`TokenRows`: form of a step for captured decode steps, with a row for each new token."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from radixrt.messages.wire import I32, Int32Array, unpack_i32
 class TokenRows:
     """T rows with one new token each. The S rows that sample come first, in the order of the step's sampling rows.
 
-    A layer stores the keys and values of all rows before any row attends, so several tokens of one sequence can be rows
-    of their own: each attends to the positions before it and to itself.
+    A layer stores the keys and values of all rows before any row attends. So several tokens of a sequence can be
+    separate rows, each of which attends to all positions up to its own.
 
     Attributes:
         req_pool_idx: int32 [T], row of req_to_token of each token's sequence.
-        seq_lens: int32 [T], number of positions that each token attends to; its own position is the last one.
+        seq_lens: int32 [T], number of positions that each token attends to, its own position included.
         slots: int32 [T], slots for the new keys and values.
         given: int32 [T], token ids; -1 stands for the future token of the sequence. None if all are future tokens.
         num_samples: S.
-        order: int [T], the step's token that is each row; None if they are in the step's order.
-        shared: groups of rows whose common prefix should be computed once; None if there are none.
-        reread: number of positions that are attended to by more than one token of the same sequence, counted each time
-            but the first.
-        state_src, state_dst: int32 [T], slots of recurrent states, for a DECODE step of a model that has them; else
-            empty. Several tokens of one sequence must update its state in turn, and cannot be rows of their own.
+        order: int [T], index of each row's token in the step; None if the rows are in the step's order.
+        shared: groups of rows whose common prefix should be computed once; None without such groups.
+        reread: number of repeated reads of a position by several tokens of the same sequence; the first read of each
+            position is not counted.
+        state_src, state_dst: int32 [T], slots of recurrent states in a DECODE step; empty for a model without recurrent
+            layers. Several tokens of a sequence update its state in turn, so they cannot be separate rows.
     """
 
     req_pool_idx: Int32Array
@@ -47,8 +47,8 @@ class TokenRows:
 
     @staticmethod
     def of(step: ForwardStep) -> TokenRows | None:
-        """Return the rows of a step; None if its rows read values other than samples, none of them samples, or it is an
-        EXTEND step of a model with recurrent layers."""
+        """Return the rows of a step. Steps that read values, steps without sampling rows, and EXTEND steps of a model
+        with recurrent layers return None."""
         if READS in step.sections or (STATES in step.sections and step.mode != ForwardMode.DECODE):
             return None
         req_pool_idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
@@ -65,6 +65,7 @@ class TokenRows:
         if len(slots) == len(req_pool_idx) and sampled.all():  # decode rows, some of whose tokens were forced
             given = unpack_i32(step.input_ids)
             return TokenRows(req_pool_idx, seq_lens, slots, given, len(slots), shared)
+        # Rows that sample come first, so that the graph's logits are the first rows of its hidden states.
         extend_lens = unpack_i32(step.extend_lens)
         ends = np.cumsum(extend_lens, dtype=I32)
         last = (ends - 1)[sampled]
@@ -73,19 +74,24 @@ class TokenRows:
         order = np.concatenate([last, np.flatnonzero(rest)])
         attended = np.arange(1, len(slots) + 1, dtype=I32) + np.repeat(seq_lens - ends, extend_lens)
         return TokenRows(
-            np.repeat(req_pool_idx, extend_lens)[order], attended[order], slots[order],
-            unpack_i32(step.input_ids)[order], len(last),
+            np.repeat(req_pool_idx, extend_lens)[order],
+            attended[order],
+            slots[order],
+            unpack_i32(step.input_ids)[order],
+            len(last),
             None if shared is None else _of_tokens(shared, extend_lens, ends, order),
-            int(attended.sum()) - int(seq_lens.sum()), order=order,
-        )  # fmt: skip
+            int(attended.sum()) - int(seq_lens.sum()),
+            order=order,
+        )
 
 
 def _of_tokens(shared: SharedGroups, extend_lens: Int32Array, ends: Int32Array, order: Int32Array) -> SharedGroups:
-    """Return the groups with all tokens of a row in its place.
+    """Return the groups of token rows: each row of a group is replaced by the rows of its tokens.
 
     Args:
-        extend_lens, ends: int32 [B], new tokens of each row, and their sums up to it.
-        order: int [T], the step's token that becomes each of the new rows.
+        extend_lens: int32 [B], number of new tokens of each row.
+        ends: int32 [B], cumulative sums of `extend_lens`.
+        order: int [T], index of each token row's token in the step.
     """
     number = np.empty(len(order), I32)
     number[order] = np.arange(len(order), dtype=I32)

@@ -11,11 +11,11 @@ import numpy.typing as npt
 import torch
 
 ALIGNMENT = 16
-"""Every array of a packed copy starts at a multiple of so many bytes, so that kernels can use wide loads."""
+"""Alignment of the arrays of a packed copy, in bytes, so that kernels can use wide loads."""
 
 RING = 8
-"""Number of host buffers. A step takes two at most, and two steps are in flight, so the copy from the next buffer ended
-long ago."""
+"""Number of host buffers. A step takes at most two buffers, and two steps are in flight, so the copy from the next
+buffer has ended long before."""
 
 
 class PinnedRing:
@@ -45,7 +45,8 @@ class PinnedRing:
 
 
 class Uploader:
-    """On the CPU, tensors share the arrays' memory; to CUDA, all arrays of a call go in one asynchronous copy."""
+    """Copies arrays to the device. On the CPU the tensors share the arrays' memory; to CUDA, all arrays of a call are
+    copied by a single asynchronous copy."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

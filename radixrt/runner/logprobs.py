@@ -16,7 +16,7 @@ FLOOR = -9999.0
 """Log-probability reported for a probability of 0 or NaN, because JSON has no infinities."""
 
 TIE_SLACK = 8
-"""Alternatives examined beyond the requested ones, so that equal ones are selected by id, deterministically."""
+"""Number of alternatives examined beyond the requested number, so that ties are resolved by token id."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """`ModelRunner`: owns every tensor of one rank and computes sampled tokens from a `ForwardStep`.
 
-With pipeline stages it computes its stage's layers from what the stage before sends, and only the last stage samples.
+With pipeline stages, a runner computes the layers of its stage from the previous stage's output, and only the last
+stage samples.
 
 initialize: load_model -> init_memory_pool -> init_attention_backend -> init_cuda_graphs -> warm_up
 each step:  prepare -> forward -> sample
@@ -64,7 +65,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOADING_S = 3.0
-"""Longest time that the start waits for attention kernels that were compiled before. Nobody waits for others."""
+"""Longest time, in seconds, that the start waits for compiled attention kernels to be loaded. Kernels that have yet to
+be compiled are not awaited."""
 
 
 class ModelRunner:
@@ -126,9 +128,13 @@ class ModelRunner:
             if decoder is not None:
                 layers = [decoder.layers[i] for i in self._own_stage.layers]
                 self._modules = start_loading(
-                    self._config.attention_backend, [x.sliding_window for x in layers if not x.is_recurrent],
-                    head_dim=decoder.head_dim, dtype=self.dtype, kv_dtype=self._config.pool_dtype, device=self.device,
-                )  # fmt: skip
+                    self._config.attention_backend,
+                    [x.sliding_window for x in layers if not x.is_recurrent],
+                    head_dim=decoder.head_dim,
+                    dtype=self.dtype,
+                    kv_dtype=self._config.pool_dtype,
+                    device=self.device,
+                )
             self.load_model()
             self.init_memory_pool()
             log.begin("pool and graphs")
@@ -141,13 +147,22 @@ class ModelRunner:
     def load_model(self) -> None:
         c = self._config
         self._model: Model = load_model(
-            Path(c.folder), self._spec, dtype=c.dtype, device=self.device, load_format=c.load_format,
-            seed=c.random_seed, show_progress=c.show_progress, group=self._group, stage=self._own_stage,
+            Path(c.folder),
+            self._spec,
+            dtype=c.dtype,
+            device=self.device,
+            load_format=c.load_format,
+            seed=c.random_seed,
+            show_progress=c.show_progress,
+            group=self._group,
+            stage=self._own_stage,
             ops=make_ops(
-                c.attention_backend, self.device, Path(c.kernel_cache),
+                c.attention_backend,
+                self.device,
+                Path(c.kernel_cache),
                 dependent_launch=supports_dependent_launch(self.device),
             ),
-        )  # fmt: skip
+        )
         if self._progress is not None:
             self._model.progress = self._progress
 
@@ -177,8 +192,8 @@ class ModelRunner:
         self._prompt_graphs: PromptGraphRunner | None = None
 
     def _measure_largest_step(self) -> int:
-        """Return the bytes that the largest step allocates temporarily, and those of CUDA graphs. Running the step also
-        loads the kernels for prompts."""
+        """Return the bytes that the largest step allocates temporarily, plus the bytes of CUDA graphs. Running the step
+        also loads the kernels for prompts."""
         c = self._config
         steps = [
             largest_step(c.max_running_requests, c.max_step_tokens, c.context_length),
@@ -212,7 +227,7 @@ class ModelRunner:
         return peak + graphs + bytes_in_flight(self._model, c.max_step_tokens, self._own_stage.count)
 
     def _run_once(self, step: ForwardStep, *, narrow: bool = False) -> LogitsProcessorOutput:
-        """Run a dummy step. Without `narrow` it takes as much memory as a step that scores its tokens."""
+        """Run a dummy step. Without `narrow` the step takes as much memory as a step that scores its tokens."""
         self.batches.write_rows(step.row_writes)
         batch = self.batches.build(step, narrow=narrow)
         output = self.forward(batch)
@@ -222,11 +237,16 @@ class ModelRunner:
     def init_attention_backend(self) -> None:
         c = self._config
         attention: AttentionBackend = make_backend(
-            c.attention_backend, self._kv_cache, self._model.attention_layers, dtype=self.dtype,
-            max_rows=max_graph_rows(c.max_running_requests), context_length=c.context_length,
-            kernel_cache=Path(c.kernel_cache), dependent_launch=supports_dependent_launch(self.device),
+            c.attention_backend,
+            self._kv_cache,
+            self._model.attention_layers,
+            dtype=self.dtype,
+            max_rows=max_graph_rows(c.max_running_requests),
+            context_length=c.context_length,
+            kernel_cache=Path(c.kernel_cache),
+            dependent_launch=supports_dependent_launch(self.device),
             modules=self._modules,
-        )  # fmt: skip
+        )
         self._attention = attention if self._states is None else HybridAttnBackend(attention, self._states)
 
     def init_cuda_graphs(self) -> None:
@@ -236,18 +256,26 @@ class ModelRunner:
         from radixrt.runner.graphs.create import create_graphs
 
         self._graphs, self._prompt_graphs = create_graphs(
-            self._config, self._model, self._attention, self._sampler, self.batches, vocab_size=self.vocab_size,
-            longest_prompt=self._longest_prompt, dtype=self.dtype, device=self.device, group=self._group,
-        )  # fmt: skip
+            self._config,
+            self._model,
+            self._attention,
+            self._sampler,
+            self.batches,
+            vocab_size=self.vocab_size,
+            longest_prompt=self._longest_prompt,
+            dtype=self.dtype,
+            device=self.device,
+            group=self._group,
+        )
 
     def _capture_next(self) -> bool:
-        """Capture one more graph, one that steps have requested first; return False if none is left."""
+        """Capture one more graph, with preference to requested graphs; return False if none is left."""
         graphs = [each for each in (self._graphs, self._prompt_graphs) if each is not None]
         return any(each.capture_next(requested=only) for only in (True, False) for each in graphs)
 
     def warm_up(self) -> None:
-        """Allocate memory and load kernels that a later step would otherwise load; on CUDA that synchronizes with the
-        device.
+        """Run dummy steps that allocate memory and load kernels. On CUDA, a later step would have to synchronize with
+        the device to load them.
 
         The dummy steps write rows and slots that no request holds yet.
         """
@@ -269,8 +297,8 @@ class ModelRunner:
     def idle_work(self) -> bool:
         """Capture one more graph while there is no step; return False if none is left.
 
-        With several ranks nothing is captured while idle: all ranks would have to capture the same graph at the same
-        time, and they are idle at different times.
+        With several ranks no graph is captured while idle: all ranks would have to capture the same graph at the same
+        time, but ranks are idle at different times.
         """
         return self._group.size == 1 and self._capture_next()
 
@@ -287,7 +315,7 @@ class ModelRunner:
         return self.batches.build(step, narrow=self._model.narrows and not is_captured)
 
     def _stage(self, step: ForwardStep) -> StagedStep | None:
-        """Stage a step of few tokens for a CUDA graph; None if there is no graph for it."""
+        """Stage a step of few tokens for a CUDA graph; return None if no graph fits."""
         if self._graphs is None or len(step.out_cache_loc) // 4 > self._graphs.max_rows:
             return None
         if (rows := TokenRows.of(step)) is None:
@@ -298,7 +326,7 @@ class ModelRunner:
 
     def forward(
         self, batch: ForwardBatch | StagedStep, arrived: Callable[[], None] | None = None
-    ) -> LogitsProcessorOutput:  # fmt: skip
+    ) -> LogitsProcessorOutput:
         """Run this stage's part of the model over a batch; an IDLE one runs nothing. Before the last stage there are no
         logits. `arrived` is called once the stage before has sent its part (on CUDA, once the stream waits for it)."""
         nothing = torch.empty(0, 0, device=self.device)
@@ -334,9 +362,12 @@ class ModelRunner:
         return None if self._graphs is None else self._graphs.logits_for(rows)
 
     def sample(
-        self, output: LogitsProcessorOutput, batch: ForwardBatch | StagedStep, step: ForwardStep,
+        self,
+        output: LogitsProcessorOutput,
+        batch: ForwardBatch | StagedStep,
+        step: ForwardStep,
         mask: GrammarMask | None,
-    ) -> SampledStep:  # fmt: skip
+    ) -> SampledStep:
         """Sample the next token of every sampling row, and make it the row's future token.
 
         On CUDA the work is only enqueued: see `SampledStep.is_ready`. With several ranks, rank 0 samples and broadcasts

@@ -42,8 +42,8 @@ class SampleResult:
     Attributes:
         token_ids: int64 [S]; 0 for a row that failed.
         best: float32 [S], each row's largest logit after bias, penalties and mask; not finite if the row failed.
-        gathered: log-probabilities of the rows that requested them, in order.
-        num_alternatives: number of alternatives of each of those rows.
+        gathered: log-probabilities for the rows with requested log-probabilities, in row order.
+        num_alternatives: number of alternatives of each of these rows.
     """
 
     token_ids: torch.Tensor
@@ -53,7 +53,7 @@ class SampleResult:
 
     @property
     def logprobs(self) -> list[LogprobColumns]:
-        """One entry of one position for each row that requested log-probabilities, in order."""
+        """Log-probabilities of a single position for each row with requested log-probabilities, in row order."""
         return [] if self.gathered is None else self.gathered.rows(self.num_alternatives)
 
     @property
@@ -83,15 +83,15 @@ class StepValues(Protocol):
         ...
 
     def message(self) -> ReadValues:
-        """Return the values as a step's answer carries them; the copy must have ended."""
+        """Return the values as a message. The copy to the host must have ended."""
         ...
 
 
 class ValueReader(Protocol):
-    """Reads the values for which the sections of a step ask."""
+    """Reads the values that a section of a step requests."""
 
     def of_step(self, sections: dict[str, bytes], output: LogitsProcessorOutput) -> StepValues | None:
-        """Return what a step reads; None for nothing."""
+        """Return the values that a step reads; None for a step without reads."""
         ...
 
 
@@ -101,8 +101,8 @@ class SampledStep:
 
     Attributes:
         result: result of the sampling rows, in host memory or being copied there; None if there are none.
-        copied: event after the copy of `result` and `hidden`; None if there is no copy to wait for.
-        values: what the step's rows read, in host memory or being copied there; None for nothing.
+        copied: event after the copy of `result` and `values`; None if there is no copy to wait for.
+        values: values that the step's rows read, in host memory or being copied there; None without values.
     """
 
     result: SampleResult | None
@@ -111,12 +111,12 @@ class SampledStep:
 
     @staticmethod
     def nothing() -> SampledStep:
-        """Return what a rank has that does not answer."""
+        """Return the result of a rank that does not answer steps."""
         return SampledStep(None, None)
 
     @staticmethod
     def begin(result: SampleResult | None, values: StepValues | None, device: torch.device) -> SampledStep:
-        """Return the answer, and begin to copy what is on the device to the host."""
+        """Return the answer, and begin to copy its tensors from the device to the host."""
         if device.type == "cpu" or (result is None and values is None):
             return SampledStep(result, None, values)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -127,7 +127,7 @@ class SampledStep:
 
     @property
     def is_ready(self) -> bool:
-        """True if `result` and `hidden` can be read without waiting for the device."""
+        """True if `result` and `values` can be read without waiting for the device."""
         return self.copied is None or bool(self.copied.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> SampleResult | None:

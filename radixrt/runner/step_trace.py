@@ -124,9 +124,14 @@ class StepTrace:
     def _write_step(self, times: StepRecord, answered: float | None) -> None:
         mode, shape = times.mode, times.shape
         args = {
-            "step": times.step_id, "rows": times.rows, "tokens": times.tokens, "decode_rows": shape.rows,
-            "context": shape.context, "prompt_tokens": shape.tokens, "pairs": shape.pairs,
-        }  # fmt: skip
+            "step": times.step_id,
+            "rows": times.rows,
+            "tokens": times.tokens,
+            "decode_rows": shape.rows,
+            "context": shape.context,
+            "prompt_tokens": shape.tokens,
+            "pairs": shape.pairs,
+        }
         self._write(f"launch {mode}", 1, times.started - self._zero, times.forwarded - self._zero, args)
         if times.received:
             self._write(f"receive {mode}", 1, times.forward - self._zero, times.received - self._zero, args)

@@ -1,9 +1,9 @@
-"""Everything that would be compiled or loaded when a step first needs it, before there are steps.
+"""Compilation and loading of kernels before the first step, so that no step waits for a kernel.
 
-Triton compiles a kernel for each combination of dtypes, sizes that are constants, and alignments. `compile_kernels`
-calls each operation with every combination that steps of this model have, without computing anything, so that all
-kernels are compiled at the same time. Kernels of torch and cuBLAS exist compiled, but are loaded at their first launch:
-`profile_run` has dummy steps that launch them.
+Triton compiles a kernel for each combination of dtypes, constant sizes and alignments. `compile_kernels` calls each
+operation with every combination that steps of the model have, without computing anything, so that all kernels are
+compiled at the same time. The kernels of torch and cuBLAS are compiled already, but loaded at their first launch: the
+dummy steps of `profile_run` launch them.
 """
 
 from __future__ import annotations
@@ -35,14 +35,19 @@ FEW_TOKENS = (1, 2, 3, 4)
 """`gemv` has a kernel for each of these numbers of tokens, and `skinny_gemm` one for each power of two from 16 on."""
 SIZES = (*FEW_TOKENS, 16, 32, 64, 128, MAX_TOKENS, 2 * MAX_TOKENS, 8 * MAX_TOKENS)
 SIZES_OF_EXPERTS = (*FEW_TOKENS, *(1 << i for i in range(4, 15)))
-"""Mixtures of experts have kernels for more numbers of tokens: the fuller an expert, the larger its tiles. The largest
-size stands for all above it."""
+"""Mixtures of experts have kernels for more numbers of tokens: the more tokens an expert has, the larger its tiles. All
+larger numbers use the kernels of the largest size."""
 
 
 def compile_kernels(
-    model: Model, attention: AttentionBackend, sampler: Sampler, batches: BatchBuilder, *, max_rows: int,
+    model: Model,
+    attention: AttentionBackend,
+    sampler: Sampler,
+    batches: BatchBuilder,
+    *,
+    max_rows: int,
     max_tokens: int,
-) -> None:  # fmt: skip
+) -> None:
     """Compile and load the Triton kernels of all steps.
 
     Args:
@@ -68,7 +73,8 @@ def compile_kernels(
 
 
 def verify_kernels(model: Model, device: torch.device) -> None:
-    """Compare kernels of a recurrent layer, compiled before, with the reference; the others have the same shapes."""
+    """Compare the compiled kernels of the first recurrent layer with the reference; other layers have the same
+    shapes."""
     for layer in [module for module in model.modules() if isinstance(module, GatedDeltaNet)][:1]:
         layer.verify(device)
 
@@ -80,11 +86,12 @@ def launch_experts(mixture: MoEFeedForward, max_tokens: int) -> None:
 
 
 class _OneLayer(Exception):
-    """A layer of each kind has been computed, and the norm and projection at the beginning of another."""
+    """Raised after a layer of each kind, and the norm and projection at the beginning of another layer, were
+    computed."""
 
 
 def _compute_layer(model: Model, batch: ForwardBatch, attention: _NoAttention) -> None:
-    """Compute a layer of each kind: the others launch the same kernels."""
+    """Compute a layer of each kind; all other layers launch the same kernels."""
     try:
         model.forward(batch.input_ids, batch.positions, batch, attention, model.stage_input(batch.num_tokens))
     except _OneLayer:
@@ -133,9 +140,14 @@ class _NoAttention(AttentionBackend):
         self._backend.store(layer, k, v, batch)
 
     def attend(
-        self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None,
-        batch: ForwardBatch, sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        batch: ForwardBatch,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         self._begin("attention")
         if k is not None and v is not None:
             self.store(layer, k, v, batch)

@@ -1,10 +1,10 @@
 """`Worker`: executes the messages of its inbox in order with one ModelRunner, and answers each step.
 
-A constrained step samples only after its mask has arrived. The scheduler sends that mask before any later step, so the
-worker never needs to look ahead.
+A constrained step samples only after its mask has arrived. The scheduler sends the mask before any later step, so the
+worker handles messages in order.
 
 The worker never waits for the device. Steps whose tokens are still being computed or copied wait in a queue, and
-`answer_ready` answers those that are complete; so step N is answered while step N + 1, or its mask, is received.
+`answer_ready` answers the complete steps. So step N is answered while step N + 1, or the mask of step N + 1, arrives.
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PEER_DEATH_S = 0.5
-"""Delay before a failed rank reports its error. It also fails when another rank has died; then main ends it before."""
+"""Seconds before a failed rank reports its error. A rank also fails if another rank has died; the main process then
+ends all ranks before the report."""
 IDLE_BEFORE_WORK_S = 0.25
 """Time without a message after which the runner starts idle work."""
 LAST_MESSAGE_S = 0.1
-"""Time after which nothing more comes from a dead scheduler: what it had sent is in this machine's sockets. A rank that
-misses a message nevertheless is found out by `RunnerReady.executed`."""
+"""Seconds after which no message of a dead scheduler arrives any more: its last messages are in sockets of this
+machine. `RunnerReady.executed` shows a rank that has missed a message."""
 
 
 @dataclass(frozen=True)
@@ -80,19 +81,26 @@ class Worker:
 
     Args:
         answers: outbox to the scheduler.
-        rank: which every rank reports when it is ready, and with steps that failed.
-        answers_steps: only one rank answers steps.
-        alone: no other ranks share the model. With other ranks a failed step is fatal: they, or the device, may be
-            waiting in a collective of that step.
-        trace_path, rank_info: see `StepTrace`; a path of None is no trace.
-        step_timeout_s: time for which the worker waits for the device to complete a step.
+        rank: number of this rank, sent in `RunnerReady` and `StepFailed`.
+        answers_steps: this rank answers steps; only one rank does.
+        alone: no other ranks share the model. With other ranks a failed step is fatal: another rank, or the device, may
+            be waiting in a collective of the step.
+        trace_path, rank_info: see `StepTrace`; without a path no trace is written.
+        step_timeout_s: seconds that the device may take to complete a step.
     """
 
     def __init__(
-        self, runner: ModelRunner, answers: Outbox[FromRunner], rank: int = 0, *, answers_steps: bool = True,
-        alone: bool = True, trace_path: str | None = None, rank_info: RankInfo = SINGLE_RANK,
+        self,
+        runner: ModelRunner,
+        answers: Outbox[FromRunner],
+        rank: int = 0,
+        *,
+        answers_steps: bool = True,
+        alone: bool = True,
+        trace_path: str | None = None,
+        rank_info: RankInfo = SINGLE_RANK,
         step_timeout_s: float = math.inf,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._runner = runner
         self._answers = answers
         self._rank = rank
@@ -109,7 +117,7 @@ class Worker:
         """Initialize the runner, then report that it is ready.
 
         Args:
-            heartbeat, allowance: those of `serve_steps`; the allowance learns how long a small step pauses.
+            heartbeat, allowance: as for `serve_steps`; the allowance learns the time of a small step.
 
         Raises:
             RadixRTError: the model cannot be loaded, or does not fit.
@@ -128,8 +136,8 @@ class Worker:
         self._announce()
 
     def reconnect(self, answers: Outbox[FromRunner]) -> None:
-        """Serve another scheduler, which knows nothing of earlier steps; the old outbox may be closed. The tables need
-        no reset: the rows of a request are written before its first step."""
+        """Serve a new scheduler, and drop the unanswered steps of the old scheduler. The old outbox may be closed. The
+        tables need no reset: the rows of a request are written before its first step."""
         self._awaiting_mask = None
         for waiting in self._unanswered:
             waiting.sampled.wait()
@@ -198,15 +206,16 @@ class Worker:
                 )
 
     def idle_work(self) -> bool:
-        """Do one piece of idle work; return False if none is left. While a step awaits its mask nothing is done: a
-        capture would overwrite its logits."""
+        """Do one piece of idle work; return False if none is left. While a step awaits its mask, no work is done: a
+        capture would overwrite the step's logits."""
         if self._awaiting_mask is not None:
             return True
         with torch.inference_mode():
             return self._runner.idle_work()
 
     def _guarded(self, step: ForwardStep, work: Callable[[], None]) -> None:
-        """Run a part of a step. An exception fails that step alone, unless the device is unusable or has other ranks.
+        """Run a part of a step. An exception fails only this step, unless the device is unusable or other ranks share
+        the model.
 
         Raises:
             EngineError: this rank cannot continue.
@@ -284,10 +293,11 @@ def serve_steps(
     """Run the worker's loop.
 
     Args:
-        heartbeat: reports the loop's progress; default: nobody watches.
+        heartbeat: reports the loop's progress; default: no report.
         allowance: longest pauses of steps; needed with a heartbeat.
-        until: asked every `IDLE_WAKE_S` at least. Once it returns True, the scheduler is dead, and the loop ends with
-            the last message that it had sent: all ranks execute all of them, because they wait for each other in steps.
+        until: returns True once the scheduler is dead; called at least every `IDLE_WAKE_S` seconds. The loop then ends
+            after the scheduler's last message: all ranks execute all messages, because ranks wait for each other in
+            steps.
     """
     heartbeat = heartbeat or Heartbeat()
     allowance = allowance or StepAllowance(0.0, 0.0)
@@ -302,7 +312,7 @@ def serve_steps(
             return
         if isinstance(message, ForwardStep):
             _handle_step(worker, message, heartbeat, allowance)
-            idle_work = True  # the step may have asked for a graph
+            idle_work = True  # the step may have requested a graph
         elif message is not None:
             worker.handle(message)
         elif worker.is_waiting:

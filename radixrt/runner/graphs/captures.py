@@ -42,10 +42,10 @@ class Captures(Generic[K, C]):
     Args:
         what: name of the steps, for the warning after a failure.
         describe: returns a description of a key.
-        beside_at_step: number of steps that request a graph, which a larger one replaces meanwhile, before it is
-            captured. Every row waits for the capture, so these steps must have lost about as much time before.
-        alone: no other ranks share the model. With other ranks a failure raises, because they would go on with the
-            graph.
+        beside_at_step: number of steps that request a missing graph and use a larger graph before the missing graph is
+            captured. Every row waits for a capture, so the padding of these steps should cost about as much time.
+        alone: no other ranks share the model. With other ranks a failure raises, because the other ranks would replay
+            the graph.
     """
 
     def __init__(self, what: str, describe: Callable[[K], str], *, beside_at_step: int, alone: bool) -> None:
@@ -63,8 +63,11 @@ class Captures(Generic[K, C]):
         return next((made for each in (key, *larger) if (made := self.get(each)) is not None), None)
 
     def get_or_make(self, key: K, larger: Sequence[K], capture: Callable[[K], C]) -> C | None:
-        """Return a graph for a step that requests this key: its own, which is captured once enough steps have requested
-        it, or until then the first of `larger` that is captured; None if there is none."""
+        """Return a graph for a step that requests a key; None if there is no graph.
+
+        The graph of the key is captured once enough steps have requested the key. Until then the first captured graph
+        of `larger` is returned.
+        """
         found = self.find(key, larger)
         if self.failed or key in self._made:
             return found
@@ -77,9 +80,8 @@ class Captures(Generic[K, C]):
         """Capture this key; return None after a failure.
 
         Args:
-            capture: raises RuntimeError or torch.OutOfMemoryError on failure. The cache does not store this function:
-            it
-                refers to the cache's owner, and the reference cycle would keep the graphs alive until garbage
+            capture: raises RuntimeError or torch.OutOfMemoryError on failure. The cache does not store this function,
+                which refers to the cache's owner: the reference cycle would keep the graphs alive until garbage
                 collection.
 
         Raises:
@@ -101,7 +103,7 @@ class Captures(Generic[K, C]):
         return made
 
     def make_next(self, keys: Iterable[K], capture: Callable[[K], C]) -> bool:
-        """Capture the first missing key of those that steps have requested, then of `keys`; return False if none is
-        missing or a capture has failed."""
+        """Capture the first missing key: first among the keys that steps have requested, then among `keys`. Return
+        False if no key is missing or a capture has failed."""
         missing = next((key for key in [*self._wanted, *keys] if key not in self._made), None)
         return missing is not None and self.make(missing, capture) is not None

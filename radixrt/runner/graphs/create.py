@@ -23,11 +23,21 @@ logger = logging.getLogger(__name__)
 
 
 def create_graphs(
-    config: RunnerConfig, model: Model, backend: AttentionBackend, sampler: Sampler, batches: BatchBuilder, *,
-    vocab_size: int, longest_prompt: int, dtype: torch.dtype, device: torch.device, group: TPGroup,
-) -> tuple[CudaGraphRunner | None, PromptGraphRunner | None]:  # fmt: skip
-    """Return the graphs of decode steps and of prompts; None for both if attention is not FlashInfer's. As few
-    are captured as every step can use, or, with cuda_graph=start, all.
+    config: RunnerConfig,
+    model: Model,
+    backend: AttentionBackend,
+    sampler: Sampler,
+    batches: BatchBuilder,
+    *,
+    vocab_size: int,
+    longest_prompt: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: TPGroup,
+) -> tuple[CudaGraphRunner | None, PromptGraphRunner | None]:
+    """Return the graphs of decode steps and of prompts; None for both if attention is not FlashInfer's.
+
+    The fewest graphs are captured such that every step can use a graph; with cuda_graph=start, all graphs are captured.
 
     Args:
         longest_prompt: result of `longest_captured_prompt`.
@@ -38,10 +48,18 @@ def create_graphs(
     before = free_memory(device)
     max_requests = config.max_running_requests
     decode = CudaGraphRunner(
-        model, backend, attention, sampler, batches, vocab_size=vocab_size, max_samples=max_requests,
-        max_rows=max_graph_rows(max_requests), token_bytes=bytes_per_token(model.attention_layers, config.pool_dtype),
-        device=device, group=group,
-    )  # fmt: skip
+        model,
+        backend,
+        attention,
+        sampler,
+        batches,
+        vocab_size=vocab_size,
+        max_samples=max_requests,
+        max_rows=max_graph_rows(max_requests),
+        token_bytes=bytes_per_token(model.attention_layers, config.pool_dtype),
+        device=device,
+        group=group,
+    )
     prompts = PromptGraphRunner(
         model, backend, attention, batches, max_tokens=longest_prompt, dtype=dtype, device=device, group=group
     )

@@ -1,18 +1,19 @@
 """`CudaGraphRunner`: decode steps as CUDA graphs, one pair for each bucket of rows and each tile of shared prefixes.
 
-An EXTEND step of few tokens is such a step too, with a row for each of its tokens (`TokenRows`): so the tokens that
-jump-forward appends and the few new ones behind a cached prefix cost what decoded ones cost, and a launch.
+An EXTEND step of few tokens is computed as such a step too, with a row for each token (`TokenRows`). So tokens that
+jump-forward appends, and a few new tokens behind a cached prefix, cost no more than decoded tokens.
 
-The first graph of a pair computes logits from the input tokens; the second samples from the logits and writes the next
-future tokens, and there is another second one that applies grammar masks first. The runner may replace it by the
-uncaptured sampler for rows with filters. With tensor parallelism on one machine, the first graph leaves each rank its
-columns of the logits, from which the second graph samples; the columns are gathered only for work that needs all of
-them. Graphs read their numbers from static buffers, which one copy fills for each step. A step with fewer rows than the
-bucket is padded with rows of one token that read and write slot 0 and row 0 alone.
+The first graph of a pair computes logits from the input tokens. The second graph samples from the logits and writes the
+future tokens; a variant of the second graph applies grammar masks first. For rows with filters the runner uses the
+uncaptured sampler instead of the second graph. With tensor parallelism on one machine, the first graph leaves each rank
+its own columns of the logits, from which the second graph samples; the columns are gathered only for work that needs
+all columns. Graphs read a step's numbers from static buffers, which one copy fills. A step with fewer rows than the
+bucket is padded with rows of one token that read and write only slot 0 and row 0.
 
-On a pipeline stage the first graph begins with what the stage before has computed, in a static buffer, and before the
-last stage it ends with what the next one needs, in another; there is no second graph then. What is sent is a copy, in
-the order of the step's tokens: whether another stage replays a graph for the same step does not matter.
+With pipeline stages, the first graph of a later stage reads the previous stage's output from a static buffer. Before
+the last stage, the first graph writes the stage's output to another static buffer, and there is no second graph. The
+output is sent as a copy in the order of the step's tokens, so that a stage may replay a graph or not, independently of
+other stages.
 """
 
 from __future__ import annotations
@@ -49,39 +50,41 @@ _Key = tuple[int, Tile | None]
 """Rows, and the tile of the kernel for shared prefixes (None: no prefix is shared)."""
 
 SHARED_LADDER = 2
-"""Number of the largest buckets of the ladder whose graphs with shared prefixes are captured before serving. Few rows
-seldom share prefixes long enough to pay."""
+"""Number of the largest buckets of the ladder whose graphs with shared prefixes are captured before serving. Steps of
+few rows seldom share prefixes that are long enough to save time."""
 
 CAPTURE_AT_PADDED_STEP = 256
-"""See `Captures`. A capture takes 40 to 70 milliseconds, and padded rows take a step of a small model 0.03
-to 0.3."""
+"""See `Captures`. A capture takes 40 to 70 milliseconds; padded rows add 0.03 to 0.3 milliseconds to a step of a small
+model."""
 
 MAX_REREAD_BYTES = 4 << 30
-"""Maximum bytes of keys and values that an EXTEND step reads more than once because its tokens are rows of their own.
-An H200 reads them in a millisecond; launching the step piece by piece takes the host four."""
+"""Maximum bytes of keys and values that an EXTEND step reads repeatedly because each of its tokens is a row of its own.
+An H200 reads 4 GiB in a millisecond; launching the step piece by piece takes the host four milliseconds."""
 
 
 class _Inputs:
     """Static buffers of one bucket: one allocation on the device, filled by one copy of an image on the host.
 
-    The columns hold the numbers of the step's rows, and behind them the padding's.
+    Each column holds the numbers of the step's rows, followed by the numbers of padding rows.
 
     Attributes:
         req_pool_idx, seq_lens, slots: int64 [rows].
         id_rows: int64 [rows], indices of the input tokens in future_token_ids.
-        targets: int64 [samples], indices of the sampled tokens there: the req_pool_idx of the sampling rows.
+        targets: int64 [samples], indices of the sampled tokens in future_token_ids: the req_pool_idx of the sampling
+            rows.
         uniforms, temperature: float64 and float32 [samples].
-        state_src, state_dst: int64 [rows], slots of recurrent states; of no meaning for a model without them.
+        state_src, state_dst: int64 [rows], slots of recurrent states; unused by a model without recurrent layers.
         planned: the attention backend's numbers, see `FlashInferBackend.plan_graph`.
-        mask_slots: int32 [samples], slots of the rows' grammar masks; filled by itself, because masks come later.
+        mask_slots: int32 [samples], slots of the rows' grammar masks. A separate copy fills this buffer, because masks
+            arrive later.
 
     Args:
-        planned: arrays of the shapes and dtypes of the attention backend's.
+        planned: arrays with the shapes and dtypes of the attention backend's numbers.
     """
 
     def __init__(self, rows: int, samples: int, planned: list[Int32Array], device: torch.device) -> None:
         self.rows = rows
-        self._used = 0  # rows that the image holds numbers of; the others are padding
+        self._used = 0  # number of rows in the image that are not padding
         columns: list[npt.NDArray[Any]] = [np.full(rows, fill, np.int64) for fill in (0, 1, 0, 0)]
         columns += [np.zeros(samples, dtype) for dtype in (np.int64, np.float64, np.float32)]
         columns += [np.full(rows, SCRATCH_STATE, np.int64) for _ in range(2)]
@@ -106,8 +109,8 @@ class _Inputs:
         """Copy a step's numbers into the buffers.
 
         Args:
-            columns: the first nine attributes in order, each without its padding, of any dtype.
-            planned: of the buffers' own shapes.
+            columns: the first nine attributes in order, each without padding, of any dtype.
+            planned: arrays with the shapes of the buffers `planned`.
         """
         used = len(columns[0])
         for host, values, padding in zip(self._host, columns, self._padding, strict=False):
@@ -129,9 +132,9 @@ class _Captured:
     """The graphs of one bucket, ready to be replayed.
 
     Attributes:
-        sample_masked: `sample` behind the grammar masks; None if `own` is not None.
+        sample_masked: variant of `sample` that applies grammar masks first; None if `own` is not None.
         logits: float32 [samples, vocab]; no rows before the last pipeline stage.
-        own: this rank's columns of the logits, if the graph does not gather them.
+        own: this rank's columns of the logits; None if the graph gathers all columns into `logits`.
         sample, result: None before the last pipeline stage.
     """
 
@@ -149,7 +152,7 @@ class StagedStep:
     """A decode step whose numbers are in the static buffers of its bucket; valid until the next step is staged.
 
     Attributes:
-        order: int64 [T], see `TokenRows`; None also where there is one pipeline stage.
+        order: int64 [T], see `TokenRows`; None without pipeline stages.
     """
 
     captured: _Captured
@@ -172,16 +175,26 @@ class CudaGraphRunner:
     Args:
         backend: the backend that the model calls: `attention`, or a `HybridAttnBackend` around it.
         max_samples: maximum number of sampling rows of a step.
-        token_bytes: bytes of the keys and values of one token, of all layers.
+        token_bytes: bytes of one token's keys and values in all layers.
         group: ranks that share the model. All ranks capture the same buckets at the same points of their sequence of
             steps, because the steps alone decide when a bucket is captured.
     """
 
     def __init__(
-        self, model: Model, backend: AttentionBackend, attention: FlashInferBackend, sampler: Sampler,
-        builder: BatchBuilder, *, vocab_size: int, max_samples: int, max_rows: int, token_bytes: int,
-        device: torch.device, group: TPGroup,
-    ) -> None:  # fmt: skip
+        self,
+        model: Model,
+        backend: AttentionBackend,
+        attention: FlashInferBackend,
+        sampler: Sampler,
+        builder: BatchBuilder,
+        *,
+        vocab_size: int,
+        max_samples: int,
+        max_rows: int,
+        token_bytes: int,
+        device: torch.device,
+        group: TPGroup,
+    ) -> None:
         self._group = group
         self.max_rows = max_rows
         self._max_samples, self._max_reread = max_samples, MAX_REREAD_BYTES // token_bytes
@@ -194,17 +207,18 @@ class CudaGraphRunner:
         )
         self._uploader = Uploader(device)
         self._pool = torch.cuda.graph_pool_handle()
-        # One for all captures: cuBLAS keeps a workspace of 32 MiB for each stream that it has run on.
+        # All captures use one stream, because cuBLAS keeps a workspace of 32 MiB for each stream.
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._received, self._sent = model.stage_input(max_rows), model.stage_output(max_rows)
         if self._received is not None:
-            self._received.zero_()  # padding rows read it, and what they compute must be finite
+            self._received.zero_()  # padding rows read the buffer, and their results must be finite
         samples = max_samples if self._sent is None else 0
         self._logits = torch.empty(samples, vocab_size, dtype=torch.float32, device=device)
         self._workspace = sampler.workspace(max_samples)
 
     def capture_first(self) -> None:
-        """Capture as few buckets as every step without shared prefixes can use, and large steps with them."""
+        """Capture the fewest buckets such that every step without shared prefixes has a graph, and the largest buckets
+        with shared prefixes."""
         ladder = bucket_ladder(self._buckets)
         keys: list[_Key] = [(rows, None) for rows in ladder]
         keys += [(rows, tile) for tile in self._attention.tiles for rows in ladder[:SHARED_LADDER]]
@@ -212,7 +226,7 @@ class CudaGraphRunner:
             self._captures.make(key, self._capture)
 
     def capture_next(self, *, requested: bool = False) -> bool:
-        """Capture one more bucket, requested ones first and then the smallest; return False if none is left.
+        """Capture one more bucket: a requested bucket, else the smallest missing bucket. Return False if none is left.
 
         Buckets with shared prefixes are captured only when steps have requested them: most are never used.
 
@@ -233,11 +247,15 @@ class CudaGraphRunner:
         Returns:
             None if no graph fits the step, or none is captured yet.
         """
+        # A step is launched kernel by kernel if it is too large for all buckets, or if separate rows for the tokens of
+        # a sequence would read its keys and values too often.
         bucket = bucket_for(len(rows.slots), self._buckets)
         if bucket is None or self._captures.failed or rows.reread > self._max_reread:
             return None
         if not self._attention.fits_graph(rows.seq_lens):
             return None
+        # Graphs differ by the kernel for shared prefixes. A missing graph is replaced by the graph of a larger bucket
+        # with the same kernel until enough steps have requested it.
         plan = self._attention.plan_shared(rows.shared, rows.req_pool_idx)
         tile = None if plan is None else plan.tile
         larger = [(n, tile) for n in larger_buckets(bucket, self._buckets)]
@@ -246,27 +264,39 @@ class CudaGraphRunner:
             return None
         if plan is not None:
             self._attention.upload_shared(plan)
+        # The graph gathers all input ids from the table of future tokens. Ids that the step gives are stored behind the
+        # table, so that a single gather serves both kinds of rows.
         idx, id_rows, size = rows.req_pool_idx, rows.req_pool_idx, captured.inputs.rows
         if rows.given is not None and (rows.given >= 0).any():
             id_rows = np.where(rows.given < 0, idx, self._builder.give(rows.given))
         columns = (
-            idx, rows.seq_lens, rows.slots, id_rows, idx[: rows.num_samples], uniforms, temperature,
-            rows.state_src, rows.state_dst,
-        )  # fmt: skip
+            idx,
+            rows.seq_lens,
+            rows.slots,
+            id_rows,
+            idx[: rows.num_samples],
+            uniforms,
+            temperature,
+            rows.state_src,
+            rows.state_dst,
+        )
+        # Attention of a row begins behind the shared prefix, which a kernel of its own reads. The plan depends on the
+        # rows' lengths, so it is made for each step and copied with the other numbers.
         starts = np.zeros(size, np.int32) if plan is None else padded(plan.ends, size, dtype=np.int32)
         planned = self._attention.plan_graph(starts, padded(rows.seq_lens, size, 1, np.int32))
         captured.inputs.fill(self._uploader, columns, planned)
+        # Stages exchange hidden states in the step's order, which differs from the rows' order in some EXTEND steps.
         divided = self._received is not None or self._sent is not None
         order = None if rows.order is None or not divided else upload(rows.order.astype(np.int64), self._device)
         return StagedStep(captured, rows.num_samples, len(rows.slots), order)
 
     def logits_for(self, rows: int) -> torch.Tensor | None:
-        """Return float32 [rows, vocab], a buffer in which an uncaptured step may leave its logits; None for more rows
-        than it holds. Steps run in order, and each is sampled before the next one begins."""
+        """Return float32 [rows, vocab], a buffer for the logits of an uncaptured step; None if the buffer is too small.
+        Steps run in order, and each step is sampled before the next step begins."""
         return self._logits[:rows] if rows <= len(self._logits) else None
 
     def forward(self, step: StagedStep, received: torch.Tensor | None = None) -> torch.Tensor | None:
-        """Compute a step's logits; on a pipeline stage before the last return what the next one needs instead.
+        """Compute a step's logits. On a pipeline stage before the last, return the input of the next stage instead.
 
         Args:
             received: as for `Model.forward`, in the order of the step's tokens.
@@ -282,8 +312,8 @@ class CudaGraphRunner:
         return torch.empty_like(computed).index_copy_(0, step.order, computed)
 
     def logits(self, step: StagedStep) -> torch.Tensor:
-        """Return float32 [S, vocab] of a step after `forward`; the next step overwrites it. It is a collective call:
-        either all ranks make it, or none."""
+        """Return the logits of a step after `forward`, float32 [S, vocab], which the next step overwrites. The call is
+        collective: either all ranks make the call, or none."""
         captured = step.captured
         if captured.own is not None:
             self._group.all_gather_columns(captured.own, captured.logits.shape[1], captured.logits)
@@ -310,6 +340,7 @@ class CudaGraphRunner:
     # --- capture ---
 
     def _capture(self, key: _Key) -> _Captured:
+        """Capture the graphs of a bucket around new static buffers."""
         rows, tile = key
         planned = self._attention.plan_graph(np.zeros(rows, np.int32), np.ones(rows, np.int32))
         inputs = _Inputs(rows, min(rows, self._max_samples), planned, self._device)
@@ -346,7 +377,7 @@ class CudaGraphRunner:
     def _forward(
         self, inputs: _Inputs, part: DecodePart, batch: ForwardBatch, logits: torch.Tensor
     ) -> torch.Tensor | None:
-        """Fill `logits`; or return this rank's columns, where the ranks can sample without gathering them."""
+        """Fill `logits`, or return this rank's columns if the ranks can sample without gathering the columns."""
         table = self._builder.req_to_token
         ids = self._builder.future_token_ids[inputs.id_rows]
         positions = inputs.seq_lens - 1
@@ -366,7 +397,7 @@ class CudaGraphRunner:
         return own
 
     def _sample(self, inputs: _Inputs, logits: torch.Tensor, own: torch.Tensor | None) -> SampleResult:
-        """Sample every row, and make the tokens its future tokens."""
+        """Sample every row, and store the tokens as the rows' future tokens."""
         rows = len(inputs.targets)
         numbers = (inputs.temperature, inputs.uniforms, self._workspace)
         if own is not None and self._group.communicator is not None:
@@ -381,7 +412,7 @@ class CudaGraphRunner:
         return found
 
     def _sample_masked(self, inputs: _Inputs, logits: torch.Tensor) -> SampleResult:
-        """Same as `_sample` behind the masks. Only the first rank samples, so that only its table has masks."""
+        """Apply the masks, then sample. Only the first rank samples, so only its table has masks."""
         if self._group.rank == 0:
             self._sampler.apply_slots(logits, inputs.mask_slots)
         return self._sample(inputs, logits, None)

@@ -29,8 +29,8 @@ def graph_bytes(
 ) -> int:
     """Return the bytes that graphs take once all buckets of decode steps and prompts are captured; 0 without graphs.
 
-    Not counted are graphs with shared prefixes, few of which are ever captured, and the buffer of logits, which takes
-    the place of the logits of an uncaptured step.
+    Graphs with shared prefixes are not counted, because few of them are ever captured. The buffer of logits is not
+    counted either, because an uncaptured step would allocate its logits instead.
 
     Args:
         step_bytes: memory that the largest step allocates temporarily.
@@ -40,18 +40,18 @@ def graph_bytes(
         return 0
     layers = len(model.attention_layers) + len(model.states)
     buckets = len(graph_buckets(max_graph_rows(config.max_running_requests))) + len(token_buckets(longest_prompt))
-    # Activations of prompts: those of the graphs, and those of the steps that run on their stream before a capture.
+    # Activations of prompts: in the graphs' pool, and of the uncaptured step that runs before each capture.
     activations = 2 * step_bytes * longest_prompt // config.max_step_tokens
     return buckets * layers * LAYER_BYTES + 2 * STREAM_BYTES + activations
 
 
 def longest_captured_prompt(model: Model, max_step_tokens: int, group: TPGroup) -> int:
-    """Return the largest number of prompt tokens for which steps are captured, the same on all ranks. A collective call
-    of all ranks, those of other pipeline stages and those that capture nothing too.
+    """Return the largest number of prompt tokens for which steps are captured, the same on all ranks. The call is
+    collective over the ranks of all pipeline stages, including ranks that capture no graph.
 
-    A longer step takes the device longer to compute than the host to launch, so that a graph saves nothing. For
-    mixtures of experts, whose operations depend on the text, it is the number below which steps have no part that reads
-    computed keys and values.
+    A longer step takes the device longer to compute than the host to launch, so a graph saves nothing. For mixtures of
+    experts, whose number of operations depends on the text, the result is MIN_FRESH_TOKENS - 1: the graphs of shorter
+    steps store keys and values.
     """
     modules = list(model.modules())
     linears = [m for m in modules if isinstance(m, Linear) and not isinstance(m, LMHead)]

@@ -1,9 +1,9 @@
 """`PromptGraphRunner`: prefill (extend) steps as piecewise CUDA graphs, split at every attention and recurrence.
 
-Launching a step kernel by kernel takes the host longer than computing it takes the device, up to a thousand tokens for
-a model of 8 billion parameters and six thousand for one of 0.6. Between two layers' attentions all work depends only on
-the number of tokens, so it is captured, in buckets; attention and recurrences, whose work depends on the rows, are
-launched between the graphs. Padding tokens read and write slot 0 alone, and no state.
+Launching a step kernel by kernel takes the host longer than computing the step takes the device, for steps of up to a
+thousand tokens with 8 billion parameters, and up to six thousand tokens with 0.6 billion. Between the attentions of two
+layers, all work depends only on the number of tokens, and is captured in buckets. Attention and recurrences, whose work
+depends on the rows, are launched between the graphs. Padding tokens read and write only slot 0, and no state.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from radixrt.attention.flashinfer import FlashInferBackend
 
 CAPTURE_AT_PADDED_STEP = 24
-"""See `Captures`. Padded tokens are computed: a step takes a millisecond or two longer, and up to eight at the longest
-that are captured."""
+"""See `Captures`. Padding tokens are computed, so a padded step takes one or two milliseconds longer, and the longest
+captured step up to eight."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class _Piece:
     Attributes:
         graph: computes the inputs.
         layer: layer of the attention or recurrence.
-        q, k, v: inputs of the attention, in the graphs' memory; k and v are None if the graph has stored them, which it
-            does where no part of a step reads them as computed. The input of a recurrence is q.
-        sinks: of the attention's heads, a parameter of the model; None for none.
+        q, k, v: inputs of the attention, in the graphs' memory. k and v are None if the graph has stored the keys and
+            values, as in steps whose attention reads all keys and values from the pool. q is the input of a recurrence.
+        sinks: attention sinks of the heads, a parameter of the model; None for a model without sinks.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -53,8 +53,14 @@ class _Piece:
 
 @dataclass(frozen=True)
 class _Captured:
-    """Graphs of one bucket: its inputs, the pieces in order, the graph after the last attention, and its hidden
-    states."""
+    """Graphs of one bucket.
+
+    Attributes:
+        batch: static inputs of the graphs.
+        pieces: graphs before each attention or recurrence, in order.
+        end: graph after the last attention or recurrence.
+        hidden: [bucket, hidden], output of `end`.
+    """
 
     batch: ForwardBatch
     pieces: list[_Piece]
@@ -73,36 +79,46 @@ class PromptGraphRunner:
     """
 
     def __init__(
-        self, model: Model, backend: AttentionBackend, attention: FlashInferBackend, builder: BatchBuilder, *,
-        max_tokens: int, dtype: torch.dtype, device: torch.device, group: TPGroup,
-    ) -> None:  # fmt: skip
+        self,
+        model: Model,
+        backend: AttentionBackend,
+        attention: FlashInferBackend,
+        builder: BatchBuilder,
+        *,
+        max_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: TPGroup,
+    ) -> None:
         self._model, self._backend, self._attention, self._builder = model, backend, attention, builder
         self._device = device
         self._buckets = token_buckets(max_tokens)
         self._captures: Captures[int, _Captured] = Captures(
-            "prompts", lambda tokens: f"the graphs for {tokens} prompt tokens",
-            beside_at_step=CAPTURE_AT_PADDED_STEP, alone=group.size == 1,
-        )  # fmt: skip
+            "prompts",
+            lambda tokens: f"the graphs for {tokens} prompt tokens",
+            beside_at_step=CAPTURE_AT_PADDED_STEP,
+            alone=group.size == 1,
+        )
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         layer = model.attention_layers[0]
-        # Attention output of all buckets and layers: each is read before the next attention writes. It is zeroed
-        # because padding tokens go through the layers too and store their keys and values in slot 0, which must be
-        # finite.
+        # All buckets and layers share a buffer for the output of attention, which is read before the next attention
+        # writes. The buffer is zeroed because padding tokens pass through the layers too, and the keys and values that
+        # they store in slot 0 must be finite.
         self._out = torch.zeros(self._buckets[-1], layer.num_heads, layer.head_dim, dtype=dtype, device=device)
         self._mixed = _MixedBuffers(self._buckets[-1], dtype, device)
-        # What a pipeline stage gets of the one before; zeroed as `_out` is.
+        # Output of the previous pipeline stage, zeroed like `_out`.
         self._received = model.stage_input(self._buckets[-1])
         if self._received is not None:
             self._received.zero_()
 
     def capture_first(self) -> None:
-        """Capture as few buckets as every step can use."""
+        """Capture the fewest buckets such that every step has a graph."""
         for tokens in bucket_ladder(self._buckets):
             self._captures.make(tokens, self._capture)
 
     def capture_next(self, *, requested: bool = False) -> bool:
-        """Capture one more bucket, requested ones first and then the smallest; return False if none is left.
+        """Capture one more bucket: a requested bucket, else the smallest missing bucket. Return False if none is left.
 
         Args:
             requested: capture only a bucket that steps have requested.
@@ -110,20 +126,21 @@ class PromptGraphRunner:
         return self._captures.make_next([] if requested else self._buckets, self._capture)
 
     def has(self, tokens: int) -> bool:
-        """Return whether a step of so many tokens has graphs, which compute all layers for all tokens."""
+        """Return whether a step of `tokens` tokens has graphs, which compute all layers for all tokens."""
         bucket = bucket_for(tokens, self._buckets)
         if bucket is None:
             return False
         return self._captures.find(bucket, larger_buckets(bucket, self._buckets)) is not None
 
     def forward(self, batch: ForwardBatch, received: torch.Tensor | None = None) -> torch.Tensor | None:
-        """Return the final hidden states [T, hidden] of an EXTEND step, valid until the next step; on a pipeline stage
-        before the last what `Model.forward` returns there, in memory of its own.
-
-        Return None, without any work, if no graph fits the step or none is captured yet.
+        """Compute an EXTEND step.
 
         Args:
             received: as for `Model.forward`.
+
+        Returns:
+            The final hidden states [T, hidden], valid until the next step. Before the last pipeline stage: a copy of
+            the output of `Model.forward`. None, without any work, if no graph fits the step or is captured yet.
         """
         tokens = bucket_for(batch.num_tokens, self._buckets)
         if tokens is None or batch.mode is not ForwardMode.EXTEND:
@@ -139,9 +156,10 @@ class PromptGraphRunner:
     def _replay(self, captured: _Captured, batch: ForwardBatch) -> torch.Tensor:
         count, inputs = batch.num_tokens, captured.batch
         for target, source in (
-            (inputs.input_ids, batch.input_ids), (inputs.positions, batch.positions),
+            (inputs.input_ids, batch.input_ids),
+            (inputs.positions, batch.positions),
             (inputs.out_cache_loc, batch.out_cache_loc),
-        ):  # fmt: skip
+        ):
             target[:count] = source
             target[count:] = 0
         self._attention.prepare(batch)
@@ -182,7 +200,8 @@ class PromptGraphRunner:
 
 
 class _MixedBuffers:
-    """Output buffers of recurrences, one for all layers with equally many columns; zeroed as that of attention is."""
+    """Output buffers of recurrences, zeroed like the buffer of attention. Layers with equally many columns share a
+    buffer."""
 
     def __init__(self, max_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
         self._max_tokens, self._dtype, self._device = max_tokens, dtype, device
@@ -197,8 +216,7 @@ class _MixedBuffers:
 
 
 class _Recorder(AttentionBackend):
-    """Replaces the backend while a forward pass is captured: ends a graph at each attention or recurrence, and begins
-    the next one.
+    """Attention backend for captures: ends a graph at each attention or recurrence, and begins the next graph.
 
     Args:
         out: [at least T, heads, dim], output buffer of attention.
@@ -224,7 +242,7 @@ class _Recorder(AttentionBackend):
         return self._graph
 
     def prepare(self, batch: ForwardBatch) -> None:
-        """Do nothing: no rows are attended to."""
+        """Do nothing: a capture has no rows to plan attention for."""
 
     def pool(self, layer: AttentionLayer) -> tuple[torch.Tensor, torch.Tensor] | None:
         return self._backend.slots(layer) if self._stores else None
@@ -233,9 +251,14 @@ class _Recorder(AttentionBackend):
         self._backend.store(layer, k, v, batch)
 
     def attend(
-        self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None,
-        batch: ForwardBatch, sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        batch: ForwardBatch,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         tokens = q.shape[0]
         self._split(layer, q, k, v, sinks)
         return self._out[:tokens].view(tokens, -1)
@@ -245,10 +268,14 @@ class _Recorder(AttentionBackend):
         return self._mixed.of(layer, x.shape[0])
 
     def _split(
-        self, layer: AttentionLayer | RecurrentLayer, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None,
+        self,
+        layer: AttentionLayer | RecurrentLayer,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
         sinks: torch.Tensor | None = None,
-    ) -> None:  # fmt: skip
-        """End the graph that computes these inputs, and begin the one after the layer's attention or recurrence."""
+    ) -> None:
+        """End the graph that computes these inputs, and begin the graph after the layer's attention or recurrence."""
         if self._graph is not None:
             graph = self.end()
             k, v = (None if x is None else _unowned(x) for x in (k, v))
@@ -262,15 +289,18 @@ class _Memory:
     def __init__(self, tensor: torch.Tensor) -> None:
         size = tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size()
         self.__cuda_array_interface__ = {
-            "shape": (size,), "typestr": "|u1", "data": (tensor.data_ptr(), False), "version": 3,
-        }  # fmt: skip
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (tensor.data_ptr(), False),
+            "version": 3,
+        }
 
 
 def _unowned(tensor: torch.Tensor) -> torch.Tensor:
     """Return the same tensor without a reference to its memory, so that the pool may reuse the memory.
 
-    The next graph writes the memory only after attention, or the rest of the step, has read this tensor. Keeping it
-    would take as much memory for every layer and every bucket.
+    The next graph writes the memory only after attention, or the rest of the step, has read this tensor. Without reuse,
+    every layer and every bucket would keep memory of its own.
     """
     memory = torch.as_tensor(_Memory(tensor), device=tensor.device).view(tensor.dtype)
     return memory.as_strided(tensor.shape, tensor.stride())

@@ -157,8 +157,7 @@ class Sampler:
     def sample_plain(
         self, logits: torch.Tensor, temperature: torch.Tensor, u: torch.Tensor, out: SampleWorkspace
     ) -> SampleResult:
-        """Same as `sample` for rows that are `plain`: two launches that allocate nothing, so that a CUDA graph can hold
-        them.
+        """Sample rows that are all `plain`, by two launches without allocations, so that a CUDA graph can capture them.
 
         Args:
             logits: float32 or bfloat16 [S, vocab]; not changed.
