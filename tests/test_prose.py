@@ -31,6 +31,7 @@ REWRITTEN = (
     "logs.py",
     "mem_cache",
     "memory_file.py",
+    "messages",
     "models",
     "openai_api.py",
     "os_process.py",

@@ -179,8 +179,8 @@ class BatchBuilder:
         size = bucket_for(len(last), self.sample_sizes) if len(last) else None
         if size is not None:
             last, rows, slots, lens = padded(last, size), padded(rows, size), padded(slots, size), padded(lens, size, 1)
-        # All columns are uploaded by one copy. Token i of the step has position i + seq_len - end in its sequence, where
-        # `end` is the index behind the last token of the row.
+        # All columns are uploaded by one copy. Token i of the step has position i + seq_len - end in its sequence,
+        # where `end` is the index behind the last token of the row.
         of_narrowed = [lens - 1, rows, lens, slots, np.arange(len(lens))] if narrow else []
         positions = np.arange(len(input_ids)) + np.repeat(seq_lens - ends, extend_lens)
         ids, token_rows, at, idx, lens_there, loc, logits_index, sample_rows, sample_index, *rest = self._upload(

@@ -3,7 +3,7 @@
 client -> tokenizer   ClientRequest, AbortReq, ReleaseReq, ControlReq
 tokenizer -> client   OutputBatch, EngineReady, ControlReply, SchedulerStats, FromRouter
 
-Those of `radixrt.messages.cache_events` are passed on, both ways.
+The tokenizer process also forwards the messages of `radixrt.messages.cache_events`, in both directions.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ Task = Literal["generate", "score", "embed", "classify", "rerank", "tokenize"]
 
 
 class TextInput(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Text, before which the tokenizer writes the model's own special tokens. Control tokens in it are recognized.
+    """Text, before which the tokenizer writes the model's own special tokens. Control tokens in texts are recognized.
 
     Attributes:
         param: the sender's name of the text, for errors.
-        before: index of the request's text that is written before this one; -1 for none.
+        before: index of another text of the request, which is written before this text; -1 for none.
     """
 
     text: str
@@ -50,7 +50,7 @@ class TextInput(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class TokenInput(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Token ids, an int32[n] column; `param` is the sender's name of it, for errors."""
+    """Token ids, an int32[n] column; `param` is the sender's name of the column, for errors."""
 
     ids: bytes
     param: str = "input_ids"
@@ -98,10 +98,11 @@ class InputRow(msgspec.Struct, frozen=True, array_like=True):
     At most one of pooling, targets and continuations is set.
 
     Attributes:
-        pooling: final hidden states are read, pooled so, or their logits if the model has a classification head.
+        pooling: read the pooled final hidden states, or their logits if the model has a classification head.
         targets: token ids whose log-probabilities as the next token after the prompt are read.
         continuations: texts whose tokens are read; the request has no other row then.
-        keep_last: a longer prompt is cut to its last tokens, so many; None for never.
+        keep_last: maximum number of prompt tokens; a longer prompt is cut to its last `keep_last` tokens. None: never
+            cut.
         decode: the output has the text of the prompt's token ids, without special tokens if True; None for no text.
     """
 
@@ -114,17 +115,18 @@ class InputRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ClientRequest(Message, frozen=True, array_like=True, tag=True):
-    """Rows to compute, and what to do with them: `radixrt.tasks` makes requests, and answers from their outputs.
+    """Request of a client: rows to compute. `radixrt.tasks` makes requests, and makes answers from their outputs.
 
-    A request with sampling parameters has one row, which is continued. Any other is answered with one RequestOutput,
-    whose `values` are those that the rows read; if they read nothing, nothing is computed.
+    A request with sampling parameters has a single row, which is continued. A request without sampling parameters is
+    answered with one RequestOutput, whose `values` hold the values that the rows read. If no row reads a value, the
+    tokenizer process answers without a forward pass.
 
     Attributes:
         sampling: sampling parameters with n = 1; a client sends n requests for n completions.
         stream: send an increment for every step; otherwise one RequestOutput carries the whole output.
-        return_prompt_ids: the first RequestOutput carries the token ids of the only row's prompt; False for a client
-            that has them.
-        texts: texts that inputs refer to, each of which is sent once.
+        return_prompt_ids: the first RequestOutput carries the token ids of the only row's prompt; False if the client
+            has the ids already.
+        texts: texts that inputs refer to by index, so that each text is sent once.
         task: name of the task, for traces.
     """
 
@@ -180,10 +182,10 @@ class ContinuationTokens(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestOutput(msgspec.Struct, frozen=True, array_like=True, dict=True):
-    """Output of one request: an increment of it, or all of it (`radixrt.client.collector` merges increments).
+    """Output of a request: an increment, or the whole output (`radixrt.client.collector` merges increments).
 
-    The text of an increment never ends inside a code point or inside a text that a stop string could still match;
-    its token ids run ahead of its text by what is held back.
+    The text of an increment never ends inside a code point or inside a text that a stop string could still match. Such
+    text is held back for the next increment; the token ids are not held back.
 
     Attributes:
         text: output text, without the stop string or end token unless the request asked for it.
@@ -193,11 +195,13 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True, dict=True):
         logprobs: one entry for each token of `output_ids`, if requested.
         prompt_logprobs: one entry for each token of the prompt, if requested; on the first increment.
         prompt_ids: int32[n] column of the tokenized prompt, on the first increment, unless the request declined it.
-        values: float32 column that the rows of a request without sampling read, on its only output, row by row: pooled
-            hidden states or logits, the log-probabilities of targets, or those of each token of each continuation, and
-            then the same without the prompt, if requested. None after an error or an abort.
+        values: float32 column of the values that the rows of a request without sampling read, row by row, on its only
+            output: pooled hidden states or logits, log-probabilities of targets, or log-probabilities of each token of
+            each continuation, followed by the log-probabilities without the prompt, if requested. None after an error
+            or an abort.
         continuations: tokens of a row's continuations.
-        hidden_states: of the prompt's last token or of all its tokens, if requested; on the first increment.
+        hidden_states: hidden states of the prompt's last token or of all prompt tokens, if requested; on the first
+            increment.
         kept: number of leading output tokens whose text is a prefix of the whole `text`; set together with `finish`
             for a generated text. Fewer than the output tokens if a stop token was excluded from the text, if a stop
             string begins inside a token, or after a special token that the text hides.
@@ -253,14 +257,14 @@ class OutputBatch(Message, frozen=True, array_like=True, tag=True):
 
 
 class EmbeddingInfo(msgspec.Struct, frozen=True, array_like=True):
-    """How final hidden states become embeddings, by the files of the model.
+    """Conversion of final hidden states to embeddings, as the model's files define it.
 
     Attributes:
         pooling: the hidden states that are pooled.
         normalize: whether vectors are scaled to length 1, unless a call says otherwise.
-        size: numbers of a vector, the model's hidden size; None where the configuration does not name it.
-        prompts: texts that are written before texts, by name.
-        default_prompt: name of the text that is written where a call names none; None for no text.
+        size: length of a vector, the model's hidden size; None if the configuration does not name the size.
+        prompts: texts to write before an embedded text, by name.
+        default_prompt: name of the prompt for calls that name no prompt; None for no prompt.
     """
 
     pooling: Pooling = "last"
@@ -271,13 +275,13 @@ class EmbeddingInfo(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RelevanceInfo(msgspec.Struct, frozen=True, array_like=True):
-    """How pairs of a query and a document are scored, by the files of the model.
+    """Method to score pairs of a query and a document, as the model's files define it.
 
     Attributes:
         scorer: "cosine" of two vectors, "classifier" for the logit of the only label, "tokens" for the log-odds of two
             tokens after the pair; None for a model that scores no pairs.
         activation: function that turns a logit or log-odds into a score.
-        tokens: ids of the token that stands for relevant and of the one for irrelevant.
+        tokens: (id of the token for "relevant", id of the token for "irrelevant").
     """
 
     scorer: Literal["cosine", "classifier", "tokens"] | None = None
@@ -300,7 +304,7 @@ class EngineReady(Message, frozen=True, array_like=True, tag=True):
         labels: names of the labels of a sequence classification model; empty for any other.
         num_states: slots of recurrent states; see `RunnerReady`.
         fill_in: None for a tokenizer without tokens for filling in the middle.
-        embedding, relevance: what the model's files say about embeddings and pairs.
+        embedding, relevance: definitions of embeddings and scores of pairs in the model's files.
         activation: function that turns the logits of `labels` into scores.
     """
 

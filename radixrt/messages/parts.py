@@ -210,10 +210,10 @@ class ProgramHint(msgspec.Struct, frozen=True, array_like=True):
         program: id of one run of a program, at most 256 characters.
         branch: id of the branch within the program, at most 1,024 characters.
         fork_len: number of tokens at the start of the prompt that sibling branches share; 0 if none or unknown.
-        siblings: number of branches of that fork, this one included, that have not sent all their calls, or from which
-            others were forked that have not.
-        will_continue: another request is likely to continue from this one's output, of this branch or of one that is
-            forked from it.
+        siblings: number of branches of the fork, this branch included, that have not sent all of their calls. A branch
+            also counts while branches forked from it have not sent all of their calls.
+        will_continue: a later request, of this branch or of a branch forked from it, is likely to continue from the
+            output of this request.
     """
 
     program: str
@@ -247,4 +247,4 @@ Activation = Literal["none", "sigmoid", "softmax"]
 """Function that turns logits into scores. The softmax is over all labels of a text."""
 
 SelectMethod = Literal["token_length_normalized", "greedy", "unconditional_likelihood_normalized"]
-"""Method that selects one of several choices by its tokens' log-probabilities; see `radixrt.tasks.score`."""
+"""Method to select a choice by the log-probabilities of its tokens; see `radixrt.tasks.score`."""

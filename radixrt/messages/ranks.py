@@ -6,13 +6,14 @@ from radixrt.messages.wire import Message
 
 
 class RankAddresses(Message, frozen=True, array_like=True, tag=True):
-    """Addresses of the scheduler of an epoch, for one rank. A rank that serves an earlier scheduler turns to this one.
+    """Addresses of the scheduler of an epoch, for one rank. A rank that serves an earlier scheduler connects to the new
+    scheduler.
 
     Attributes:
-        epoch: larger than every earlier one.
-        steps: endpoint from which the rank reads its messages.
-        answers: endpoint for what the rank sends.
-        key: public key of both (CurveZMQ, Z85).
+        epoch: number of the epoch, larger than the number of every earlier epoch.
+        steps: endpoint from which the rank reads messages.
+        answers: endpoint to which the rank sends messages.
+        key: public key of both endpoints (CurveZMQ, Z85).
     """
 
     epoch: int

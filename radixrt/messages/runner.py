@@ -68,9 +68,9 @@ class ForwardStep(Message, frozen=True, array_like=True, tag=True):
         samples: uint8[B], 1 for a row whose last position is sampled (a chunk inside a prompt samples nothing).
         row_writes: other changes to req_to_token, applied before the step.
         sampling_rows: sampling parameters of new or changed rows, applied before the step.
-        sections: what parts of the engine add to the step, by the part's name. A section has one writer, the part's
-            end in the scheduler, and one reader, its end in the runner; the core never looks inside. A step of plain
-            rows has none.
+        sections: encoded inputs of the engine's parts, by the part's name. A section has one writer, the part's end in
+            the scheduler, and one reader, the part's end in the runner; the core does not decode sections. A step of
+            plain rows has no section.
         has_mask: a GrammarMask for this step follows; the runner samples only after it has arrived.
 
     Replay: a new token whose out_cache_loc is 0 already has keys and values in the slot that row_writes gave to its
@@ -94,7 +94,7 @@ class ForwardStep(Message, frozen=True, array_like=True, tag=True):
 
 class GrammarMask(Message, frozen=True, array_like=True, tag=True):
     """Masks of allowed tokens for the constrained rows of one step, as slots of the table of masks that both ends keep
-    (`radixrt.executor.mask_table`). Rows with equal masks share one.
+    (`radixrt.executor.mask_table`). Rows with equal masks share a slot.
 
     Attributes:
         rows: int32[m], distinct indices among the step's sampling rows. All other rows are unconstrained.
@@ -169,8 +169,8 @@ class RunnerReady(Message, frozen=True, array_like=True, tag=True):
 
     Attributes:
         cascade: costs of computing shared prefixes once on this rank's device; None if no layer can share.
-        executed: number of steps and masks that this rank has executed, those of earlier schedulers. Ranks that have
-            executed equally many have executed the same ones, because each scheduler sends all ranks the same messages.
+        executed: number of steps and masks that this rank has executed for earlier schedulers. Each scheduler sends all
+            ranks the same messages, so equal numbers mean that ranks have executed the same steps and masks.
         num_states: state slots of the recurrent layers, the two reserved ones (zeros, scratch) included; 0 if the
             model has no recurrent layers.
     """
@@ -190,8 +190,8 @@ class StepOutput(Message, frozen=True, array_like=True, tag=True):
 
     Attributes:
         token_ids: int32[S], sampled tokens.
-        logprobs: one entry of one position for each sampling row that requested log-probabilities, in order.
-        values: what the step's rows read; None for nothing.
+        logprobs: columns of a single position for each sampling row with requested log-probabilities, in row order.
+        values: values that the step's rows read; None without values.
         row_errors: (sampling row, message) of rows whose sampling failed because their logits were not finite; their
             token id is 0 and has no meaning.
         forward_s: seconds from the runner's receipt of the step until its result was on the host.

@@ -5,7 +5,8 @@ main      -> scheduler   RunnerRestarted
 router    -> scheduler   Reset, in place of the tokenizer (`radixrt.messages.fleet`)
 scheduler -> tokenizer   TokenBatch, SchedulerReady, ControlReply, SchedulerStats (`radixrt.messages.scheduler_stats`)
 
-Those of `radixrt.messages.cache_events` travel both ways too, to and from whoever watches the cache.
+The messages of `radixrt.messages.cache_events` travel in both directions too, between the scheduler and readers of
+cache events.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class AbortReq(Message, frozen=True, array_like=True, tag=True):
 
 
 class ReleaseReq(Message, frozen=True, array_like=True, tag=True):
-    """Notice that a program (see `ProgramHint`), or one branch of it, sends no more requests.
+    """Notice that a program (see `ProgramHint`), or a branch of the program, sends no more requests.
 
     Unknown ids have no effect, and there is no reply.
     """

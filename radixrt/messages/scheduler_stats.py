@@ -1,4 +1,4 @@
-"""Statistics of the scheduler, which it sends to the tokenizer process, and the parts that they are made of."""
+"""`SchedulerStats`: statistics that the scheduler sends to the tokenizer process, and the structs of its fields."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class StepTimes(msgspec.Struct, frozen=True, array_like=True):
         context: time of one position that such a row attends to.
         extend: fixed time that prompt chunks add to a step.
         token: time of a prompt token.
-        pair: time of one position that one prompt token attends to.
+        pair: time in which a prompt token attends to a position.
         error: running mean of the relative error of predictions, from 0 to 1: the difference between predicted and
             measured time over the longer of the two.
         decode_steps, extend_steps: number of steps that the two parts were fitted to.
@@ -88,7 +88,7 @@ class StepTimes(msgspec.Struct, frozen=True, array_like=True):
         return seconds + (self.extend + self.token * tokens + self.pair * pairs if tokens else 0.0)
 
     def prompt_seconds(self, tokens: int) -> float:
-        """Return the predicted time that a prompt of which nothing is cached adds to a step."""
+        """Return the predicted time that a prompt without cached tokens adds to a step."""
         return self.extend + self.token * tokens + self.pair * tokens * (tokens + 1) / 2
 
 
@@ -135,12 +135,12 @@ class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
     """Snapshot of the scheduler: gauges, and counters since it started. Fields with _s are in seconds.
 
     Attributes:
-        runner_restarts: times that the ModelRunner was started anew.
-        resumed: times that a request went on from its tokens after it had lost its slots with the cache.
-        cache_resets: times that the prefix cache restarted empty, by reason.
-        suspects: requests that are to be computed alone because the ModelRunner died in a step of theirs.
-        killers: requests that ended because the ModelRunner died twice while it computed them.
-        refused: requests refused because the queue was full, or their predicted wait too long.
+        runner_restarts: number of restarts of the ModelRunner.
+        resumed: number of times that a request continued from its known tokens after a reset of the cache.
+        cache_resets: number of resets of the prefix cache, by reason.
+        suspects: number of requests to compute alone, because the ModelRunner died in one of their steps.
+        killers: number of requests that ended because the ModelRunner died twice while computing the request.
+        refused: number of requests refused because the queue was full or the predicted wait too long.
         states: states of recurrent layers; None if the model has none.
         token_gaps: seconds between two sampled tokens of a request.
         step_tokens: tokens that each step computes.

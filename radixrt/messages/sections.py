@@ -1,4 +1,4 @@
-"""Sections: what parts of the engine add to a step (`ForwardStep.sections`), each with one writer and one reader.
+"""Sections: inputs of the engine's parts in a step (`ForwardStep.sections`), each with one writer and one reader.
 
 | name    | written by                | read by                                          |
 |---------|---------------------------|--------------------------------------------------|
@@ -19,7 +19,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class ReadSection(msgspec.Struct, frozen=True, array_like=True):
-    """Values that a step reads for its rows, in row order; `ReadValues` answers it.
+    """Values that a step reads for its rows, in row order; the answer is a `ReadValues`.
 
     Attributes:
         index: int32[q], ascending indices of the step's new tokens after which a token is scored.

@@ -1,6 +1,6 @@
 """Reserved slots of recurrent states, on which scheduler and runner agree; see `StateSection`.
 
-mem_cache imports this module, and no msgspec.
+`radixrt.mem_cache` imports this module, which therefore does not import msgspec.
 """
 
 ZERO_STATE = 0
@@ -8,4 +8,4 @@ ZERO_STATE = 0
 SCRATCH_STATE = 1
 """State slot that padding rows read and write; its content is finite and means nothing."""
 RESERVED_STATES = 2
-"""Number of these slots, which no sequence has; those of sequences follow."""
+"""Number of reserved slots, which no sequence owns. Slots from RESERVED_STATES on belong to sequences."""

@@ -1,4 +1,4 @@
-"""`StepShape`: the amount of work of one step, by which its time is predicted (see `StepTimes`)."""
+"""`StepShape`: amount of work of a step, from which `StepTimes` predicts the time."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class StepShape(NamedTuple):
     """Amount of work of one step, as `StepTimes.seconds` takes it.
 
     Attributes:
-        rows: number of rows with one new token behind others.
+        rows: number of rows with one new token behind earlier tokens.
         context: sum of the lengths of these rows, new tokens included.
         tokens: number of new tokens in prompt chunks.
-        pairs: sum over these tokens of the number of positions that each attends to.
+        pairs: sum over the tokens of prompt chunks of the number of positions that the token attends to.
     """
 
     rows: int
