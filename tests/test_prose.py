@@ -14,6 +14,7 @@ REWRITTEN = (
     "channel.py",
     "chat",
     "cli",
+    "client",
     "config",
     "constrained",
     "constraint.py",
@@ -26,6 +27,7 @@ REWRITTEN = (
     "forward_batch",
     "heartbeat.py",
     "kernels",
+    "lang",
     "layers",
     "live_tree",
     "logs.py",
@@ -45,7 +47,9 @@ REWRITTEN = (
     "start_log.py",
     "suggestions.py",
     "task_thread.py",
+    "tasks",
     "terminal_chat",
+    "tokenizer",
 )
 """Packages and modules of radixrt whose prose has been rewritten. The list only grows."""
 MOST = 0.02

@@ -11,7 +11,7 @@ from radixrt.messages.parts import HiddenStates
 class OutputCollector:
     """Accumulates the increments of one request, in order.
 
-    A request that does not stream has one increment only, which is its whole output already and is returned as it is.
+    A request that does not stream has a single increment, the whole output, which is returned unchanged.
     """
 
     __slots__ = ("_first", "_hidden_states", "_logprobs", "_output_ids", "_prompt_ids", "_prompt_logprobs", "_texts")
@@ -26,7 +26,7 @@ class OutputCollector:
         self._hidden_states: HiddenStates | None = None
 
     def add(self, output: RequestOutput) -> RequestOutput | None:
-        """Take the next increment. Returns the whole output if it is the last one, otherwise None."""
+        """Take the next increment. Return the whole output after the last increment, otherwise None."""
         if self._first and output.finish is not None:
             return output
         self._first = False

@@ -1,7 +1,7 @@
 """`EngineClient`: the main process's connection to the engine. Sends requests and delivers outputs to their streams.
 
-Threads: any thread and any event loop may submit; one receiver thread calls `dispatch`. Each open request has one
-stream, which is removed when its finish has been delivered, so that `open_requests` counts unanswered requests.
+Threads: any thread and any event loop may submit; one receiver thread calls `dispatch`. Each open request has a stream.
+The stream is removed after the request's finish is delivered, so `open_requests` is the number of unanswered requests.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class EngineStatus:
     """State of the engine.
 
     Attributes:
-        state: "starting"; "serving"; "restarting": processes have failed and are started anew, and requests wait for
-            them; "failed": for good.
-        reason: failure because of which the engine is restarting or has failed.
+        state: "starting"; "serving"; "restarting": processes have failed and are restarted, and requests wait for them;
+            "failed": the engine does not restart.
+        reason: failure that made the engine restart or fail.
     """
 
     state: State
@@ -78,14 +78,15 @@ def _put_all(items: list[tuple[_Stream, RequestOutput]]) -> None:
 class EngineClient:
     """Client of one engine; see the module's docstring.
 
-    The supervisor of the engine's processes reports failures and restarts. Requests survive a restarted ModelRunner; a
-    restart of the tokenizer and the scheduler ends the open ones. Requests sent meanwhile wait for the new processes.
+    The supervisor of the engine's processes reports failures and restarts. Requests survive a restart of the
+    ModelRunner. A restart of the tokenizer and the scheduler ends all open requests; requests sent meanwhile wait for
+    the new processes.
 
     Attributes:
         ready: set once `info` is available.
         info: properties of the engine and its model; None before it is ready.
         status: state of the engine.
-        restarts: processes started anew so far, by name.
+        restarts: number of restarts of each process, by name.
         draining: new requests are refused because the engine is shutting down.
         stats: latest snapshot of the scheduler, or of all replicas together; None before the first.
         replica_stats: latest numbers of each replica; empty without replicas.
@@ -96,7 +97,7 @@ class EngineClient:
         self._outbox = outbox
         self.worker_pids = worker_pids
         # Guards the outbox (ZMQ sockets are not thread-safe), _streams, _controls and status. Reentrant, because the
-        # garbage collector may close an abandoned stream, which aborts it, in the middle of anything.
+        # garbage collector may close an abandoned stream at any point, which aborts the request.
         self._lock = threading.RLock()
         self._streams: dict[str, _Stream] = {}
         self._epoch = 0  # of the processes whose EngineReady is awaited
@@ -124,7 +125,8 @@ class EngineClient:
     # --- requests ---
 
     def stream(self, request: ClientRequest) -> Generator[RequestOutput, None, None]:
-        """Send the request now and iterate over its outputs, the last of which has `finish`. Leaving early aborts it.
+        """Send the request now and iterate over its outputs, the last of which has `finish`. Closing the iterator early
+        aborts the request.
 
         Raises:
             RequestError: at once, if a parameter is not valid, the engine is draining or has failed, or the rid is in
@@ -245,11 +247,11 @@ class EngineClient:
     def watch(
         self, receive: Callable[[ToReader], None] | None, replica: int | None = None
     ) -> None:  # fmt: skip
-        """Pass messages about the cache and the router's queue, and restarts, to a reader; None ends that.
+        """Pass messages about the cache, the router's queue and restarts to a reader.
 
         Args:
-            receive: called in the receiver thread, which it must not hold up.
-            replica: the replica whose cache it is; None for an engine without a router.
+            receive: called in the receiver thread, so that it must return quickly; None to stop.
+            replica: the replica whose cache is watched; None for an engine without a router.
         """
         with self._lock:
             self._watchers = {number: each for number, each in self._watchers.items() if number != replica}
@@ -257,7 +259,7 @@ class EngineClient:
                 self._watchers[replica] = receive
 
     def send_watch(self, message: ToWatched, replica: int | None = None) -> None:
-        """Send a message of the reader to the scheduler, or that of a replica."""
+        """Send a message of a reader to the scheduler, or to the scheduler of a replica."""
         with self._lock:
             if self.failure is None:
                 self._outbox.send(message if replica is None else PageWatch(replica, message))
@@ -265,7 +267,7 @@ class EngineClient:
     # --- the receiver thread ---
 
     def dispatch(self, message: ToMain) -> None:
-        """Handle one message from the engine. Never raises because of its content."""
+        """Handle a message from the engine. The content of a message never makes this method raise."""
         if isinstance(message, OutputBatch):
             self._deliver(message.outputs)
         elif isinstance(message, SchedulerStats):
@@ -304,7 +306,7 @@ class EngineClient:
         self.stats = merge_stats(known, queued) if known else None
 
     def _serve(self, info: EngineReady) -> None:
-        """Note that the processes are ready, unless they are those of an earlier epoch and have failed since."""
+        """Note that the processes are ready. Processes of an earlier epoch have failed since, and are ignored."""
         with self._lock:
             if self.failure is not None or info.epoch != self._epoch:
                 return
@@ -315,26 +317,27 @@ class EngineClient:
     # --- the supervisors' threads ---
 
     def pause(self, reason: str) -> None:
-        """Note that no replica serves at present; requests wait in the router, which announces the next one."""
+        """Note that no replica serves at present. Requests wait in the router, which announces when a replica serves
+        again."""
         with self._lock:
             if self.failure is None:
                 self.status = EngineStatus("restarting", reason)
 
     def forget_replica(self, replica: int, life: int) -> None:
-        """Drop the numbers of a replica whose life is over, also those that are still on their way."""
+        """Drop the statistics of a replica's life that has ended, including statistics that are still in transit."""
         self._ended_lives[replica] = life
         if self.replica_stats.pop(replica, None) is not None:
             self._merge_stats()
 
     def runners_restart(self, reason: str, names: Iterable[str], epoch: int) -> None:
-        """Note that these processes, all of them ModelRunners, are started anew; requests wait in the scheduler."""
+        """Note that the named processes, all of them ModelRunners, restart; requests wait in the scheduler."""
         with self._lock:
             self.status, self._epoch = EngineStatus("restarting", reason), epoch
             self.restarts.update(names)
 
     def reconnect(self, reason: str, names: Iterable[str], epoch: int, outbox: Outbox[ToTokenizer]) -> None:
-        """Note that these processes, tokenizer and scheduler among them, are started anew: end every open request with
-        an error that names the reason. New requests go to the new processes, for which the outbox queues them."""
+        """Note that the named processes, tokenizer and scheduler included, restart. Every open request ends with an
+        error that names the reason. The new outbox queues new requests for the new processes."""
         with self._lock:
             self.status, self._epoch = EngineStatus("restarting", reason), epoch
             self.restarts.update(names)

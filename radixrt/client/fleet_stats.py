@@ -1,4 +1,4 @@
-"""Sum of the snapshots of several schedulers: what they are together, as one engine."""
+"""Sum of the snapshots of several schedulers, as the snapshot of one engine."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from radixrt.messages.scheduler_stats import LoadStats, SchedulerStats
 
 
 def merge_stats(found: Sequence[SchedulerStats], queued: int) -> SchedulerStats:
-    """Add up snapshots, of which there is one at least.
+    """Add up snapshots.
 
     Args:
-        queued: requests that wait in the router.
+        found: at least one snapshot.
+        queued: number of requests that wait in the router.
     """
     if len(found) == 1 and not queued:
         return found[0]
@@ -44,7 +45,7 @@ def _merge(found: Sequence[Any]) -> Any:
 
 
 def _merge_loads(loads: Sequence[LoadStats]) -> LoadStats:
-    """Add up loads. The wait is the shortest, which a new request would have; a step's time has no sum."""
+    """Add up loads. The sum has the shortest wait, because a new request goes there, and no model of step times."""
     return LoadStats(
         min(each.predicted_wait_s for each in loads),
         sum(each.queued_tokens for each in loads),

@@ -22,7 +22,7 @@ class ProgramError(RadixRTError):
 
 
 class NotReadyError(ProgramError):
-    """An async program reads a value that is not there yet without awaiting it."""
+    """An async program reads a value without `await` before the value is known."""
 
 
 class CallError(RadixRTError):
@@ -35,7 +35,7 @@ class CallError(RadixRTError):
         program: name of the function.
         branch: id of the branch, e.g. "0/2"; `key` is its key in `fork`.
         name: name of the gen, select or other step.
-        state: `State` of the run that the error ended, for its report and its other values; see `hand_over`.
+        state: `State` of the run that the error ended, to read the run's report and values; see `hand_over`.
     """
 
     state: Any = None
@@ -57,14 +57,14 @@ class CallError(RadixRTError):
 
 
 class ProgramCancelled(asyncio.CancelledError):
-    """The program was cancelled while it was running. Raised where it next reads or appends. It is not an Exception, so
-    that programs do not catch it by accident."""
+    """The program was cancelled while running. The next read or append of the program raises this error, which is not
+    an `Exception`, so that programs do not catch the error by accident."""
 
 
 def hand_over(error: BaseException, state: Any) -> None:
     """Set `error.state` of the exception that ends a run to the run's state, whatever the class of the exception.
 
-    An exception that has another attribute of that name keeps it.
+    If the exception has an attribute `state` of another kind already, the attribute is not changed.
     """
     held: Any = getattr(error, "state", None)
     if held is None or hasattr(held, "save_report"):
@@ -73,7 +73,7 @@ def hand_over(error: BaseException, state: Any) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line, with its type if it is not a RadixRTError."""
+    """Return an error as a line of text, with the error's type unless it is a RadixRTError."""
     text = str(error)
     return text if isinstance(error, RadixRTError) and text else f"{type(error).__name__}: {text}".rstrip(": ")
 

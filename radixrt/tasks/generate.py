@@ -40,7 +40,7 @@ class RequestOptions(TypedDict, total=False):
 
     Attributes:
         json_schema: a schema (dict, JSON text) or a Python type: pydantic model, dataclass, TypedDict, Literal, ...
-        regex, ebnf, choices, structural_tag: other constraints; at most one of these five may be given.
+        regex, ebnf, choices, structural_tag: other constraints; a call may have at most one constraint.
         structured: how the constraint is enforced; a StructuredOptions or a dict of its fields.
         return_hidden_states: "last" or "prompt"; see `SamplingParams`.
         priority: higher is scheduled first.

@@ -117,7 +117,7 @@ def select(
     logprobs: Sequence[Sequence[float]],
     unconditional: Sequence[Sequence[float]],
 ) -> tuple[int, list[float], list[float]]:
-    """Select one of the choices; the first one among equals.
+    """Select a choice; among equal scores the first choice.
 
     Args:
         token_ids: token ids of each choice.

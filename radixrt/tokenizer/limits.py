@@ -32,7 +32,11 @@ def check_envelope(envelope: Envelope) -> None:
 
 
 def check_logprobs(sampling: SamplingParams, prompt_tokens: int, context_length: int) -> None:
-    """Limit the log-probabilities of a request, which one frame carries unless it streams; raises RequestError."""
+    """Limit the log-probabilities of a request, because a frame carries them all unless the request streams.
+
+    Raises:
+        RequestError: the request asks for too many alternatives.
+    """
     room = context_length - prompt_tokens
     output_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
     for name, tokens in (("prompt_logprobs", prompt_tokens), ("logprobs", output_tokens)):

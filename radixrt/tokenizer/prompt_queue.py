@@ -34,7 +34,7 @@ TASK_S = 1.0
 
 
 class PromptQueue:
-    """See the module's docstring. All methods but `announce` are for one thread, the one that detokenizes.
+    """See the module's docstring. The detokenizing thread calls all methods but `announce`.
 
     Args:
         threaded: encode in a thread; otherwise in `submit`.

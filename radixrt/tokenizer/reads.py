@@ -91,12 +91,12 @@ class ChoiceTree:
 
 
 class ReadState:
-    """Converts the values that a request's rows read to its one RequestOutput.
+    """Converts the values that the rows of a request read to a RequestOutput.
 
     Args:
-        prompt_ids: int32[n] column that the output carries; None for none.
+        prompt_ids: int32[n] column that the output carries; None for an output without prompt ids.
         continuations: tokens of the request's continuations.
-        order: int32[n], index of each value of the output among those that the scheduler returns; None for the same.
+        order: int32[n], index of each value of the output among the scheduler's values; None for the scheduler's order.
 
     Attributes:
         stop_found: always False; see `RequestState`.

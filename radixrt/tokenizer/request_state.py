@@ -198,7 +198,7 @@ class RequestState:
         return [first, *token_logprobs(tokenizer, ids[1:], columns)]
 
     def _unsent(self) -> RequestOutput | None:
-        """Everything unsent, as one increment; None if that is nothing."""
+        """Return all unsent output as an increment; None if all output was sent."""
         if not self._text and not self._ids and self._prompt_logprobs is None and self._hidden_states is None:
             return None
         return self._increment()

@@ -8,7 +8,7 @@ concatenating bytes:
   written `<0x0A>`;
 - "metaspace" (Unigram models): the same, except for the text's first token, which loses its leading space.
 
-Any other decoder (WordPiece, CTC, ...) is family "other": its text depends on adjacent tokens.
+All further decoders (WordPiece, CTC, ...) are family "other": the text of a token depends on adjacent tokens.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DecoderPlan:
     Attributes:
         family: "byte_level", "text" (replacements, with or without byte fallback) or "other".
         replacements: (pattern, content) pairs applied to each token in order; family "text" only.
-        byte_fallback: a token that is `<0xNN>` after its replacements stands for that byte.
+        byte_fallback: a token that is `<0xNN>` after its replacements stands for the byte NN.
         first_drops: character that is removed from the first token of a text, or "".
         strip_char, strip_left: up to `strip_left` leading `strip_char` characters are stripped from the whole text.
     """

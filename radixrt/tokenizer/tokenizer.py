@@ -52,7 +52,7 @@ class Tokenizer:
         chat_template: None if the model has none.
         config: contents of tokenizer_config.json.
         prefix_ids: token ids that the tokenizer adds before a text, e.g. bos; usually none.
-        unknown_ids: id of the unknown token, if there is one; it may be one of `special_ids`.
+        unknown_ids: id of the unknown token, which may be in `special_ids`; empty without an unknown token.
         max_bytes_per_token: largest number of bytes of a text that one token represents; None if there is no bound (an
             unknown token may represent any number). Whitespace that added tokens absorb is not counted.
     """

@@ -29,7 +29,7 @@ class Format:
 
     Attributes:
         wrapped: the answer is an object with the only property "value".
-        bare: that property is a string, which is the output.
+        bare: the property is a string, and the output is the string's text.
     """
 
     body: dict[str, Any]

@@ -65,11 +65,12 @@ def answer_type(kind: Any, constraint: dict[str, Any]) -> AnswerType:
     """The type of a gen.
 
     Args:
-        kind: its T: str, int, float, bool, Literal, Enum, a pydantic model, dataclass, TypedDict, a list of these, ...
-        constraint: the fields of `SamplingParams` that constrain it, as the program gave them.
+        kind: type of the value: str, int, float, bool, Literal, Enum, a pydantic model, dataclass, TypedDict, a list of
+            these, ...
+        constraint: the program's values of the fields of `SamplingParams` that constrain the output.
 
     Raises:
-        RequestError: there are several constraints, or the type has no JSON form; names it.
+        RequestError: there are several constraints, or the type has no JSON form; the error names the field.
     """
     given = [name for name in KINDS if constraint.get(name) is not None]
     if kind is not str:

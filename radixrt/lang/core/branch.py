@@ -83,13 +83,13 @@ class Mark(Step):
 
 
 class ForkPoint:
-    """The state from which the branches of one fork continue.
+    """State of the parent at a fork, from which the branches continue.
 
     Attributes:
-        reached: done when the parent has reached the fork; then the transcript is set, or the error that ended it.
-        length: number of tokens up to the fork; 0 while it is not known.
-        parent: the branch that forked; None until it has reached the fork.
-        open: number of branches that may still send calls, or have branches of their own that may.
+        reached: done when the parent has reached the fork; then `transcript` is set, or `error` if the parent failed.
+        length: number of tokens up to the fork; 0 while the number is unknown.
+        parent: the branch that forked; None until the branch has reached the fork.
+        open: number of branches that may still send calls, themselves or by branches forked from them.
     """
 
     def __init__(self, size: int) -> None:
@@ -148,8 +148,8 @@ class Branch:
         joined: ids of the calls whose answers were joined in since the last call of this branch.
         over: no more steps are expected; only a hint, since steps may still be added.
         error: the error that ended the branch.
-        forks: the forks that it has reached.
-        announced: its last call said that another one is likely to follow.
+        forks: the forks that the branch has reached.
+        announced: the hint of the branch's last call said that another call is likely to follow.
     """
 
     def __init__(self, program: Run, record: BranchRecord, origin: ForkPoint | None) -> None:
@@ -215,7 +215,7 @@ class Branch:
 
     @property
     def will_continue(self) -> bool:
-        """True if another call is likely to follow the running one, in this branch or in those that it forks."""
+        """True if another call is likely to follow the running call, in this branch or in branches forked from it."""
         return any(step.leads_to_call for step in self._steps) or not (self.over or self.program.body_done)
 
     def failure(self, label: str, error: Exception) -> CallError:

@@ -1,7 +1,7 @@
-"""Corrections: the conversation in which a model is told why its answer was not accepted, and answers again.
+"""Corrections: the conversation in which a model learns why its answer was not accepted, and answers again.
 
-It continues from the refused answer, so that nothing of it is computed twice. It is used for the next attempt only: the
-program's own conversation goes on with the answer that was accepted, as if it had been the first.
+The conversation continues from the refused answer, so that no token is computed twice. Only the next attempt uses this
+conversation: the program's own conversation continues with the accepted answer, as if it had been the first answer.
 """
 
 from __future__ import annotations

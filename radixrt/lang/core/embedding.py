@@ -11,7 +11,7 @@ from radixrt.lang.core.expr import Expr
 
 @dataclass(frozen=True)
 class EmbedTexts(Expr):
-    """See `embed`. `is_one`: a single text was given, whose value is one vector."""
+    """See `embed`. `is_one`: the program gave a single text, so the value is a vector and not a list."""
 
     name: str
     texts: tuple[str, ...]
@@ -28,14 +28,15 @@ def embed(
 ) -> Expr:  # fmt: skip
     """Vectors of texts; read as `state[name]`: float32 [dimensions] for one text, [n, dimensions] for several.
 
-    It may be appended anywhere, and adds nothing to the conversation. As for other calls, appending returns at once.
+    An embed may be appended anywhere, and adds nothing to the conversation. Like other calls, appending returns at
+    once.
 
     Args:
         texts: a text, or at least one text.
-        dimensions: cut the vectors to their first numbers, so many, for models trained so (Matryoshka).
-        normalize: scale the vectors to length 1, after the cut; None for what the model's own files say.
-        prompt_name: name of the model's prompt that is written before each text; default: its default one.
-        prompt: this text is written before each text instead.
+        dimensions: cut the vectors to their first `dimensions` numbers, for models trained for this (Matryoshka).
+        normalize: scale the vectors to length 1, after the cut; default: as the model's own files define.
+        prompt_name: name of the model's prompt that is written before each text; default: the model's default prompt.
+        prompt: text that is written before each text, instead of a prompt of the model.
 
     Raises:
         RequestError: an argument has a wrong type or value; names it.

@@ -1,6 +1,6 @@
-"""`Expr` and its kinds: what a program appends to a state. They only describe; `StepBuilder` converts them to steps.
+"""`Expr`: primitives that a program appends to a state. A primitive is a description; `StepBuilder` makes its steps.
 
-`radixrt.lang.core.primitives` has the functions that make them.
+The functions in `radixrt.lang.core.primitives` create primitives.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Expr:
     """A primitive that can be appended to a state. `a + b` is a, and then b; either may be a text.
 
-    It has no text of its own: `str` and f-strings raise a `ProgramError`, apart from those of `join`.
+    A primitive has no text: `str` and f-strings raise a `ProgramError`, except for a `join`.
     """
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ class RoleBegin(Expr):
 
 @dataclass(frozen=True)
 class RoleEnd(Expr):
-    """role: the role that ends; "" for the one that is open."""
+    """End of a message. `role`: the role of the message; "" for the open message, whatever its role."""
 
     role: str = ""
 

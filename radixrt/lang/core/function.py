@@ -102,7 +102,8 @@ class ProgramStream:
 
 
 class Function:
-    """A program, made by `function`. `run`, `stream` and `batch` run it; calling it in another program runs it there.
+    """A program, made by `function`. `run`, `stream` and `batch` run the program; a call in another program runs the
+    program as part of the other.
 
     `other(s, topic="x")` runs the body on the state s and returns what it returns (in an async program `await` it);
     `s += other(topic="x")` does the same as a primitive.

@@ -1,4 +1,4 @@
-"""`Program`: one run of a function, with its branches and its end."""
+"""`Program`: a run of a function; owns the run's branches and ends the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from radixrt.lang.core.run import Publish, Run
 from radixrt.lang.observe.run_log import BranchRecord
 
 RELEASE_S = 2.0
-"""Seconds that the end of a run waits for its backend to be told."""
+"""Longest time, in seconds, that the end of a run waits until the backend has received the release."""
 
 
 class Program(Run):

@@ -28,13 +28,13 @@ def rerank(
     """Documents in descending order of their relevance to a query; read as `state[name]`.
 
     The value is a list of `radixrt.tasks.rerank.RankedDocument`, each with `index`, `score` and `document`. The
-    model must be a reranker, an embedding model or a classifier of one label. It may be appended anywhere, and adds
-    nothing to the conversation. As for other calls, appending returns at once.
+    model must be a reranker, an embedding model or a classifier of one label. A rerank may be appended anywhere, and
+    adds nothing to the conversation. Like other calls, appending returns at once.
 
     Args:
         documents: at least one text.
         top_n: number of the best documents to return; None for all.
-        instruction: the task, for models whose template asks for one.
+        instruction: description of the task, for models whose template has an instruction.
         activation: False for logits as scores.
 
     Raises:

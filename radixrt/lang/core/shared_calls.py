@@ -18,22 +18,23 @@ from radixrt.messages.client import RequestOutput
 from radixrt.tasks.prompts import pack_parts
 
 JOIN_SHARE = 0.1
-"""Part of a call's time limit within which others may join it: they end with it, and keep the rest of theirs."""
+"""Share of a call's time limit within which other calls may join the call. Joined calls end together with the call, so
+they keep at least the rest of their own time limits."""
 
 
 class SharedCalls:
-    """The open calls of one run that others may share. Belongs to the event loop."""
+    """Open calls of a run whose outputs other calls may share. Used only in the event loop."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._open: dict[bytes, _Sharing] = {}
 
     def generate(self, call: Call, number: int) -> tuple[AsyncGenerator[RequestOutput, None], int | None]:
-        """The outputs of a call as `Backend.generate` yields them, and the number of the call whose they are; None if
-        they are its own.
+        """Return the outputs of a call, as `Backend.generate` yields them, and the number of the call that computes the
+        outputs; None if the call computes its own outputs.
 
         Args:
-            number: of the call in its run.
+            number: number of the call in its run.
         """
         if not self._backend.tokens or self._backend.dry_run or call.sampling.temperature != 0.0:
             return self._backend.generate(call), None
@@ -47,25 +48,25 @@ class SharedCalls:
         return sharing.read(), None
 
     def _close(self, key: bytes, over: _Sharing) -> None:
-        if self._open.get(key) is over:  # not one that has begun while this one was aborted
+        if self._open.get(key) is over:  # an equal call may have begun while `over` was aborted
             del self._open[key]
 
 
 def _key(call: Call) -> bytes:
-    """Everything that the answer depends on; a greedy one does not depend on the seed."""
+    """Return a key of everything that the answer depends on. A greedy answer does not depend on the seed."""
     sampling = msgspec.structs.replace(call.sampling, seed=None)
     return msgspec.msgpack.encode([pack_parts(call.prompt.parts), sampling, call.stream, call.timeout_s])
 
 
 class _Sharing:
-    """Outputs of one request, for any number of readers; the last one that leaves early aborts it.
+    """Outputs of a request, for any number of readers. The request is aborted when all readers have left early.
 
     Args:
-        ended: called with this sharing once no further reader may join.
+        ended: called with this object once no further reader may join.
 
     Attributes:
-        number: of the call in its run.
-        began: time at which it was sent, in seconds of this machine's monotonic clock.
+        number: number of the call in its run.
+        began: time at which the call was sent, in seconds of this machine's monotonic clock.
     """
 
     def __init__(

@@ -23,11 +23,11 @@ K = TypeVar("K")
 
 
 class State(StateReader):
-    """The state of a program. A function gets one as its first argument; `rt.State(backend)` makes one for trying
-    things out, which `close()` or leaving its `with` block ends.
+    """State of a program. A function gets a state as its first argument. `rt.State(backend)` makes a state for trying
+    things out; `close()`, or the end of its `with` block, ends this state.
 
-    `state += primitive` appends; `state["name"]` is the value of a gen or select, and waits for it. In an `async def`
-    program `await state.get("name")` does.
+    `state += primitive` appends a primitive. `state["name"]` waits for the value of a gen or select and returns the
+    value; in an `async def` program, use `await state.get("name")`.
 
     Args:
         backend: an Engine, a Backend or the URL of a radixrt server; default: the default backend.
@@ -241,7 +241,8 @@ class State(StateReader):
 class Branches(Generic[K]):
     """The states of a fork, in order. `branches[0]`, or `branches["key"]` where keys are not numbers.
 
-    As a `with` block: leaving it ends them, so that nothing more will be appended; an exception cancels them.
+    The end of a `with` block over the branches ends the states, so that no more steps are expected; an exception
+    cancels the states.
     """
 
     def __init__(self, keys: Sequence[K], states: Sequence[State]) -> None:
@@ -275,7 +276,7 @@ class Branches(Generic[K]):
         return list(zip(self._states, self._keys, strict=True))
 
     def values(self, name: str) -> list[Any]:
-        """Values of one name in all branches; waits for them."""
+        """Return the values of a name in all branches; waits for the values."""
         return [state[name] for state in self._states]
 
     def end(self) -> None:
@@ -305,7 +306,8 @@ def join(
     format: str = "{value}",
     skip_errors: bool = False,
 ) -> Join:
-    """Join the texts of one name in several branches to one text; the state that it is appended to waits for them.
+    """Join the texts of a name in several branches to a single text. The state to which the join is appended waits for
+    the texts.
 
     The branches are ended; appending more to them is still possible.
 

@@ -36,9 +36,9 @@ class StateReader:
         """The value of the last gen or select of that name, here or before the fork.
 
         Raises:
-            KeyError: there is none.
-            CallError: it failed, or something before it in its branch.
-            NotReadyError: an async program must await it.
+            KeyError: no gen or select has the name.
+            CallError: the gen or select failed, or an earlier step of its branch.
+            NotReadyError: the value is not known yet, and an async program must await it.
         """
         return self._filled(name, f'await state.get("{name}")').value
 

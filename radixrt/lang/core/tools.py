@@ -149,11 +149,11 @@ def check_on_error(on_error: str) -> None:
 
 
 def run_call(call: ToolCall, functions: Functions, on_error: OnError) -> Any:
-    """Run the function of one call; returns what it returns, or a text about its exception if the model is to be told.
+    """Run the function of a call. Return the function's result or, if `on_error` is "tell", a text about its exception.
 
     Raises:
-        ProgramError: it is no Python function, or one that must be awaited.
-        Exception: the function raised it, and `on_error` is "raise".
+        ProgramError: the tool is not a Python function, or must be awaited.
+        Exception: the exception of the function, if `on_error` is "raise".
     """
     function = _function(call, functions)
     if inspect.iscoroutinefunction(function):

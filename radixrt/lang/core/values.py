@@ -66,7 +66,7 @@ class Slot:
         self.branch = branch
         self.tools = tools or {}
         self.done: Future[None] = Future()
-        self.done.set_running_or_notify_cancel()  # so that one reader cannot cancel it for the others
+        self.done.set_running_or_notify_cancel()  # a reader's cancellation must not cancel the future for all readers
         self.error: CallError | ProgramCancelled | None = None
         self.metas: Sequence[Meta] = ()
         self._value: Any = None
@@ -83,7 +83,7 @@ class Slot:
 
     @property
     def value(self) -> Any:
-        """The value of a slot that is done; raises its error if there is one."""
+        """Value of a slot that is done. Raises the slot's error if the call failed."""
         self.raise_error()
         return self._value
 

@@ -11,7 +11,7 @@ from radixrt.lang.observe.run_log import TEXT_KINDS, CallRecord, RunLog
 from radixrt.lang.observe.shared_prefix import common_prefix, ids_of
 
 LEAST_SAVED = 0.005
-"""Prefixes that save less than this share of everything saved are left out of the list."""
+"""Prefixes that save less than this share of all saved tokens are excluded from the list."""
 
 PREVIEW_CHARS = 60
 
@@ -21,8 +21,9 @@ class PlannedCall:
     """A call that the program will make.
 
     Attributes:
-        id: number within the explanation; `depends` names others by it.
-        branch, branch_key: id of its branch, and its key in `fork`.
+        id: number within the explanation, by which `depends` refers to calls.
+        branch: id of the call's branch.
+        branch_key: key of the branch in `fork`.
         max_tokens: limit of the output; None for the context's end, a select, an embed or a rerank.
         length: length of the prompt, without outputs of calls.
         shared: part of the length that is cached when the call comes; see `shared_lengths`.
@@ -53,8 +54,8 @@ class SharedPrefix:
 
     Attributes:
         length: length with placeholders for outputs.
-        saved: length that sharing it saves, beyond what shorter prefixes save.
-        end: end of its text.
+        saved: length saved by sharing the prefix, beyond the savings of shorter prefixes.
+        end: end of the prefix's text.
     """
 
     length: int
@@ -90,7 +91,7 @@ def planned_calls(log: RunLog) -> list[PlannedCall]:
 
 
 def _outputs(call: CallRecord, records: Mapping[int, CallRecord]) -> tuple[int, ...]:
-    """Ids of the calls whose outputs are in the prompt: joined ones, and those of its own transcript."""
+    """Return the ids of the calls whose outputs are in the prompt: joined calls, and calls of the same transcript."""
     found: dict[int, None] = {}
     at: CallRecord | None = call
     while at is not None:

@@ -152,7 +152,7 @@ class DryRun(Backend):
 
 
 def placeholder(sampling: SamplingParams, variant: Variant) -> str:
-    """A text that satisfies the constraint; without one, a text that contains no stop string."""
+    """Return a text that satisfies the constraint. Without a constraint the text contains no stop string."""
     constraint = sampling.constraint
     if constraint is None or constraint.kind == "structural_tag":
         for text in (LISTED, OTHER) if variant else (PLAIN,):
@@ -172,7 +172,8 @@ def placeholder(sampling: SamplingParams, variant: Variant) -> str:
 
 
 def _productions(constraint: Constraint) -> Productions:
-    """As the engine reads it; what it would refuse, the request's own checks have refused or its engine will."""
+    """Return the productions of a constraint, as the engine reads the constraint. A constraint that the engine refuses
+    is refused by the request's own checks or by the engine itself."""
     try:
         if constraint.kind == "json_schema":
             options = constraint.options

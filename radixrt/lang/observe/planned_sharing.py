@@ -1,8 +1,8 @@
-"""`shared_lengths`: tokens of each planned prompt that are cached when its call comes, as the scheduler finds them.
+"""`shared_lengths`: number of tokens of each planned prompt that the scheduler will find cached when the call arrives.
 
-Calls that become ready at the same time are admitted together, so that only those wait that share at least
-KIN_DEFER_TOKENS tokens with one that is being computed (`radixrt.scheduler.admission.PrefillPrefixes`). With less
-in common each computes its own prompt, unless it happens to come a step later: then it finds these few tokens too.
+Calls that become ready at the same time are admitted together. A call waits only if it shares at least KIN_DEFER_TOKENS
+tokens with a call that is being computed (`radixrt.scheduler.admission.PrefillPrefixes`). With fewer common tokens each
+call computes its own prompt, unless a call arrives a step later and finds these few tokens cached too.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ TOKEN_BYTES = 4
 
 
 def shared_lengths(records: Records, outputs: Outputs) -> dict[int, int]:
-    """Number of cached tokens of each call by id, outputs of other calls excluded.
+    """Return the number of cached tokens of each call by id, outputs of other calls excluded.
 
-    Exact on an engine with an empty cache and room for the program, but for the few tokens that the module's docstring
-    names.
+    The numbers are exact on an engine with an empty cache and room for the program, except for the few tokens described
+    in the module's docstring.
     """
     together: dict[tuple[int, ...], list[CallRecord]] = {}  # calls that become ready at the same time
     for call in records.values():
@@ -62,7 +62,12 @@ class _Prompts:
 
 
 class _Waiting:
-    """A call that is ready, with the number of its tokens that are cached, and of those that calls have generated."""
+    """A call that is ready.
+
+    Attributes:
+        cached: number of cached prompt tokens.
+        generated: number of cached prompt tokens that calls have generated.
+    """
 
     def __init__(self, call: CallRecord, cached: int, generated: int) -> None:
         self.call = call
@@ -73,7 +78,7 @@ class _Waiting:
 def _admit(
     waiting: Sequence[_Waiting], computed: _Prompts, records: Records, outputs: Outputs, found: dict[int, int]
 ) -> list[_Waiting]:
-    """Admit the calls of one step; returns those that wait for what it computes."""
+    """Admit the calls of a step; return the calls that wait for prefixes computed in the step."""
     computing: list[CallRecord] = []
     prefixes: dict[int, set[bytes]] = {}  # of the prompts being computed, by length
     deferred = []

@@ -29,16 +29,18 @@ else:
 
 
 class BranchRecord(msgspec.Struct):
-    """One state of a program. The program's own is "0"; those forked from it are "0/1", "0/2", ... in order of forking.
+    """Record of a program's state. The program's own state is "0"; states forked from it are "0/1", "0/2", ... in order
+    of forking.
 
     Attributes:
         parent: id of the parent branch; None for the program's own state.
-        key: its key in `fork`, as text; "" for the program's own.
-        group: number of the fork within the parent; siblings of one `fork` have the same.
-        created, ended: `ended` is the time after which no step could follow (the program ended, or the branch was
-            joined or closed); None while it is open.
-        after: id of the last call whose output is in the prefix at the fork; None if there is none.
-        error: message of the error that ended it, or None.
+        key: key of the branch in `fork`, as text; "" for the program's own state.
+        group: number of the fork within the parent, the same for all branches of a `fork`.
+        created: time at which the state was created.
+        ended: time after which no step could follow (the program ended, or the branch was joined or closed); None while
+            the branch is open.
+        after: id of the last call whose output is in the prefix at the fork; None without such a call.
+        error: message of the error that ended the branch, or None.
     """
 
     TIMES: ClassVar = ("created", "ended")

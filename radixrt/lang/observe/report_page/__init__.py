@@ -49,7 +49,7 @@ def report_page(log: RunLog) -> str:
         script_hash=f"sha256-{digest}",
         style=style,
         script=script,
-        data=data.replace("<", "\\u003c"),  # the one character by which JSON could end its script element
+        data=data.replace("<", "\\u003c"),  # without "<" the JSON text cannot end its script element
         summary=html.escape(report(log)),
     )
 
