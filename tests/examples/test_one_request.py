@@ -27,5 +27,22 @@ def test_the_loops_call_what_their_files_call(loop: str, file: str) -> None:
     assert [call for call in sorted(calls) if f"{call.removeprefix('self.')}(" not in source] == []
 
 
+def test_the_files_of_a_sampling_field_are_all_listed() -> None:
+    row = re.search(r"^\| a sampling field \| (.*) \|$", DOCUMENT, re.MULTILINE)
+    assert row is not None
+    files = [path for path in (ROOT / "radixrt").rglob("*.py") if "repetition_penalty" in path.read_text()]
+    assert len(files) > 5
+    assert [str(path) for path in files if f"{path.parent.name}/{path.name}" not in _with_folders(row[1])] == []
+
+
+def _with_folders(row: str) -> set[str]:
+    """The files of a row of the table, each with the name of its folder; a bare name is in the folder before it."""
+    found, folder = set(), "radixrt"
+    for path in map(Path, re.findall(r"`([\w/]+\.py)`", row)):
+        folder = path.parent.name or ("radixrt" if path.name == "sampling_params.py" else folder)
+        found.add(f"{folder}/{path.name}")
+    return found
+
+
 def test_the_page_is_read_in_an_hour() -> None:
     assert len(DOCUMENT.split()) <= 1500

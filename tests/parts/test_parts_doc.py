@@ -22,7 +22,9 @@ ROOT = Path(__file__).parent.parent.parent
 DOCUMENT = (ROOT / "docs" / "parts.md").read_text()
 COMMANDS = re.findall(r"^(grep .*?) +# (\d+)$", DOCUMENT, re.MULTILINE)
 ALL = ["ReadsPart", "Constraints", "Programs", "Recovery", "Overload", "Watch", "StatesPart", "Sharing"]
-OUTSIDE = {"is_busy", "attach"}
+HEADINGS = ["reads", "constraint", "programs", "recovery", "overload", "watch", "states", "sharing"]
+"""Headings of the parts ALL."""
+OUTSIDE = {"is_busy", "attach", "name"}
 """Members of every part that are no moments."""
 
 
@@ -46,16 +48,33 @@ def test_parts_are_asked_in_one_order() -> None:
     assert names(assembled(hybrid=False, cascade=None)) == ALL[:-2]
 
 
-def test_the_table_lists_every_moment_and_its_parts() -> None:
+def overriding() -> dict[str, list[str]]:
+    """The parts that override each moment, in the order in which they are asked."""
     costs = CascadeCosts(step_tokens=1.0, run_tokens=1.0, row_tokens=1.0)
     parts = assembled(hybrid=True, cascade=costs).parts.all
-    moments = [name for name in vars(Part) if not name.startswith("_") and name not in {*OUTSIDE, "name"}]
-    overriding = {
+    moments = [name for name in vars(Part) if not name.startswith("_") and name not in OUTSIDE]
+    return {
         moment: [type(part).__name__ for part in parts if getattr(type(part), moment) is not getattr(Part, moment)]
         for moment in moments
     }
+
+
+def test_the_table_lists_every_moment_and_its_parts() -> None:
     rows = re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", DOCUMENT, re.MULTILINE)
-    assert {moment: re.findall(r"`(\w+)`", parts) for moment, parts in rows} == overriding
+    assert {moment: re.findall(r"`(\w+)`", parts) for moment, parts in rows} == overriding()
+
+
+def test_each_part_lists_its_moments() -> None:
+    listed = {
+        heading: re.search(rf"^### {heading}\n.*?^Moments: (.*?)[.;]", DOCUMENT, re.MULTILINE | re.DOTALL)
+        for heading in HEADINGS
+    }
+    found = {name: re.findall(r"`([a-z_]+)`", match[1]) for name, match in listed.items() if match is not None}
+    expected = {
+        heading: [moment for moment, parts in overriding().items() if part in parts]
+        for heading, part in zip(HEADINGS, ALL, strict=True)
+    }
+    assert found == expected
 
 
 @pytest.mark.parametrize(("command", "count"), COMMANDS, ids=["guards", "isinstance", "imports"])
