@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.server_process import ServerProcess
+from tests.tiers import LONGEST, ROOT, TIERS, tier_of
 from tests.tiny_models import make_tiny_model
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -38,77 +39,20 @@ GC_THRESHOLDS = (50_000, 10, 10)
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
-LONGEST = (
-    "tests/process/test_chaos.py",
-    "tests/equivalence/test_constrained.py",
-    "tests/process/test_restarts.py",
-    "tests/process/test_replicas.py",
-    "tests/examples/test_programs.py",
-    "tests/kernels/test_triton_tensor_parallel.py",
-    "tests/server/test_pooling_servers.py",
-    "tests/clients/test_replay.py",
-    "tests/process/test_ray.py",
-    "tests/server/openai_client/test_errors.py",
-    "tests/server/openai_client/test_chats.py",
-    "tests/server/test_messages_client.py",
-    "tests/process/test_tensor_parallel.py",
-    "tests/equivalence/test_smollm2.py",
-    "tests/examples/test_language_doc.py",
-    "tests/process/test_supervision.py",
-    "tests/equivalence/test_tiny_models.py",
-    "tests/equivalence/test_hybrid.py",
-    "tests/server/test_structured_client.py",
-    "tests/server/test_responses_client.py",
-    "tests/server/test_tool_tokens.py",
-    "tests/process/test_runner_recovery.py",
-    "tests/kernels/test_triton_compiles.py",
-    "tests/server/test_mutated_requests.py",
-    "tests/constrained/compile/test_hostile_constraints.py",
-    "tests/constrained/compile/test_workers.py",
-    "tests/equivalence/test_tensor_parallel.py",
-    "tests/equivalence/test_pipeline.py",
-    "tests/test_cli.py",
-    "tests/process/test_load.py",
-    "tests/process/test_observability.py",
-    "tests/doctor/test_probes.py",
-    "tests/scheduler/test_overload.py",
-    "tests/lang/backends/test_endpoint.py",
-    "tests/lang/backends/test_default.py",
-    "tests/constrained/test_maskbench.py",
-    "tests/runner/test_narrowed_steps.py",
-    "tests/examples/test_extract.py",
-    "tests/engine/test_engine.py",
-    "tests/engine/test_step_walk.py",
-    "tests/examples/test_one_request.py",
-    "tests/lang/backends/test_openai.py",
-    "tests/equivalence/test_narrowed.py",
-    "tests/scheduler/test_state_machine.py",
-    "tests/equivalence/test_scoring.py",
-    "tests/equivalence/test_embedding.py",
-    "tests/constrained/schema/test_equivalence.py",
-    "tests/equivalence/test_cascade.py",
-    "tests/server/test_run.py",
-    "tests/benchmarks/soak/test_soak.py",
-    "tests/engine/test_skip_tokenizer.py",
-    "tests/process/test_keys_and_tls.py",
-    "tests/mem_cache/test_radix_cache_model.py",
-    "tests/constrained/tags/test_tools.py",
-    "tests/explain/test_command.py",
-    "tests/lang/observe/test_replay.py",
-    "tests/runner/test_memory.py",
-    "tests/constrained/test_fuzz.py",
-    "tests/lang/core/test_token_state.py",
-    "tests/constrained/backends/test_rust_regex.py",
-    "tests/models/loading/test_gguf.py",
-    "tests/constrained/regex/test_algebra.py",
-)
-"""The slowest test files. Workers run them first, so that none is left for the end, when other workers are idle."""
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--mutated-requests", type=int, default=300, help="requests of tests/server/test_mutated_requests.py"
     )
+    parser.addoption("--tier", choices=TIERS, help="collect only the tests of one tier (tests/tiers.py)")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `--tier`, a file of the other tier is not even imported."""
+    tier = config.getoption("--tier")
+    if tier is None or not collection_path.match("test_*.py"):
+        return None
+    return True if tier_of(collection_path.relative_to(ROOT).as_posix()) != tier else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
