@@ -1,4 +1,4 @@
-"""Creation of the CUDA context while torch is being imported: each takes the better part of a second or more."""
+"""Creation of the CUDA context while torch is being imported, because both take about a second."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import threading
 
 
 def begin_context(index: int) -> None:
-    """Begin to create the primary context of a device in a thread; torch finds it there. Without a driver, or without
-    this device, nothing happens.
+    """Begin to create the primary context of a device in a thread; torch uses the context later. Without a driver, or
+    without the device, the call has no effect.
 
     Args:
-        index: of the device among those that this process sees.
+        index: index of the device among the devices visible to this process.
     """
     os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")  # as torch does before it creates the context
     threading.Thread(target=_create, args=(index,), name="radixrt-cuda", daemon=True).start()

@@ -327,8 +327,15 @@ class ModelRunner:
     def forward(
         self, batch: ForwardBatch | StagedStep, arrived: Callable[[], None] | None = None
     ) -> LogitsProcessorOutput:
-        """Run this stage's part of the model over a batch; an IDLE one runs nothing. Before the last stage there are no
-        logits. `arrived` is called once the stage before has sent its part (on CUDA, once the stream waits for it)."""
+        """Run this stage's layers over a batch; an IDLE batch runs no layer.
+
+        Args:
+            arrived: called once the previous stage's output has arrived; on CUDA, once the stream waits for the output.
+
+        Returns:
+            Logits and hidden states. There are no logits before the last stage, and for a staged step `sample` fetches
+            the logits from the graph's buffer.
+        """
         nothing = torch.empty(0, 0, device=self.device)
         if isinstance(batch, ForwardBatch) and batch.mode is ForwardMode.IDLE:
             return LogitsProcessorOutput(torch.empty(0, self.vocab_size, device=self.device), nothing)
@@ -339,7 +346,9 @@ class ModelRunner:
             assert self._graphs is not None
             if (sent := self._graphs.forward(batch, received)) is not None:
                 self._links.send(sent)
-            return LogitsProcessorOutput(nothing, nothing)  # `sample` fetches logits where it needs them
+            return LogitsProcessorOutput(nothing, nothing)
+        # Graphs of prompts compute all layers for all tokens. Without a graph, the last layer of a narrowed batch
+        # computes only the wanted rows, and the hidden states have a row for each wanted row.
         hidden = self._prompt_graphs.forward(batch, received) if self._prompt_graphs is not None else None
         narrowed = hidden is None and (batch.narrowed is not None or batch.mode is ForwardMode.DECODE)
         if hidden is None:
@@ -348,6 +357,7 @@ class ModelRunner:
         if not self._links.is_last:
             self._links.send(hidden)
             return LogitsProcessorOutput(nothing, hidden)
+        # Logits of the sampling rows only, which may be fewer than the rows whose hidden states were computed.
         last = hidden if narrowed else hidden[batch.logits_index]
         if batch.sample_index is not None:
             last = last[batch.sample_index]
@@ -368,7 +378,7 @@ class ModelRunner:
         step: ForwardStep,
         mask: GrammarMask | None,
     ) -> SampledStep:
-        """Sample the next token of every sampling row, and make it the row's future token.
+        """Sample the next token of every sampling row, and store the token as the row's future token.
 
         On CUDA the work is only enqueued: see `SampledStep.is_ready`. With several ranks, rank 0 samples and broadcasts
         the tokens, or all ranks sample the same tokens from their columns of the logits (`DeviceCommunicator.sample`).
@@ -381,6 +391,8 @@ class ModelRunner:
         if step.mode == ForwardMode.EXTEND:
             sampled = np.frombuffer(step.samples, np.uint8).astype(bool)
             idx, seq_lens = idx[sampled], seq_lens[sampled]
+        # The graph samples rows without filters, and applies masks if it has gathered the columns of the logits. All
+        # other rows are sampled without a graph, from the graph's logits.
         if not isinstance(batch, ForwardBatch):
             assert self._graphs is not None
             masked = mask is not None and bool(mask.rows)
@@ -394,8 +406,8 @@ class ModelRunner:
         return self._sampled(result, values)
 
     def read_mask(self, message: GrammarMask | None) -> Mask | None:
-        """Return the masks of a step. Of a step that is not sampled the message must be read all the same: later ones
-        rely on its masks. Only the rank that answers has any."""
+        """Return the masks of a step; None on ranks that do not sample. The message of a step that has failed must be
+        read too, because later messages refer to its masks."""
         if message is None or self._group.rank or not self._links.is_last:
             return None
         mask, new = self._masks.read(message, self.vocab_size)
@@ -405,7 +417,12 @@ class ModelRunner:
     def _choose(
         self, logits: torch.Tensor, idx: Int32Array, seq_lens: Int32Array, rows: torch.Tensor, mask: Mask | None
     ) -> SampleResult | None:
-        """Sample uncaptured: rows idx (int32 [S]; `rows`: the same, int64 on the device), of these lengths."""
+        """Sample without a graph, and store the tokens as future tokens.
+
+        Args:
+            idx, seq_lens: int32 [S], req_pool_idx and length of each sampling row.
+            rows: int64 [S], `idx` on the device.
+        """
         if self._group.rank:
             self.batches.future_token_ids[rows] = self._group.broadcast(torch.empty_like(rows))
             return None

@@ -18,14 +18,16 @@ from radixrt.models.registry import Model
 from radixrt.runner.runner_config import RunnerConfig
 
 UNBOUNDED = 2**62
-"""Stands for the number of state slots of a rank without recurrent layers."""
+"""Number of state slots that a rank without recurrent layers contributes to the minimum over ranks."""
 
 
 @dataclass(frozen=True)
 class PoolSizes:
-    """Attributes:
-    kv_slots: slots for keys and values, those of the padding page not counted.
-    states: slots for recurrent states, both reserved ones included; 0 for a model without recurrent layers.
+    """Sizes of a rank's pools.
+
+    Attributes:
+        kv_slots: number of slots for keys and values, without the padding page.
+        states: number of slots for recurrent states, with both reserved slots; 0 for a model without recurrent layers.
     """
 
     kv_slots: int
@@ -33,8 +35,8 @@ class PoolSizes:
 
 
 def least_states(states: int, group: TPGroup) -> int:
-    """Return the least number of state slots of all ranks that have recurrent layers; a pipeline stage may have none.
-    0 if no rank has any."""
+    """Return the smallest number of state slots among ranks with recurrent layers; 0 if no rank has recurrent layers.
+    Some pipeline stages may have none."""
     least = group.minimum(states or UNBOUNDED)
     return 0 if least == UNBOUNDED else least
 
@@ -42,21 +44,21 @@ def least_states(states: int, group: TPGroup) -> int:
 def shared_costs(
     device: torch.device, layers: Sequence[AttentionLayer], dtype: torch.dtype, group: TPGroup
 ) -> CascadeCosts | None:
-    """Return the costs of sharing prefixes among rows on this rank's device; None if any pipeline stage cannot.
+    """Return the costs of sharing prefixes among rows on this rank's device; None if a pipeline stage cannot share.
 
     Args:
-        dtype: of keys and values.
+        dtype: dtype of keys and values.
     """
     costs = cascade_costs(device.type, kv_layer_bytes(layers, dtype.itemsize), query_size(layers))
     return costs if group.minimum(costs is not None) else None
 
 
 def bytes_in_flight(model: Model, max_tokens: int, stages: int) -> int:
-    """Return the bytes of hidden states that are sent or received while another step is computed, beside its own.
+    """Return the bytes of hidden states that are sent or received for other steps while a step is computed.
 
     Args:
         max_tokens: maximum number of new tokens of a step.
-        stages: pipeline stages, and steps in flight.
+        stages: number of pipeline stages, and so of steps in flight.
     """
     between = (model.stage_input(1), model.stage_output(1))
     return sum(each.nbytes * max_tokens * (stages - 1) for each in between if each is not None)
@@ -66,10 +68,10 @@ def size_pools(config: RunnerConfig, model: Model, free_bytes: int) -> PoolSizes
     """Divide a rank's memory between recurrent states and the KV pool.
 
     Args:
-        free_bytes: memory that is free beside the model and the largest step.
+        free_bytes: memory that the model and the largest step leave free.
 
     Raises:
-        ConfigError: a configured size does not fit, or one request does not; the message names the options to change.
+        ConfigError: a configured size, or a single request, does not fit; the message names the options to change.
     """
     token_bytes = bytes_per_token(model.attention_layers, config.pool_dtype)
     states, state_bytes = 0, bytes_per_state(model.states)

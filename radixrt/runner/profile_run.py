@@ -1,7 +1,7 @@
 """Dummy steps and GEMMs that run once at the start.
 
-The largest step, and a step with rows of every kind, run before the KV pool is sized, to measure the memory that they
-need beside the pool. GEMMs of many sizes run afterwards. So no kernel is loaded while requests wait.
+The largest step, and a step with rows of every kind, run before the KV pool is sized, to measure the memory that steps
+need in addition to the pool. GEMMs of many sizes run afterwards, so that no kernel is loaded while requests wait.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def mixed_step(max_rows: int, max_tokens: int, context_length: int) -> ForwardSt
     a prompt without a prefix, and single tokens, which are future tokens. The step writes its first rows into
     req_to_token.
 
-    Where the options are too small for such a step, it has fewer rows or tokens.
+    If the limits are too small for such a step, the step has fewer rows or tokens.
     """
     many, few = (max(1, min(count, context_length - CACHED)) for count in (SHORT_PROMPT + 1, CACHED))
     going_on = [many, *[few] * MIN_SHORT_ROWS]
@@ -92,10 +92,10 @@ def load_gemm_kernels(
     prompt tokens. cuBLAS selects among many kernels by size and loads a kernel when it is first selected.
 
     Args:
-        hidden: [T, ...], result of the largest step; of a pipeline stage before the last, which has no logits, with
-            three dimensions.
-        rows: ascending, at most T.
-        logits_buffer: returns a buffer for the logits of so many rows, or None.
+        hidden: [T, ...], result of the largest step. Before the last pipeline stage, which computes the logits, the
+            result has three dimensions.
+        rows: ascending numbers of sampling rows, at most T.
+        logits_buffer: returns a buffer for the logits of a number of rows, or None.
     """
     for count in rows if hidden.dim() == 2 else ():
         model.compute_logits(hidden[:count], logits_buffer(count))

@@ -1,25 +1,25 @@
-"""`StepAllowance`: how long a step may show no progress before its ModelRunner counts as hung."""
+"""`StepAllowance`: longest time without progress of a step, after which the ModelRunner counts as hung."""
 
 from __future__ import annotations
 
 MARGIN = 5.0
-"""Factor on the longest pause that steps of similar size have had: other processes may take the cores meanwhile."""
+"""Factor on the longest pause measured for steps of similar size, because other processes may take the cores."""
 
 
 class StepAllowance:
-    """Allowances by the size of steps, in tokens, from the pauses between layers that were measured so far.
+    """Allowances by the size of steps, in tokens, from the measured pauses between layers.
 
-    A layer of a long prompt takes seconds on a slow CPU. On a GPU a step of a size that has not run yet may compile or
-    load kernels; on a CPU all of them are compiled before the first step.
+    A layer of a long prompt takes seconds on a slow CPU. On a GPU, the first step of each size may compile or load
+    kernels; on a CPU, all kernels are compiled before the first step.
 
     Args:
-        base_s: the least allowance.
-        step_timeout_s: allowance of the first step of each size, where it may compile or load kernels.
-        compiles: the first step of each size may do so.
+        base_s: smallest allowance.
+        step_timeout_s: allowance of the first step of each size if `compiles`.
+        compiles: the first step of each size may compile or load kernels.
 
     Attributes:
-        base_s: the least allowance; that of everything but steps.
-        unknown_s: allowance of work of which nothing is known yet.
+        base_s: smallest allowance, and the allowance of all work besides steps.
+        unknown_s: allowance of work whose time is unknown.
     """
 
     def __init__(self, base_s: float, step_timeout_s: float, *, compiles: bool = False) -> None:
@@ -29,7 +29,7 @@ class StepAllowance:
         self._longest_s: dict[int, float] = {}  # by the number of bits of the step's tokens
 
     def of(self, tokens: int) -> float:
-        """Return the allowance of a step with so many tokens, in seconds."""
+        """Return the allowance of a step with `tokens` tokens, in seconds."""
         size = tokens.bit_length()
         known = [bits for bits in self._longest_s if bits <= size]
         if not known or (self._compiles and size not in self._longest_s):
@@ -38,6 +38,6 @@ class StepAllowance:
         return max(self.base_s, MARGIN * self._longest_s[nearest] * (1 << size - nearest))
 
     def measured(self, tokens: int, longest_pause_s: float) -> None:
-        """Note the longest pause of a step that is complete."""
+        """Record the longest pause of a completed step."""
         size = tokens.bit_length()
         self._longest_s[size] = max(longest_pause_s, self._longest_s.get(size, 0.0))

@@ -105,8 +105,8 @@ def divide_into_rows(single: StateRows, tokens: int) -> Iterator[StateRows]:
         single: rows of one token each.
 
     Yields:
-        These rows; one row of all tokens; one row of one token before as many longer rows as there can be; and as many
-        rows of one token as there can be before a longer one.
+        `single`; one row of all tokens; one row of one token followed by as many longer rows as possible; and as many
+        rows of one token as possible followed by a longer row.
     """
     yield single
     kinds = [[tokens]]
@@ -119,10 +119,11 @@ def divide_into_rows(single: StateRows, tokens: int) -> Iterator[StateRows]:
 
 
 class _NoAttention(AttentionBackend):
-    """Replaces the backend until a layer of each kind has been computed, and computes no attention.
+    """Attention backend that computes no attention, and stops the model after a layer of each kind.
 
     Args:
-        into_pool: the caller stores keys and values into the pool, as in most steps; else it passes them.
+        into_pool: the model stores keys and values into the pool, as in most steps; otherwise it passes them to
+            `attend`.
         recurrent: the model has recurrent layers.
     """
 
@@ -131,7 +132,7 @@ class _NoAttention(AttentionBackend):
         self._missing = {"attention", "recurrence"} if recurrent else {"attention"}
 
     def prepare(self, batch: ForwardBatch) -> None:
-        """Do nothing: no rows are attended to."""
+        """Do nothing: no attention is computed."""
 
     def pool(self, layer: AttentionLayer) -> tuple[torch.Tensor, torch.Tensor] | None:
         return self._backend.pool(layer) if self._into_pool else None

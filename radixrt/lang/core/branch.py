@@ -1,6 +1,6 @@
-"""`Branch`: the event loop's side of a state: a queue of steps, and the one coroutine that runs them in order.
+"""`Branch`: the event loop's side of a state: a queue of steps, and a coroutine that runs the steps in order.
 
-The program appends steps from its own thread; everything else of a branch belongs to the event loop.
+The program appends steps from its own thread; all other state of a branch belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Step(ABC):
 
     @property
     def leads_to_call(self) -> bool:
-        """True if the step calls the model, or gives its branch's text to others that may."""
+        """True if the step calls the model, or passes the transcript to branches that may call the model."""
         return False
 
     @abstractmethod
@@ -164,11 +164,10 @@ class Branch:
         self._origin = origin
         self._started = origin is None
         self._left = False
-        self._rests = False  # over, and the loop has seen it
-        self._closed = False  # and so have all branches forked from it
-        self._added = self._done = (
-            0  # number of steps without marks; the program's thread writes the first, the loop the second
-        )
+        self._rests = False  # the loop has seen that the branch is over
+        self._closed = False  # the branch and all branches forked from it are over
+        # Numbers of steps, marks not counted. The program's thread writes the first number, the loop the second.
+        self._added = self._done = 0
         self._steps: deque[Step] = deque()
         self._task: asyncio.Task[None] | None = None
 
@@ -192,12 +191,12 @@ class Branch:
         return self._done == self._added
 
     def end(self) -> None:
-        """Tell that no more steps are expected. May be called from any thread."""
+        """Note that no more steps are expected. May be called from any thread."""
         self.over = True
         self.program.runtime.call(self._kick)
 
     def cancel(self) -> None:
-        """Abort the running step and all queued ones. May be called from any thread."""
+        """Abort the running step and all queued steps. May be called from any thread."""
         self.program.runtime.call(self.abort)
 
     # --- the loop's side ---
@@ -208,7 +207,7 @@ class Branch:
 
     @property
     def group(self) -> tuple[int, int]:
-        """Length of the prefix shared by the branches of its fork, in tokens, and number of those still open."""
+        """(tokens of the prefix that the branches of the same fork share, number of these branches that are open)."""
         if self._origin is None or self._origin.size == 1:
             return 0, 1
         return self._origin.length, max(1, self._origin.open)
@@ -245,8 +244,8 @@ class Branch:
             self._close()
 
     def _close(self) -> None:
-        """Tell the backend, if it expects another call, that none will go on from here: the branch is over, and so is
-        every one that was forked from it."""
+        """If the branch and all branches forked from it are over, tell a backend that expects another call that no call
+        will follow."""
         if not self._rests or any(point.open for point in self.forks):
             return
         if self.announced:
@@ -279,7 +278,7 @@ class Branch:
         except asyncio.CancelledError:
             self._steps.appendleft(step)
             raise
-        except Exception as error:  # the program raises it where it reads
+        except Exception as error:  # the program's next read raises the error
             failure = self.failure(step.label, error)
             self._refuse(step, failure)
             self._fail(failure)

@@ -34,15 +34,15 @@ class Run:
 
     Args:
         name: name of the function.
-        publish: takes the events of a stream, in the event loop; None where the program is not streamed.
+        publish: takes the events of a stream, in the event loop; None for a program that is not streamed.
         awaits: the program is an `async def`, which awaits its reads.
 
     Attributes:
-        body_done: the function has returned, so that no more steps come.
+        body_done: the function has returned, so no more steps follow.
         closed: the run is over.
         cancelled: the run was ended early.
         tasks: tasks of the event loop that work for this run.
-        calls: the open calls, which equal ones share.
+        calls: open calls; equal calls share their outputs.
     """
 
     def __init__(self, name: str, backend: Backend, *, publish: Publish | None = None, awaits: bool = False) -> None:
@@ -84,8 +84,11 @@ class Run:
         return (await self._get_composer()).dialect
 
     async def prefix_length(self, transcript: Transcript) -> int:
-        """Number of leading tokens that the branches of a fork will share: those up to the last answer, which are
-        known, or, where there is none, those of the whole transcript, which the backend tokenizes; 0 if that fails."""
+        """Return the number of leading tokens that the branches of a fork will share.
+
+        The tokens up to the last answer are known. Without an answer the backend tokenizes the whole transcript; the
+        result is 0 if the backend fails.
+        """
         if not self.backend.tokens or transcript is None:
             return 0
         try:
@@ -93,7 +96,7 @@ class Run:
             if composed.known:
                 return composed.known
             return len(await self.backend.tokenize(composed.prompt.parts))
-        except Exception:  # the length is only a hint; the calls themselves report what is wrong
+        except Exception:  # the length is only a hint; the calls themselves report errors
             return 0
 
     def publish(self, record: CallRecord, branch: BranchRecord, kind: AnswerType | None, streamed: Streamed) -> None:
@@ -110,7 +113,7 @@ class Run:
         self._publish(event)
 
     def release(self, branch: str | None) -> None:
-        """Tell the backend that a branch, or the program, makes no more calls; a failure does no harm."""
+        """Tell the backend that a branch, or the program, makes no more calls. A failure is ignored."""
 
         async def tell() -> None:
             with contextlib.suppress(Exception):

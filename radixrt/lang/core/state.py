@@ -64,11 +64,12 @@ class State(StateReader):
         return self
 
     def append(self, value: Expr | str) -> State:
-        """Append a text or a primitive; return at once. Of several joined with `+`, those before an error are appended.
+        """Append a text or a primitive; return at once. Of primitives joined with `+`, the primitives before an error
+        are appended.
 
         Raises:
-            TypeError: it is neither.
-            ProgramError: it may not stand here.
+            TypeError: the value is neither a text nor a primitive.
+            ProgramError: the primitive may not stand here.
             RequestError: a sampling parameter of the program is not valid.
             ProgramCancelled: the program was cancelled.
         """
@@ -123,18 +124,18 @@ class State(StateReader):
     def run_tools(self, name: str, *, on_error: OnError = "raise") -> list[Any]:
         """Run the Python functions that the gen of that name has called, and append each result as a tool's message.
 
-        Waits for the gen. Arguments are converted to the types of the function's parameters; a result that is no text
-        is written as JSON.
+        Waits for the gen. Arguments are converted to the types of the function's parameters; a result that is not a
+        text is written as JSON.
 
         Args:
-            on_error: "raise" an exception of a function, or "tell" it to the model as the result.
+            on_error: "raise" an exception of a function, or "tell" the model about the exception as the result.
 
         Returns:
-            What the functions returned; an empty list if nothing was called, so that `while s.run_tools("step"):` is an
+            The results of the functions; an empty list without calls, so that `while s.run_tools("step"):` is an
             agent's loop.
 
         Raises:
-            ProgramError: the tool is no Python function, or an async one; or the gen has n > 1.
+            ProgramError: the tool is not a Python function, or is an async function; or the gen has n > 1.
         """
         calls, functions = self._tool_calls(name, on_error)
         return self._answered([run_call(call, functions, on_error) for call in calls])
@@ -169,7 +170,7 @@ class State(StateReader):
         """Create states that continue from here, independently and concurrently; this state can continue too.
 
         Args:
-            by: number of states, or a key for each.
+            by: number of states, or a key for each state.
 
         Raises:
             ProgramError: the number is negative.
@@ -192,7 +193,7 @@ class State(StateReader):
         return child
 
     def copy(self) -> State:
-        """Create one state that continues from here."""
+        """Create a state that continues from here."""
         return self.fork(1)[0]
 
     # --- ending ---
@@ -207,10 +208,10 @@ class State(StateReader):
         self._branch.cancel()
 
     def close(self) -> None:
-        """Wait until everything appended is done, and end the run. Only for a state made with `rt.State(...)`.
+        """Wait until all appended steps have run, and end the run. Only for a state made with `rt.State(...)`.
 
         Raises:
-            CallError: something failed.
+            CallError: a step failed.
         """
         if not self._program.closed:
             self._program.runtime.wait(self._program.end(), "this in a thread of its own")
@@ -239,7 +240,7 @@ class State(StateReader):
 
 
 class Branches(Generic[K]):
-    """The states of a fork, in order. `branches[0]`, or `branches["key"]` where keys are not numbers.
+    """The states of a fork, in order: `branches[0]`, or `branches["key"]` if the keys are not numbers.
 
     The end of a `with` block over the branches ends the states, so that no more steps are expected; an exception
     cancels the states.
@@ -254,7 +255,7 @@ class Branches(Generic[K]):
     @overload
     def __getitem__(self, index: slice) -> list[State]: ...
     def __getitem__(self, index: Any) -> State | list[State]:
-        """By position where the index is a number, else by key. Raises IndexError, KeyError."""
+        """Return a state by position if the index is a number, otherwise by key. Raises IndexError, KeyError."""
         if isinstance(index, (int, slice)):
             return self._states[index]
         if index not in self._keys:
@@ -316,7 +317,7 @@ def join(
         name: name of a gen or select in each.
         sep: separator.
         format: format of each text; may use {value} (the text), {key} (the key of `fork`) and {index}.
-        skip_errors: leave out branches that failed; otherwise the join fails with the first.
+        skip_errors: exclude branches that failed; otherwise the join fails with the first failed branch.
 
     Raises:
         KeyError: a branch has no such name.

@@ -1,4 +1,4 @@
-"""`StateReader`: everything that can be read of a state, and the waiting that a read takes."""
+"""`StateReader`: reads of a state, which wait until the value is known."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class StateReader:
-    """The reading half of `State`. A read waits for its own value and for nothing else.
+    """The reading half of `State`. A read waits only for its own value.
 
     In a plain function reads block; in an `async def` program they are awaited.
     """
@@ -71,7 +71,7 @@ class StateReader:
         return self.slot(name).done.done()
 
     def values(self) -> dict[str, Any]:
-        """All values by name; waits for them."""
+        """Return all values by name; waits for the values."""
         return {name: self[name] for name in self.names()}
 
     def slot(self, name: str) -> Slot:
@@ -95,10 +95,10 @@ class StateReader:
     # --- the conversation ---
 
     def sync(self) -> Self:
-        """Wait until everything appended so far has been done.
+        """Wait until all steps appended so far have run.
 
         Raises:
-            CallError: something failed.
+            CallError: a step failed.
         """
         self._wait(self._reached(), "await state.wait()")
         self._raise()
@@ -111,12 +111,12 @@ class StateReader:
         return self
 
     def text(self) -> str:
-        """Everything so far as the model sees it, with the chat template's text."""
+        """Return the text so far as the model sees it, chat template included."""
         self.sync()
         return self._program.read_text(self._branch.transcript)
 
     def messages(self) -> list[dict[str, Any]]:
-        """Everything so far as messages of the OpenAI API; empty for a program without roles."""
+        """Return the conversation so far as messages of the OpenAI API; empty for a program without roles."""
         self.sync()
         return as_messages(fold(self._branch.transcript).messages)
 
