@@ -15,7 +15,7 @@ conversation that has gone on seldom comes back to an earlier turn, while a fork
 from __future__ import annotations
 
 import heapq
-from collections.abc import MutableSet
+from collections.abc import MutableSet, Sequence
 from typing import TYPE_CHECKING
 
 from radixrt.errors import InvariantError
@@ -33,7 +33,42 @@ Rank = tuple[int, float]
 """
 
 
-class NodeStates:
+class NoStates:
+    """What a cache asks of the states at its nodes, answered for a model without recurrent layers.
+
+    Attributes:
+        journals: the cache's.
+    """
+
+    journals: tuple[CacheJournal, ...] = ()
+
+    def __bool__(self) -> bool:
+        """True, also while no node has a state."""
+        return True
+
+    def deepest(self, end: TreeNode, length: int) -> tuple[TreeNode | None, int]:
+        """Return the deepest node with a state on the path to `end`, and the number of tokens up to its end; (None, 0)
+        if there is none."""
+        return None, 0
+
+    def usable(self, path: Sequence[TreeNode], length: int, common: int) -> int:
+        """Return the number of cached tokens of a prefix that a request need not compute.
+
+        Args:
+            path: the prefix's whole nodes, without the root.
+            length: number of tokens of `path`.
+            common: number of the prefix's tokens in the first part of a further node.
+        """
+        return length + common
+
+    def retention_changed(self, node: TreeNode) -> None:
+        """Sort the node's state again after its retention level was set."""
+
+    def drop(self, node: TreeNode) -> None:
+        """Free the slot of the node's state, which is evicted with its node."""
+
+
+class NodeStates(NoStates):
     """See the module's docstring. The only code that writes `TreeNode.state`.
 
     A pinned state is not evicted: a request is about to read it. Requests lock their paths, so a node with a pinned
@@ -46,7 +81,6 @@ class NodeStates:
     Attributes:
         clock: value of the last state that was evicted; read only.
         evicted: number of states evicted so far.
-        journals: the cache's.
     """
 
     def __init__(self, slots: StateSlotAllocator, leaves: MutableSet[TreeNode]) -> None:
@@ -60,7 +94,6 @@ class NodeStates:
         self._count = 0
         self._pinned = 0
         self.evicted = 0
-        self.journals: tuple[CacheJournal, ...] = ()
 
     def __len__(self) -> int:
         """Number of states in the cache."""
@@ -70,6 +103,14 @@ class NodeStates:
     def evictable(self) -> int:
         """Number of states that are not pinned."""
         return self._count - self._pinned
+
+    # --- look up ---
+
+    def deepest(self, end: TreeNode, length: int) -> tuple[TreeNode | None, int]:
+        return deepest_state(end, length, length)
+
+    def usable(self, path: Sequence[TreeNode], length: int, common: int) -> int:
+        return deepest_state(path[-1], length, length)[1] if path else 0
 
     # --- attach, use and detach ---
 

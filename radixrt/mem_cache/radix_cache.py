@@ -16,7 +16,7 @@ from sortedcontainers import SortedSet
 from radixrt.errors import InvariantError
 from radixrt.mem_cache.allocator import I32, Int32Array, TokenToKVPoolAllocator
 from radixrt.mem_cache.invariants import check_radix_cache
-from radixrt.mem_cache.node_states import NodeStates, deepest_state
+from radixrt.mem_cache.node_states import NodeStates, NoStates
 from radixrt.mem_cache.results import InsertResult, MatchResult
 from radixrt.mem_cache.state_slots import StateSlotAllocator
 from radixrt.mem_cache.tree_node import NO_CHILDREN, RETAIN_DONE, RETAIN_NORMAL, RootNode, TreeNode
@@ -122,6 +122,7 @@ class RadixCache:
         self.page_size = allocator.page_size
         self.evicted_tokens = 0
         self.node_states = None if state_slots is None else NodeStates(state_slots, self._leaves)
+        self._states = self.node_states or NoStates()
         self.journals: tuple[CacheJournal, ...] = ()
         self.clock = 0
         self._page_bytes = 4 * self.page_size
@@ -142,9 +143,7 @@ class RadixCache:
         self._set_journals(tuple(each for each in self.journals if each is not journal))
 
     def _set_journals(self, journals: tuple[CacheJournal, ...]) -> None:
-        self.journals = journals
-        if self.node_states is not None:
-            self.node_states.journals = journals
+        self.journals = self._states.journals = journals
 
     @property
     def evictable_size(self) -> int:
@@ -192,17 +191,13 @@ class RadixCache:
         for journal in self.journals:
             journal.used(end, now, 1)
         slots = np.frombuffer(b"".join([node.value_bytes for node in path]), dtype=I32)
-        if self.node_states is None:
-            return MatchResult(slots, end)
-        return MatchResult(slots, end, *deepest_state(end, length >> 2, length >> 2))
+        return MatchResult(slots, end, *self._states.deepest(end, length >> 2))
 
     def match_len(self, key: Int32Array, namespace: str = "") -> int:
         """Return the number of tokens that match_prefix would find, up to the deepest state if the model has recurrent
         layers; changes nothing."""
         path, length, _, common = self._find(key, namespace)
-        if self.node_states is not None:
-            return deepest_state(path[-1], length >> 2, length >> 2)[1] if path else 0
-        return (length + common) >> 2
+        return self._states.usable(path, length >> 2, common >> 2)
 
     def match_node(self, key: Int32Array, namespace: str = "") -> TreeNode | None:
         """Return the node in which match_prefix's result would end, None if nothing matches; changes nothing."""
@@ -229,8 +224,8 @@ class RadixCache:
         node.retention = retention
         if listed:
             self._leaves.add(node)
-        if node.state is not None and self.node_states is not None:
-            self.node_states.retention_changed(node)
+        if node.state is not None:
+            self._states.retention_changed(node)
         for journal in self.journals:
             journal.retained(node)
 
@@ -408,8 +403,8 @@ class RadixCache:
         missing = 4 * num_slots
         while missing > 0 and leaves:
             leaf: TreeNode = leaves.pop(0)
-            if leaf.state is not None and self.node_states is not None:
-                self.node_states.drop(leaf)
+            if leaf.state is not None:
+                self._states.drop(leaf)
             freed.append(leaf.value_bytes)
             missing -= len(leaf.value_bytes)
             parent = leaf.parent
@@ -436,8 +431,8 @@ class RadixCache:
             return False
         freed = []
         for node in list(self.iter_nodes()):
-            if node.state is not None and self.node_states is not None:
-                self.node_states.drop(node)
+            if node.state is not None:
+                self._states.drop(node)
             freed.append(node.value_bytes)
             node.parent = None  # no cycles are left, so the memory goes without a garbage collection
             node.children = NO_CHILDREN
