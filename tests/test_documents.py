@@ -100,6 +100,20 @@ def test_named_files_exist() -> None:
     assert missing == []
 
 
+def test_named_attributes_exist() -> None:
+    """`Class.attribute` of a class of this project stands in a file that defines such a class."""
+    sources = [path.read_text() for path in (ROOT / "radixrt").rglob("*.py")]
+    missing = []
+    for document in DOCUMENTS:
+        if document.name == "CHANGELOG.md":
+            continue  # which tells of the past too
+        for owner, name in re.findall(r"`([A-Z]\w+)\.([a-z_]\w*)[`(]", BLOCK.sub("", document.read_text())):
+            files = [text for text in sources if re.search(rf"^class {owner}\b", text, re.MULTILINE)]
+            if files and not any(re.search(rf"\b{name}\b", text) for text in files):
+                missing.append(f"{document.name}: {owner}.{name}")
+    assert missing == []
+
+
 def test_commands_parse() -> None:
     documents = [document for document in DOCUMENTS if document.name != "CHANGELOG.md"]  # which tells of the past too
     found = [(document.name, words) for document in documents for words in commands(document.read_text())]

@@ -16,7 +16,6 @@ from radixrt.mem_cache.state_slots import StateSlotAllocator
 from radixrt.messages.runner import CascadeCosts
 from radixrt.parts.assembly import assemble
 from radixrt.scheduler.part import Part
-from radixrt.scheduler.scheduler import Scheduler
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENT = (ROOT / "docs" / "parts.md").read_text()
@@ -28,30 +27,25 @@ OUTSIDE = {"is_busy", "attach", "name"}
 """Members of every part that are no moments."""
 
 
-def assembled(*, hybrid: bool, cascade: CascadeCosts | None) -> Scheduler:
+def all_parts() -> tuple[Part, ...]:
+    """The parts of the scheduler of a hybrid model on a device that shares prefixes."""
     allocator = TokenToKVPoolAllocator(64, 1)
-    cache = RadixCache(allocator, "lru", StateSlotAllocator(16) if hybrid else None)
-    rows = ReqToTokenPool(4, 64)
-    return assemble(
-        SchedulerConfig(max_running_requests=4), cache, allocator, rows,
-        context_length=64, eos_ids=[0], vocab_size=100, cascade=cascade,
-    )  # fmt: skip
-
-
-def names(scheduler: Scheduler) -> list[str]:
-    return [type(part).__name__ for part in scheduler.parts.all]
-
-
-def test_parts_are_asked_in_one_order() -> None:
-    costs = CascadeCosts(step_tokens=1.0, run_tokens=1.0, row_tokens=1.0)
-    assert names(assembled(hybrid=True, cascade=costs)) == ALL
-    assert names(assembled(hybrid=False, cascade=None)) == ALL[:-2]
+    scheduler = assemble(
+        SchedulerConfig(max_running_requests=4),
+        RadixCache(allocator, "lru", StateSlotAllocator(16)),
+        allocator,
+        ReqToTokenPool(4, 64),
+        context_length=64,
+        eos_ids=[0],
+        vocab_size=100,
+        cascade=CascadeCosts(step_tokens=1.0, run_tokens=1.0, row_tokens=1.0),
+    )
+    return scheduler.parts.all
 
 
 def overriding() -> dict[str, list[str]]:
     """The parts that override each moment, in the order in which they are asked."""
-    costs = CascadeCosts(step_tokens=1.0, run_tokens=1.0, row_tokens=1.0)
-    parts = assembled(hybrid=True, cascade=costs).parts.all
+    parts = all_parts()
     moments = [name for name in vars(Part) if not name.startswith("_") and name not in OUTSIDE]
     return {
         moment: [type(part).__name__ for part in parts if getattr(type(part), moment) is not getattr(Part, moment)]
