@@ -383,7 +383,10 @@ class Engine:
     # --- programs, cache, statistics ---
 
     def release(self, program: str, branch: str | None = None) -> None:
-        """Announce that a program, or a branch of it, sends no more requests (see `radixrt.messages.ProgramHint`)."""
+        """Announce that a program, or a branch of a program, sends no more requests.
+
+        The ids are those of `radixrt.messages.parts.ProgramHint`.
+        """
         self.client.release(program, branch)
 
     def flush_cache(self) -> None:

@@ -35,14 +35,14 @@ class Embed:
     Args:
         inputs: texts and token ids.
         name: the caller's name of the list of prompts.
-        dimensions: vectors are cut to their first numbers, so many (Matryoshka embeddings); None for whole vectors.
-        normalize: scale vectors to length 1, after the cut; None for what the model's own files say.
-        prompt_name: name of the model's prompt that is written before each text; None for its default one, if any.
-        prompt: this text is written before each text, in place of a prompt of the model; "" for nothing.
-        at_once: prompts of each request.
+        dimensions: cut vectors to their first `dimensions` numbers (Matryoshka embeddings); None for whole vectors.
+        normalize: scale vectors to length 1, after the cut; None to do as the model's own files define.
+        prompt_name: name of the model's prompt that is written before each text; None for the model's default prompt.
+        prompt: text that is written before each text, instead of a prompt of the model; "" for no text.
+        at_once: number of prompts of each request.
 
     Raises:
-        RequestError: an argument is not valid, or the model embeds nothing; names the argument.
+        RequestError: an argument is not valid, or the model computes no embeddings; the error names the argument.
     """
 
     def __init__(
@@ -99,11 +99,12 @@ class Embed:
 
 
 def _text_before(spec: EmbeddingInfo, inputs: Sequence[Input], prompt_name: str | None, prompt: str | None) -> str:
-    """Return the text that is written before each text: the one that the call gives or names, or the model's default;
-    token ids get none.
+    """Return the text to write before each text: `prompt`, the model's prompt `prompt_name`, or the model's default
+    prompt. Nothing is written before token ids.
 
     Raises:
-        RequestError: the model has no prompt of that name, both are given, or one is given for token ids.
+        RequestError: the model has no prompt of that name, both arguments are given, or a prompt is given for token
+            ids.
     """
     named = "prompt_name" if prompt_name is not None else "prompt" if prompt is not None else None
     if named is not None and any(isinstance(each, TokenInput) for each in inputs):

@@ -1,10 +1,11 @@
 """Relevance of documents to queries, by one of three kinds of models (`RelevanceInfo.scorer`).
 
-"cosine" embeds queries and documents, each once. "classifier" and "tokens" write each pair into one prompt, by a
-template that renders a message with the role "query" and one with the role "document" (sentence-transformers and vLLM
-have it so), and read the logit of the model's one label, or the log-odds of two tokens; the sigmoid of the log-odds is
-the probability of the first token among the two. A text of a pair never writes a control token of a template. Where the
-template puts the query first, the prompts of one query share it as their prefix, and the radix cache computes it once.
+"cosine" embeds each query and each document once. "classifier" and "tokens" write each pair into a prompt, by a
+template that renders a message with the role "query" and a message with the role "document", as sentence-transformers
+and vLLM do. "classifier" reads the logit of the model's only label. "tokens" reads the log-odds of two tokens; the
+sigmoid of the log-odds is the probability of the first token among the two. A text of a pair never writes a control
+token of a template. If the template puts the query first, the prompts of a query have the query as their common prefix,
+which the radix cache computes once.
 """
 
 from __future__ import annotations
@@ -51,14 +52,16 @@ class Relate:
     """A call of the task; see `TaskCall`.
 
     Args:
-        queries, documents: equally many texts, or one on either side, which is paired with each of the other side.
-        instruction: the task, for models whose template asks for one; None for the model's own.
-        activation: False for logits, True for what the model's own files make of them.
-        retrieves: an embedding model writes its prompts for queries and for documents before these; otherwise its
-            default prompt before both.
+        queries, documents: equally many texts, or a single text on one side, which is paired with each text of the
+            other side.
+        instruction: description of the task, for models whose template has an instruction; None for the model's own
+            instruction.
+        activation: apply the activation that the model's own files define; False for logits.
+        retrieves: an embedding model writes its prompt for queries before queries and its prompt for documents before
+            documents; otherwise its default prompt before both.
 
     Raises:
-        RequestError: the model scores no pairs, or an argument is not valid; names it.
+        RequestError: the model scores no pairs, or an argument is not valid; the error names the argument.
     """
 
     def __init__(
@@ -93,7 +96,7 @@ class Relate:
         self.requests = [request]
 
     def answer(self, outputs: Sequence[RequestOutput]) -> Relevance:
-        """Make a score of what the model computed for each pair."""
+        """Convert the values of each pair to a score."""
         values = values_of(self.requests, outputs)
         if self._scorer == "tokens":
             values = values[:, :1] - values[:, 1:]
@@ -173,10 +176,10 @@ def _check_numbers(queries: Sequence[TextInput], documents: Sequence[TextInput])
 
 
 def texts_of(given: str | Sequence[str], name: str, *, one: bool = True) -> list[TextInput]:
-    """Return one text (where `one` is allowed), or each of a list, as inputs named after the argument.
+    """Return a list of texts, or a single text if `one`, as inputs named after the argument.
 
     Raises:
-        RequestError: the argument or a text has another type; names it.
+        RequestError: the argument or a text has a wrong type; the error names the argument.
     """
     if isinstance(given, str) and not one:
         raise RequestError(f"{name} must be a list of texts, not one text", param=name)
@@ -192,7 +195,7 @@ def texts_of(given: str | Sequence[str], name: str, *, one: bool = True) -> list
 
 @dataclass(frozen=True)
 class RankedDocument:
-    """A document of `Engine.rerank`. `index`: its place among the documents of the call."""
+    """A document of `Engine.rerank`. `index`: position among the documents of the call."""
 
     index: int
     score: float
@@ -204,7 +207,7 @@ class Reranking:
     """Documents in descending order of their relevance to a query.
 
     Attributes:
-        results: the best first; of equal ones, the first of the call.
+        results: documents, the best first; documents with equal scores in the order of the call.
         usage: token counts of all pairs together.
     """
 
@@ -213,9 +216,9 @@ class Reranking:
 
 
 class Rerank:
-    """A call of `Engine.rerank`: the relevance of documents to one query, the best `top_n` of them (None: all).
+    """A call of `Engine.rerank`: scores documents for a query, and returns the best `top_n` documents (None: all).
 
-    Other arguments and errors are those of `Relate`.
+    All other arguments and errors are as for `Relate`.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Tasks: a task makes requests from the arguments of a call, and the call's answer from their outputs.
+"""Tasks: a task makes requests from the arguments of a call, and makes the call's answer from the requests' outputs.
 
-`Engine`, the routes of a server and programs run the same tasks: the first and the last by `run` and `arun`, a route
-by its own way of sending requests.
+`Engine`, programs and the routes of a server run the same tasks. `Engine` and programs use `run` and `arun`; most
+routes send the requests themselves.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from radixrt.messages.request import Envelope
 from radixrt.messages.wire import Float32Array, unpack_f32
 
 ROWS_PER_REQUEST = 64
-"""Rows of one request of a call that has more; while they are computed, the next ones are tokenized."""
+"""Maximum number of rows of a request. A call with more rows sends several requests, so that the rows of a request are
+tokenized while the rows of the previous request are computed."""
 
 WINDOW = 8
-"""Requests of one call that are open at once."""
+"""Maximum number of open requests of a call."""
 
 A_co = TypeVar("A_co", covariant=True)
 
 
 class TaskCall(Protocol[A_co]):
-    """One call of a task.
+    """A call of a task.
 
     Attributes:
-        requests: requests of the call, in order, each of which is answered with one output.
+        requests: requests of the call, in order. Each request is answered with a single output.
     """
 
     requests: list[ClientRequest]
@@ -52,7 +53,7 @@ class TaskCall(Protocol[A_co]):
 
 
 def run(client: EngineClient, call: TaskCall[A_co]) -> A_co:
-    """Send the requests of a call, WINDOW at a time, and return the answer; at an error the open ones are aborted.
+    """Send the requests of a call, at most WINDOW at a time, and return the answer. An error aborts the open requests.
 
     Raises:
         RequestError: a request was refused or failed.
@@ -73,7 +74,7 @@ def run(client: EngineClient, call: TaskCall[A_co]) -> A_co:
 
 
 async def arun(client: TokenClient, call: TaskCall[A_co]) -> A_co:
-    """`run` for an event loop; cancelling it aborts the requests."""
+    """`run` for an event loop. Cancelling the coroutine aborts the requests."""
     slots = asyncio.Semaphore(WINDOW)
 
     async def ask(request: ClientRequest) -> RequestOutput:
@@ -106,7 +107,7 @@ def pooled_requests(
     """Return requests that pool each of the inputs, in order.
 
     Args:
-        envelope: envelope of the first request; the ids of later ones end with the index of their first input.
+        envelope: envelope of the first request; the ids of later requests end with the index of their first input.
         texts: texts that inputs refer to.
         at_once: number of inputs of each request.
     """

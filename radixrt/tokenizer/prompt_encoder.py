@@ -31,7 +31,8 @@ def needs_encoding(given: Input) -> bool:
 
 
 def max_input_tokens(context_length: int, num_slots: int) -> int:
-    """Length of the longest prompt that can be served: one output token must fit in the context and in the KV pool."""
+    """Return the length of the longest prompt that can be served: the context and the KV pool must also hold an output
+    token."""
     return max(min(context_length, num_slots) - 1, 0)
 
 
@@ -70,17 +71,17 @@ class PromptEncoder:
 
         Args:
             before: written before a text.
-            keep_last: a longer prompt is cut to its last tokens, so many; None for never.
+            keep_last: maximum number of tokens; a longer prompt is cut to its last `keep_last` tokens. None: never cut.
 
         Raises:
-            RequestError: naming the prompt.
+            RequestError: the prompt is not valid; the error names the prompt.
         """
         self._check_tokenizer(given)
         ids, param = self._encoded(given, before)
         return self._checked(ids if keep_last is None else ids[-4 * keep_last :], param)
 
     def turn_len(self, chat: Input, input_ids: bytes) -> int:
-        """Number of tokens of an encoded conversation up to the end of its last message; 0 if unknown."""
+        """Return the number of tokens of an encoded conversation up to the end of its last message; 0 if unknown."""
         if not isinstance(chat, ChatPrompt) or self._generation_prompts is None:
             return 0
         encoder = self._chat_encoder(chat)
@@ -111,7 +112,7 @@ class PromptEncoder:
         """Encode messages as a template renders them, as an int32 column.
 
         Raises:
-            RequestError: about any of the messages; its `param` is the given one.
+            RequestError: a message is not valid; the error has the given `param`.
         """
         try:
             return self._checked(self._chat(chat, template), param)
@@ -140,7 +141,7 @@ class PromptEncoder:
         return tokens
 
     def begins_text(self) -> tuple[int, ...]:
-        """Token ids that begin a text: the tokenizer's prefix, or the bos token, or an end token."""
+        """Return the token ids that begin a text: the tokenizer's prefix, else the bos token, else an end token."""
         if self._tokenizer.prefix_ids:
             return self._tokenizer.prefix_ids
         named = self._tokenizer.special_tokens.get("bos_token")
@@ -189,7 +190,8 @@ class PromptEncoder:
         return self._tokenizer.prefix_ids, [TemplateText(given.text)], given.param
 
     def _begin(self, parts: list[PromptPart]) -> tuple[int, ...]:
-        """Token ids before a prompt in parts: those that begin a text (bos) if its first part is a user's text."""
+        """Return the token ids before a prompt in parts: the tokenizer's prefix (bos) if the first part is a user's
+        text, otherwise none."""
         return self._tokenizer.prefix_ids if parts and isinstance(parts[0], str) else ()
 
     def _check_choices(self, choices: list[str]) -> None:
@@ -250,7 +252,7 @@ class PromptEncoder:
         with contextlib.suppress(RequestError):
             parts = template.render_parts(**options, answer_markers=chat.answer_markers)
         if parts is None or _joined(parts) != text:
-            # The template depends on texts that it has put together itself.
+            # The template tests or changes texts that it has concatenated, so its output cannot be divided into parts.
             if not self._has_control_token(options):
                 return [TemplateText(text)]
             if parts is None:

@@ -19,11 +19,12 @@ from radixrt.tokenizer.tokenizer import Tokenizer
 
 
 class RequestState:
-    """Converts a request's TokenDeltas to RequestOutputs: one for each delta if it streams, otherwise one at the end.
+    """Converts the `TokenDelta`s of a request to `RequestOutput`s: an output per delta if the request streams, or a
+    single output at the end.
 
-    After a stop string the request is finished for its client, but the scheduler continues until it is told: tokens
-    after the stop string are dropped, and the last output waits for the scheduler's own finish, which carries usage and
-    timings.
+    After a stop string the request is finished for its client, but the scheduler continues until it gets an `AbortReq`.
+    Tokens after the stop string are dropped, and the last output waits for the scheduler's own finish, which carries
+    usage and timings.
 
     Attributes:
         stop_found: a stop string ended the text; the last output is sent once the scheduler has finished the request.

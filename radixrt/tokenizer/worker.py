@@ -1,10 +1,10 @@
-"""`TokenizerWorker`: work of the tokenizer process, without sockets: handles one message, and sends messages to the
-scheduler and to the client.
+"""`TokenizerWorker`: the tokenizer process without its sockets: handles a message, and sends messages to the scheduler
+and to the client.
 
-Every TokenizedReq sent to the scheduler is valid: its parameters are within bounds, its token ids within the
-vocabulary, and its prompt is neither empty nor too long. Every request gets exactly one finish. Requests with texts
-reach the scheduler in the order in which they came; outputs and requests of token ids overtake them (see
-`PromptQueue`).
+Every `Request` sent to the scheduler is valid: its parameters are within bounds, its token ids are within the
+vocabulary, and no prompt is empty or too long. Every request gets exactly one finish. Requests with texts reach the
+scheduler in the order of their arrival; outputs, and requests of token ids, overtake requests with texts
+(`PromptQueue`).
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class TokenizerWorker:
         model: model name that clients use.
         vocab_size: token ids of prompts must be below this.
         context_length: longest sequence of the model, in tokens.
-        tasks: what the model does besides generating.
-        queue: encodes the prompts; default: at once, in `handle`.
+        tasks: tasks of the model besides generating.
+        queue: encodes the prompts; default: `handle` encodes each prompt at once.
 
     Attributes:
         queue: requests whose prompts are not encoded yet.
@@ -111,7 +111,7 @@ class TokenizerWorker:
         return len(self._live)
 
     def handle(self, message: ToTokenizer) -> None:
-        """Handle one message. Never raises because of a request's content."""
+        """Handle a message. The content of a request never makes this method raise."""
         if isinstance(message, TokenBatch):
             self._detokenize(message)
         elif isinstance(message, ClientRequest):
@@ -155,9 +155,10 @@ class TokenizerWorker:
                 self._refuse(rid, FinishError(f"the request failed in the tokenizer: {error!r:.300}"))
 
     def _submit(self, rid: str, prepare: Prepare, *, encodes: bool = True, program: str = EVERYTHING) -> None:
-        """Queue a request; an exception of `prepare`, or of what it returns, ends this request only."""
+        """Queue a request. An exception of `prepare`, or of the function that `prepare` returns, ends only this
+        request."""
         if rid in self._live or rid in self.queue:
-            # The client still waits for the older request with this id; an answer would end that one.
+            # The client still waits for the older request with this id, which an answer would end.
             logger.error("dropped a request: its id %.128r is that of a live one", rid)
             return
         self.queue.submit(rid, prepare, encodes=encodes, program=program)
@@ -234,7 +235,7 @@ class TokenizerWorker:
             )  # fmt: skip
 
     def _answer(self, req: ClientRequest, row: InputRow) -> Start:
-        """Answer a request that does not involve the scheduler: with token ids, or with their text."""
+        """Answer a request that needs no forward pass, with the token ids of its prompt or with their text."""
         if row.decode is None:
             output = RequestOutput(req.rid, finish=Finish(FINISH_STOP), prompt_ids=self._input_ids(req, row))
         else:
@@ -299,7 +300,8 @@ class TokenizerWorker:
 
     @staticmethod
     def _failed(rid: str, state: State, error: Exception) -> RequestOutput:
-        """Finish of a request whose detokenizing raised an exception; called in the exception's handler."""
+        """Return the last output of a request whose detokenizing raised an exception. Called in the exception's
+        handler."""
         logger.exception("detokenizing for request %s failed", rid)
         return state.fail(f"the output could not be detokenized: {error!r:.300}")
 

@@ -113,7 +113,7 @@ def _claim(grammar: TextGrammar) -> bool:
 
 
 def _take(grammar: TextGrammar, token: int, remaining: int) -> int:
-    """Accept a token and the forced tokens after it, like `ConstrainedRequests.take`, and compute the mask after them.
+    """Accept a token and the forced tokens after it, like `Constraints.take`, and compute the mask after them.
 
     Returns:
         Number of accepted tokens; 0 if the text ends with these tokens or cannot continue.

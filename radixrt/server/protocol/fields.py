@@ -41,7 +41,7 @@ COMPLETION_MAX_TOKENS = 16
 
 
 class ProgramFields(msgspec.Struct, kw_only=True):
-    """Position of a request in a program of many requests; see `radixrt.messages.ProgramHint`."""
+    """Position of a request in a program of many requests; see `radixrt.messages.parts.ProgramHint`."""
 
     id: str
     branch: str = ""

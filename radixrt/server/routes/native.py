@@ -22,7 +22,7 @@ Request (see `NativeRequest` and `NativeSampling`):
     encoding_format     of these: "float", or "base64" (float32, little-endian)
     program             where the request stands in a program of many: {"id": str, "branch": str, "fork_len": int,
                         "siblings": int, "will_continue": bool}, all but id optional; see
-                        `radixrt.messages.ProgramHint`. POST /release says that a program is done
+                        `radixrt.messages.parts.ProgramHint`. POST /release says that a program is done
     model, rid, priority, cache_salt, timeout
 
 The answer is a `radixrt.server.answers.native.Generation` for one prompt with n = 1, otherwise a list of them,
