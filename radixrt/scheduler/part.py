@@ -1,8 +1,9 @@
-"""`Part`: the hooks by which an optional feature of the engine takes part in the scheduler.
+"""`Part`: an optional feature of the engine in the scheduler, which the core calls at certain moments.
 
 The core (`Scheduler`, `RequestTable`, `Admission`, `KVManager`, `SchedulerLoop`) moves rows of tokens through steps and
-names no part. A part overrides the hooks of the moments that concern the part. `Parts` keeps one tuple per hook, with
-the overriding methods in the order of the parts, so that a hook that no part overrides costs an empty loop.
+names no part. Each moment, an event such as the end of a request, is a method of `Part`, and a part overrides the
+methods of the moments that concern the part. `Parts` keeps a tuple of overriding methods per moment, in the order of
+the parts, so that a moment without such a method costs an empty loop.
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ class Section(NamedTuple):
 
 
 class Part:
-    """Base class of parts; see the module's docstring. Each hook does nothing here. `now` is the caller's time in
-    seconds.
+    """Base class of parts; see the module's docstring. The methods of the base class do nothing. `now` is the caller's
+    time in seconds.
 
     Attributes:
         name: key of the part's section in a step, and name of the obstacle if the part leaves a request in the queue.
@@ -102,7 +103,7 @@ class Part:
         return False
 
     def attach(self, core: Core) -> None:
-        """Keep the objects of the core that the part needs. The scheduler calls this once, before any other hook."""
+        """Keep the objects of the core that the part needs. The scheduler calls this once, before any other method."""
 
     # --- requests ---
 
@@ -253,7 +254,7 @@ class TakerPart(Part):
 
 
 class Parts:
-    """Parts of one scheduler, and for each hook a tuple of the methods that override the hook.
+    """Parts of one scheduler, and for each moment a tuple of the parts' overriding methods.
 
     Args:
         parts: parts in the order of their calls. Only `radixrt.parts.assembly` lists all parts.
