@@ -1,4 +1,4 @@
-"""`Backend`: the target of a program's calls: an engine in this process, a radixrt server, or an OpenAI-compatible one.
+"""`Backend`: target of a program's calls: an engine in this process, a radixrt server or an OpenAI-compatible server.
 
 A backend that works on tokens gets a prompt as parts and reports the token ids of prompt and output, so that later
 prompts are token ids; a backend that works on messages gets messages. All methods are asynchronous and belong to the
@@ -26,8 +26,9 @@ class Prompt:
     """Prompt of a call. Token-level backends read `parts`, message-level ones `messages`.
 
     Attributes:
-        parts: adjacent texts of one kind are joined, so that the text between two generated pieces is tokenized as one.
-        messages: {"role", "content"} objects; the last may be an open assistant message, which is to be continued.
+        parts: parts of the prompt. Adjacent texts of a kind are joined, so that the text between two generated texts is
+            tokenized as a whole.
+        messages: {"role", "content"} objects; the last may be an open assistant message, which the output continues.
         open_message: the last message is open.
     """
 
@@ -43,7 +44,7 @@ class Call:
     Attributes:
         sampling: parameters with the constraint, if any; n is 1 (the runtime makes n calls).
         schema: type or schema of the constraint's JSON; None for text.
-        stream: increments are wanted as they come; otherwise one output carries everything.
+        stream: yield increments as they arrive; otherwise yield a single output.
         timeout_s: seconds after which the call ends with an error; None for no limit.
         tools: definitions as in the OpenAI API, which the model may call. For a backend that works on tokens the
             prompt describes them already, and the constraint in `sampling` makes their calls valid.
@@ -144,7 +145,8 @@ class Backend(ABC):
 
     @abstractmethod
     async def release(self, program: str, branch: str | None = None) -> None:
-        """Report that the program, or a branch of it, makes no more calls, so that the cache may evict its entries."""
+        """Report that a program, or a branch of a program, makes no more calls, so that the cache may evict its
+        entries."""
 
     @abstractmethod
     async def aclose(self) -> None:

@@ -1,5 +1,5 @@
-"""Steps that call the model: `Generate` and `Choose`, which compose a prompt, send it, and append the answer; and
-`Embed` and `Rerank`, which send texts."""
+"""Steps that call the model: `Generate` and `Choose` compose a prompt, send the prompt and append the answer; `Embed`
+and `Rerank` send texts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from radixrt.chat.dialect import Dialect
 
 HALF = "\ufffd"
-"""Replacement character: the text of bytes that are not a whole character."""
+"""Replacement character, which stands for bytes that are not a whole character."""
 
 
 class CallStep(Step):
@@ -68,6 +68,8 @@ class Generate(CallStep):
         dialect = None if self._gen.tools is None else await branch.program.dialect()
         if self._gen.tools is not None and dialect is not None:
             self._sampling = constrained_by_tools(self._sampling, self._gen.tools, dialect)
+        # Each iteration is an attempt. The type or `check` may refuse an answer by a ValueError; the next attempt
+        # continues from the refused answer and the error.
         while True:
             composed = await branch.program.compose(transcript)
             made = [self._record(branch, transcript, composed, index) for index in range(self._gen.n)]
@@ -85,7 +87,8 @@ class Generate(CallStep):
                 self._sampling = resampled(self._sampling, attempt, told=corrected is not transcript)
                 transcript = corrected
         calls = read[0][1].tool_calls
-        # Token ids that a corrected answer is known by include what is left out here.
+        # The transcript excludes refused answers. The known token ids of a corrected answer include them, so the ids
+        # are not kept.
         answer = Answer(outputs[0].text, made[0].id, None if attempt else known, calls)
         branch.transcript = append(branch.transcript, answer)
         branch.joined = []
@@ -102,7 +105,7 @@ class Generate(CallStep):
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)  # until each has closed its request
+            await asyncio.gather(*tasks, return_exceptions=True)  # wait until each task has closed its request
             for record in made:  # a call that was cancelled before it began has recorded nothing
                 _failed(branch, record, asyncio.CancelledError())
 
@@ -222,7 +225,7 @@ class Choose(CallStep):
 
 
 class SendTexts(CallStep):
-    """Run a call that sends texts, and leaves the transcript as it is.
+    """Run a call that sends texts, and does not change the transcript.
 
     Args:
         kind, type, texts, options, finish: attributes of the call's record.
@@ -331,8 +334,8 @@ def _finish(branch: Branch, record: CallRecord, output: RequestOutput) -> None:
 
 
 def _as_reused(output: RequestOutput) -> RequestOutput:
-    """The output of another call as this one would have had it: with the other's prompt in the cache, whose last token
-    is always computed."""
+    """Return the output of an equal call as output of this call. All prompt tokens but the last count as cached,
+    because the equal call has computed them; the last token would be computed again."""
     usage = output.usage or Usage()
     cached = max(usage.cached_tokens, usage.prompt_tokens - 1)
     return msgspec.structs.replace(output, usage=msgspec.structs.replace(usage, cached_tokens=cached))
@@ -353,11 +356,12 @@ def _failed(branch: Branch, record: CallRecord, error: BaseException) -> None:
 
 
 def _known(composed: Composed, output: RequestOutput, record: CallRecord) -> Known | None:
-    """Token ids up to the end of the answer: the prompt's, and those of the output whose text is kept whole."""
+    """Return the token ids of the prompt and of the output tokens whose text is kept (`RequestOutput.kept`)."""
     if record.prompt_ids is None or record.output_ids is None:
         return None
     kept, text = output.kept or 0, output.text.removesuffix(output.tail)
-    if not kept or (composed.text.endswith(HALF) and text.startswith(HALF)):  # together they may be other characters
+    # The last bytes of the prompt and the first bytes of the output may be a single character.
+    if not kept or (composed.text.endswith(HALF) and text.startswith(HALF)):
         kept, text = 0, ""
     return Known(record.prompt_ids + record.output_ids[:kept], composed.text + text)
 

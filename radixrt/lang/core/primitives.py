@@ -1,6 +1,6 @@
 """Primitives of a program: text, roles, gen, select and image, which are appended to a state, alone or joined with `+`.
 
-They only describe. `State.append` converts them to steps, in their order.
+A primitive is a description. `State.append` converts primitives to steps, in order.
 """
 
 from __future__ import annotations
@@ -114,18 +114,18 @@ def gen(
             beside the calls, which are `state.meta[name].tool_calls`; `state.run_tools(name)` runs them. From here on
             the conversation's prompt describes these tools.
         tool_choice: "auto", "required", or the name of the tool that must be called.
-        retries: number of further attempts after an answer that breaks a rule which its type has beyond the schema (a
-            pydantic validator), or that `check` does not accept. The model is told the error; refused answers leave the
-            conversation. Without roles it is only asked again, with a temperature.
-        check: is given the value (with tools, the text beside the calls), and raises ValueError if it does not accept
-            it.
-        timeout_s: seconds after which the call fails; each attempt has them.
+        retries: number of further attempts after an answer that breaks a rule of its type beyond the schema (a pydantic
+            validator), or that `check` refuses. The model gets the error as a message; refused answers leave the
+            conversation. In a program without roles the model gets no error, and samples again with a temperature.
+        check: function of the value (with tools, of the text beside the calls) that raises ValueError to refuse the
+            value.
+        timeout_s: seconds after which an attempt fails.
         sampling: any field of `SamplingParams`: max_tokens, temperature, stop, seed, logprobs, ... The default of
-            max_tokens is 256 for a text, and what the type needs, at most 1024, for a value.
+            max_tokens is 256 for a text; for a value, as many tokens as the type needs, at most 1024.
 
     Raises:
         RequestError: a parameter is unknown or out of bounds, a constraint is malformed, or the type has no JSON form;
-            names it.
+            the error names the parameter.
     """
     constraint = {"json_schema": json_schema, "regex": regex, "ebnf": ebnf, "structural_tag": structural_tag}
     constraint["choices"] = None if choices is None else tuple(choices)
@@ -136,9 +136,7 @@ def gen(
     _check_retries(retries, n, tools)
     offer = _offer(kind, tools, tool_choice, sampling)
     one = Gen(_checked(name), kind, dict(sampling), n, timeout_s, offer, retries, check)
-    params = as_sampling_params(
-        {**msgspec.structs.asdict(one.params({})), "n": n}
-    )  # so that what is wrong is seen here
+    params = as_sampling_params({**msgspec.structs.asdict(one.params({})), "n": n})  # so that errors are raised here
     if params.constraint is not None:
         check_well_formed(params.constraint)
     return one
@@ -169,17 +167,18 @@ def _offer(kind: AnswerType, tools: Sequence[ToolGiven], choice: str, sampling: 
 def select(
     name: str | None = None, choices: Iterable[str] = (), *, method: SelectMethod = "token_length_normalized"
 ) -> Expr:
-    """The choice that the model finds most probable; read as `state[name]`, the probabilities as
+    """The most probable choice of several texts. Read the choice as `state[name]` and the probabilities as
     `state.meta[name].probabilities`.
 
     Args:
         choices: at least one text, none empty; each is scored as a whole.
         method: "token_length_normalized" compares the mean log-probability of a choice's tokens; "greedy" the
             log-probabilities token by token, as greedy decoding among the choices would;
-            "unconditional_likelihood_normalized" subtracts the log-probability of its tokens without the prompt.
+            "unconditional_likelihood_normalized" subtracts the log-probability of the choice's tokens without the
+            prompt.
 
     Raises:
-        RequestError: naming the argument.
+        RequestError: an argument is not valid; the error names the argument.
     """
     texts = tuple(choices)
     if not texts or not all(isinstance(text, str) and text for text in texts):

@@ -34,7 +34,7 @@ class ConversationState:
     form: str | None = None
 
     def begin(self, role: str) -> ConversationState:
-        """The state after the beginning of a message; raises ProgramError if none can begin here."""
+        """Return the state after the beginning of a message; raises ProgramError if no message can begin here."""
         if self.role is not None:
             raise ProgramError(f"a {role} message begins inside the {self.role} message; end that first")
         if self.form == "plain":
@@ -44,7 +44,8 @@ class ConversationState:
         return ConversationState(role, "roles")
 
     def end(self, role: str) -> ConversationState:
-        """The state after the end of the open message; raises ProgramError if it has another role ("" is any role)."""
+        """Return the state after the end of the open message; raises ProgramError if the message has a different role.
+        "" stands for any role."""
         if self.role is None:
             raise ProgramError(f"the end of a {role or 'message'} where none is open")
         if role and role != self.role:
@@ -52,7 +53,7 @@ class ConversationState:
         return ConversationState(None, "roles")
 
     def say(self, item: Expr) -> ConversationState:
-        """The state after a text or a call; raises ProgramError where it is outside of any message."""
+        """Return the state after a text or a call; raises ProgramError if a message is required but none is open."""
         if self.role is not None:
             return self
         if self.form == "roles":
@@ -62,7 +63,7 @@ class ConversationState:
 
 
 class StepBuilder:
-    """Checks that primitives stand where they may, and gives each value a slot under its name.
+    """Checks that each primitive may stand at its position, and gives each value a slot under its name.
 
     Args:
         branch: id of the branch.
@@ -84,7 +85,7 @@ class StepBuilder:
         self._conversation = conversation or ConversationState()
 
     def fork(self) -> Names:
-        """Return the names up to here, which branches inherit; later names belong to this state alone."""
+        """Return the names up to here, which branches inherit. Later names belong only to this state."""
         inherited = self.names
         self.names = Names(inherited)
         return inherited
@@ -94,11 +95,12 @@ class StepBuilder:
         return StepBuilder(branch, self._defaults, Names(inherited), self._conversation)
 
     def steps(self, item: Expr) -> list[Step]:
-        """Steps of one primitive other than a program.
+        """Return the steps of a primitive other than a program.
 
         Raises:
-            ProgramError: it may not stand here; RequestError: a sampling parameter of the program is not valid.
-            TypeError: it cannot be appended.
+            ProgramError: the primitive may not stand here.
+            RequestError: a sampling parameter of the program is not valid.
+            TypeError: the primitive cannot be appended.
         """
         if isinstance(item, RoleBegin):
             self._conversation = self._conversation.begin(item.role)

@@ -21,7 +21,7 @@ class Meta(RequestOutput, frozen=True, kw_only=True):
         finish_reason: "stop", "length", "abort" or "choice" (a select).
         call: id of the call in the run's log.
         tool_calls: as in the OpenAI API.
-        choices, probabilities, scores, choice_logprobs: one for each choice of a select; see `Decision`.
+        choices, probabilities, scores, choice_logprobs: an entry for each choice of a select; see `Decision`.
         others: see `RequestOutput`.
     """
 
@@ -47,12 +47,12 @@ class Slot:
     """See the module's docstring.
 
     Attributes:
-        name: name of the value; None for a step without one.
+        name: name of the value; None for a step without a name.
         label: description of the step for errors, e.g. 'gen "note"'.
         branch: id of the branch that computes the value.
-        done: set when the value or the error is there; never cancelled.
-        error: reason why there is no value.
-        metas: one for each of the n samples.
+        done: completed when the value or the error is set; never cancelled.
+        error: reason why the slot has no value.
+        metas: a `Meta` for each of the n samples.
         tools: Python functions that the call may call, by name.
     """
 
@@ -89,7 +89,7 @@ class Slot:
 
     @property
     def meta(self) -> Any:
-        """The `Meta`, or a list of n of them."""
+        """`Meta` of the only sample, or a list of the n samples' `Meta`s."""
         self.raise_error()
         return self.metas[0] if len(self.metas) == 1 else list(self.metas)
 
@@ -130,7 +130,7 @@ class TextlessSlot(Slot):
 
 
 class Names:
-    """Slots by name: a state's own, and those inherited at its fork, which no longer change."""
+    """Slots by name: a state's own slots, and the slots inherited at its fork, which do not change any more."""
 
     __slots__ = ("_above", "_own")
 
