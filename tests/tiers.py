@@ -41,12 +41,13 @@ SLOW_PATHS = (
     "tests/gpu",
     "tests/kernels/test_triton_compiles.py",
     "tests/kernels/test_triton_tensor_parallel.py",
-    # equivalence beyond its core: the embedded model, every constraint, several processes
+    # equivalence beyond its core: the embedded model, every constraint, recurrent layers, several processes
     "tests/equivalence/test_constrained.py",
+    "tests/equivalence/test_hybrid.py",
     "tests/equivalence/test_pipeline.py",
     "tests/equivalence/test_smollm2.py",
     "tests/equivalence/test_tensor_parallel.py",
-    # whole programs, benchmarks, memory over thousands of steps, constraints that take seconds
+    # whole programs, benchmarks, memory over thousands of steps, hours of simulated load, constraints that take seconds
     "tests/benchmarks",
     "tests/constrained/compile/test_hostile_constraints.py",
     "tests/constrained/compile/test_workers.py",
@@ -55,6 +56,7 @@ SLOW_PATHS = (
     "tests/examples/test_programs.py",
     "tests/examples/test_tour.py",
     "tests/runner/test_memory.py",
+    "tests/scheduler/test_overload.py",
 )
 """Folders and files of the slow tier. All other tests are quick, and take at most six minutes together on two cores."""
 

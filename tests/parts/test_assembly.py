@@ -97,7 +97,7 @@ def test_random_events(choice: str) -> None:
     class Machine(SchedulerMachine):
         parts = CHOICES[choice]
 
-    run_state_machine_as_test(Machine, settings=settings(max_examples=15, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(Machine, settings=settings(max_examples=25, stateful_step_count=40, deadline=None))
 
 
 def test_steps_without_parts_have_no_section() -> None:
