@@ -70,7 +70,7 @@ def columns(step: ForwardStep) -> list[str]:
     if step.samples:
         found.append(f"samples={list(step.samples)}")
     found += [f"row_write row={w.req_pool_idx} start={w.start} slots={ids(w.slots)}" for w in step.row_writes]
-    found += [f"sampling_row row={r.req_pool_idx} temperature={r.temperature}" for r in step.sampling_rows]
+    found += [f"sampling_row row={r.req_pool_idx} temperature={r.draw.temperature}" for r in step.sampling_rows]
     return [*found, f"sections={step.sections}"]
 
 

@@ -62,18 +62,43 @@ class StopScope(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 NO_FREE_TEXT = StopScope(until=("",), at_start=True)
 
 
-class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Parameters of one request's generation. Every field is checked by `validate`, which names the field.
+class DrawParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Numbers by which a token is drawn from logits: the runner gets them as the client gave them.
 
     Attributes:
-        max_tokens: most tokens to generate; None means up to the end of the context. 0 is allowed with
-            `prompt_logprobs` and `return_hidden_states` (compute the prompt, generate nothing).
-        min_tokens: no end-of-sequence or stop token is sampled before this many tokens.
         temperature: 0 is greedy; otherwise logits are divided by it.
         top_p, top_k, min_p: nucleus mass in (0, 1], number of candidates (0 or -1: all), and least probability as a
             fraction of the most probable token's, in [0, 1]. Applied in the order top_k, top_p, min_p.
         repetition_penalty: in [0.01, 10], over prompt and output tokens (CTRL, arXiv 1909.05858); 1 is off.
         frequency_penalty, presence_penalty: in [-2, 2], over output tokens, as OpenAI defines them; 0 is off.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def needs_penalties(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
+
+
+class SamplingParams(DrawParams, frozen=True, omit_defaults=True, kw_only=True):
+    """Parameters of one request's generation: `DrawParams`, and what the output is, how it ends and what is reported.
+
+    Every field is checked by `validate`, which names the field.
+
+    Attributes:
+        max_tokens: most tokens to generate; None means up to the end of the context. 0 is allowed with
+            `prompt_logprobs` and `return_hidden_states` (compute the prompt, generate nothing).
+        min_tokens: no end-of-sequence or stop token is sampled before this many tokens.
         logit_bias: token id -> value in [-100, 100] added to its logit.
         stop: strings that end the output; not part of the text unless `include_stop_str_in_output`. Beside a regex or
             an EBNF, one of them may follow the text; beside a structural tag they end its free text; inside JSON and
@@ -100,13 +125,6 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
 
     max_tokens: int | None = DEFAULT_MAX_TOKENS
     min_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
     logit_bias: dict[int, float] = {}
     stop: tuple[str, ...] = ()
     stop_scope: StopScope | None = None
@@ -144,14 +162,6 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
             msgspec.structs.force_setattr(self, "json_schema", schema_text(self.json_schema))
         if isinstance(self.structural_tag, dict):
             msgspec.structs.force_setattr(self, "structural_tag", json.dumps(self.structural_tag))
-
-    @property
-    def is_greedy(self) -> bool:
-        return self.temperature == 0.0
-
-    @property
-    def needs_penalties(self) -> bool:
-        return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
 
     @property
     def constraint(self) -> Constraint | None:

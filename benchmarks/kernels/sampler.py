@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from statistics import median
 
+import msgspec
 import numpy as np
 import torch
 
@@ -25,6 +26,7 @@ from radixrt.messages.runner import SamplingRow
 from radixrt.messages.wire import pack_i32
 from radixrt.runner.sampling.sampler import Sampler
 from radixrt.runner.sampling.sampling_tables import SamplingTables
+from radixrt.sampling_params import DrawParams
 
 SEQ_LEN = 700
 OFF: dict[str, float] = {
@@ -58,8 +60,9 @@ def sampler_for(kind: str, batch: int, vocab: int, device: str) -> tuple[Sampler
     for i in range(1, batch + 1):
         params = {} if kind.startswith("half") and i % 2 else KINDS[kind]
         ids = pack_i32(rng.integers(0, vocab, SEQ_LEN // 2))
-        values = OFF | {"logprobs": -1} | params
-        tables.write(SamplingRow(req_pool_idx=i, seed=i, prompt_ids=ids, output_ids=ids, **values))  # type: ignore[arg-type]
+        logprobs = int(params.get("logprobs", -1))
+        draw = msgspec.convert(OFF | params, DrawParams, strict=False)
+        tables.write(SamplingRow(i, draw, seed=i, prompt_ids=ids, output_ids=ids, logprobs=logprobs))
     if "mask" not in kind:
         return Sampler(tables), None
     bits = rng.integers(0, 2**32, (batch, (vocab + 31) // 32), dtype=np.uint32)

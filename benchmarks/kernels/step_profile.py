@@ -42,6 +42,7 @@ from radixrt.messages.sections import SHARING, STATES, SharedSection, StateSecti
 from radixrt.messages.state_slots import RESERVED_STATES, SCRATCH_STATE
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.runner.model_runner import ModelRunner
+from radixrt.sampling_params import DrawParams
 
 DEFAULT_STEPS = ["decode:1x192", "decode:64x640", "decode:256x900", "shared:256x4256x4096", "prefill:1x8192"]
 REPEATS = 8
@@ -91,7 +92,7 @@ def decode_step(rows: int, context: int, shared: int) -> ForwardStep:
     return ForwardStep(
         step_id=0, mode=2, req_pool_idx=pack_i32(np.arange(1, rows + 1)), seq_lens=pack_i32(np.full(rows, context)),
         out_cache_loc=pack_i32(slots[:, -1]), row_writes=writes,
-        sampling_rows=[SamplingRow(i + 1, 0.6, 1.0, 0, 0.0, 1.0, 0.0, 0.0, i) for i in range(rows)],
+        sampling_rows=[SamplingRow(i + 1, DrawParams(temperature=0.6), i) for i in range(rows)],
         sections={SHARING: encode(SharedSection(segments, pack_i32(np.arange(rows))))} if shared else {},
     )  # fmt: skip
 
@@ -104,7 +105,7 @@ def suffix_step(rows: int, new: int, cached: int, *, shared: bool) -> ForwardSte
         extend_lens=pack_i32(np.full(rows, new)), samples=bytes([1] * rows),
         input_ids=pack_i32(np.random.default_rng(0).integers(10, 10_000, rows * new)),
         row_writes=[RowWrite(i + 1, 0, pack_i32(order[:cached])) for i in range(rows)],
-        sampling_rows=[SamplingRow(i + 1, 0.6, 1.0, 0, 0.0, 1.0, 0.0, 0.0, i) for i in range(rows)],
+        sampling_rows=[SamplingRow(i + 1, DrawParams(temperature=0.6), i) for i in range(rows)],
         sections={SHARING: encode(SharedSection(pack_i32([0, cached, 0, rows]), pack_i32(np.arange(rows))))}
         if shared
         else {},

@@ -10,6 +10,7 @@ import msgspec
 
 from radixrt.messages.parts import LogprobColumns, ReadValues
 from radixrt.messages.wire import Message
+from radixrt.sampling_params import DrawParams
 
 
 class RowWrite(msgspec.Struct, frozen=True, array_like=True):
@@ -28,6 +29,7 @@ class SamplingRow(msgspec.Struct, frozen=True, array_like=True):
     """Sampling parameters of a request, written into the runner's tables at req_pool_idx before the step runs.
 
     Attributes:
+        draw: the client's numbers by which a token is drawn from logits.
         seed: 64-bit seed; always set.
         min_seq_len: end and stop tokens are not sampled while the sequence is shorter than this many tokens.
         stop_ids: int32[m], token ids that min_seq_len suppresses (empty if it does not apply).
@@ -36,13 +38,7 @@ class SamplingRow(msgspec.Struct, frozen=True, array_like=True):
     """
 
     req_pool_idx: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
-    frequency_penalty: float
-    presence_penalty: float
+    draw: DrawParams
     seed: int
     logit_bias: dict[int, float] = {}
     min_seq_len: int = 0

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from radixrt.forward_batch.extend_parts import MIN_FRESH_TOKENS
 from radixrt.messages.runner import ForwardStep, RowWrite, SamplingRow
 from radixrt.messages.step_shape import StepShape, step_shape
 from radixrt.messages.wire import Int32Array, pack_i32
+from radixrt.sampling_params import DrawParams
 from radixrt.scheduler.kv_manager import DecodeSlots
 from radixrt.scheduler.part import Part, Parts
 from radixrt.scheduler.req import Req
@@ -142,13 +144,7 @@ def sampling_row(req: Req) -> SamplingRow:
     held_back = s.min_tokens > 0
     return SamplingRow(
         req_pool_idx=req.kv.req_pool_idx,
-        temperature=s.temperature,
-        top_p=s.top_p,
-        top_k=max(s.top_k, 0),
-        min_p=s.min_p,
-        repetition_penalty=s.repetition_penalty,
-        frequency_penalty=s.frequency_penalty,
-        presence_penalty=s.presence_penalty,
+        draw=msgspec.convert(s, DrawParams, from_attributes=True),
         seed=req.seed,
         logit_bias=s.logit_bias,
         min_seq_len=req.prompt_len + s.min_tokens if held_back else 0,

@@ -26,6 +26,7 @@ from radixrt.parts.reads.runner import StepReader
 from radixrt.runner.model_runner import ModelRunner
 from radixrt.runner.runner_config import RunnerConfig
 from radixrt.runner.step_result import LogitsProcessorOutput
+from radixrt.sampling_params import DrawParams
 from tests.tiny_models import KINDS
 
 MAX_ROWS = 6
@@ -67,8 +68,7 @@ class Row:
 
 
 def greedy(place: int, **more: Any) -> SamplingRow:
-    neutral = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
-    return SamplingRow(place, temperature=0.0, repetition_penalty=1.0, seed=1, **neutral, **more)
+    return SamplingRow(place, DrawParams(temperature=0.0), seed=1, **more)
 
 
 def steps(seed: int) -> Iterator[ForwardStep]:

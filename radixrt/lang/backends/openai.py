@@ -23,7 +23,7 @@ from radixrt.lang.backends.base import Backend, Call, ChatOutput, EmbedCall, Pro
 from radixrt.lang.backends.openai_schema import Format, response_format
 from radixrt.messages.client import RequestOutput, TokenLogprob
 from radixrt.messages.parts import ConstraintInfo, Finish, ProgramHint, SelectMethod, Timings, Usage
-from radixrt.sampling_params import SamplingParams
+from radixrt.sampling_params import DrawParams, SamplingParams
 from radixrt.tasks.embed import Embedding
 from radixrt.tasks.prompts import Part
 from radixrt.tasks.rerank import Reranking
@@ -34,10 +34,13 @@ if TYPE_CHECKING:
 
 DEFAULT_TIMEOUT_S = 600.0
 CONTINUE = "continue_final_message"
+OF_OPENAI = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
 EXTENSIONS = (
-    "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "skip_special_tokens",
-    "include_stop_str_in_output",
-)  # fmt: skip
+    *(name for name in DrawParams.__struct_fields__ if name not in OF_OPENAI),
+    *("min_tokens", "stop_token_ids", "ignore_eos", "skip_special_tokens", "include_stop_str_in_output"),
+)
+"""Fields of `SamplingParams` that OpenAI's API lacks and other servers may have."""
+
 EMBED_EXTENSIONS = ("normalize", "prompt_name", "prompt")
 EMBEDDED_AT_ONCE = 512
 """Texts of one request to embed; OpenAI takes 2,048 at most."""

@@ -148,17 +148,17 @@ class SamplingTables:
     def write(self, row: SamplingRow) -> None:
         """Replace all parameters of row.req_pool_idx. Token ids outside the vocabulary are ignored."""
         i = row.req_pool_idx
-        draws = row.temperature > 0.0
-        penalised = (row.repetition_penalty, row.frequency_penalty, row.presence_penalty) != (1.0, 0.0, 0.0)
+        draw = row.draw
+        draws, penalised = not draw.is_greedy, draw.needs_penalties
         stops = self._within(unpack_i32(row.stop_ids))
         bias_ids = self._within(np.fromiter(row.logit_bias.keys(), np.int32, len(row.logit_bias)))
-        self.temperature[i] = max(row.temperature, MIN_TEMPERATURE)
-        self.top_p[i] = row.top_p
-        self.min_p[i] = row.min_p
-        self.top_k[i] = row.top_k if 0 < row.top_k < self.vocab_size else self.vocab_size
-        self.repetition[i] = row.repetition_penalty
-        self.frequency[i] = row.frequency_penalty
-        self.presence[i] = row.presence_penalty
+        self.temperature[i] = max(draw.temperature, MIN_TEMPERATURE)
+        self.top_p[i] = draw.top_p
+        self.min_p[i] = draw.min_p
+        self.top_k[i] = draw.top_k if 0 < draw.top_k < self.vocab_size else self.vocab_size
+        self.repetition[i] = draw.repetition_penalty
+        self.frequency[i] = draw.frequency_penalty
+        self.presence[i] = draw.presence_penalty
         self.seed[i] = row.seed
         self._starts[i : i + 1] = _mix(self.seed[i : i + 1].view(np.uint64) + GOLDEN)
         self.plain_temperature[i] = self.temperature[i] if draws else 0.0
@@ -168,8 +168,8 @@ class SamplingTables:
         self.needs[i] = (
             DRAW * draws
             | TOP_K * (draws and self.top_k[i] < self.vocab_size)
-            | TOP_P * (draws and row.top_p < 1.0)
-            | MIN_P * (draws and row.min_p > 0.0)
+            | TOP_P * (draws and draw.top_p < 1.0)
+            | MIN_P * (draws and draw.min_p > 0.0)
             | BIAS * (len(bias_ids) > 0)
             | PENALTY * penalised
             | MIN_LEN * (len(stops) > 0 and row.min_seq_len > 0)

@@ -18,7 +18,7 @@ from radixrt.chat.types import (
     ToolReference,
 )
 from radixrt.errors import RequestError, shown, unsupported
-from radixrt.sampling_params import SamplingParams
+from radixrt.sampling_params import DrawParams, SamplingParams
 from radixrt.server.answers.response_types import Response
 from radixrt.server.protocol.fields import MAX_TOP_LOGPROBS
 from radixrt.server.protocol.response_fields import (
@@ -33,9 +33,7 @@ from radixrt.server.protocol.response_fields import (
 )
 
 MAX_FORMAT_NAME_CHARS = 64
-SAMPLING = (
-    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "seed",
-)  # fmt: skip
+SAMPLING = (*DrawParams.__struct_fields__, "seed")
 
 
 def read_sampling(body: ResponsesRequest, vocab_size: int) -> dict[str, Any]:

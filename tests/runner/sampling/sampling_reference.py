@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from radixrt.messages.runner import SamplingRow
 from radixrt.messages.wire import pack_i32
+from radixrt.sampling_params import DrawParams
 
 Vector = npt.NDArray[np.float64]
 
@@ -41,13 +43,7 @@ class Params:
         """The message that a scheduler would send now."""
         return SamplingRow(
             req_pool_idx=idx,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
+            draw=msgspec.convert(self, DrawParams, from_attributes=True),
             seed=self.seed,
             logit_bias=self.logit_bias,
             min_seq_len=len(self.prompt) + self.min_tokens if self.min_tokens else 0,
