@@ -91,7 +91,7 @@ class DrawParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class SamplingParams(DrawParams, frozen=True, omit_defaults=True, kw_only=True):
-    """Parameters of one request's generation: `DrawParams`, and what the output is, how it ends and what is reported.
+    """Parameters of one request's generation: `DrawParams`, limits, constraint and reports of the output.
 
     Every field is checked by `validate`, which names the field.
 

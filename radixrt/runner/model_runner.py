@@ -399,7 +399,7 @@ class ModelRunner:
             if self._sampler.plain(idx) and (not masked or self._graphs.samples_masked(batch)):
                 return self._sampled(self._graphs.sample(batch, allowed))
             return self._sampled(self._choose(self._graphs.logits(batch), idx, seq_lens, batch.sample_rows, allowed))
-        values = None if self._reader is None else self._reader.of_step(step.sections, output)
+        values = self._reader.of_step(step.sections, output) if self._reader is not None and step.sections else None
         result = None
         if len(idx):
             result = self._choose(output.next_token_logits, idx, seq_lens, batch.sample_rows, allowed)

@@ -193,7 +193,10 @@ class SchedulerLoop:
     def _settle(self) -> bool:
         """Do deferred work while the device computes; return whether a request ended."""
         self._core.step_time.learn()
-        return self._taker.settle(time.monotonic())
+        ended = False
+        for settle in self._parts.settle:
+            ended |= settle(time.monotonic())
+        return ended
 
     def _submit(self) -> bool:
         """Submit steps up to the depth of the pipeline; return whether there were any."""

@@ -3,7 +3,8 @@
 The core (`Scheduler`, `RequestTable`, `Admission`, `KVManager`, `SchedulerLoop`) moves rows of tokens through steps and
 names no part. Each moment, an event such as the end of a request, is a method of `Part`, and a part overrides the
 methods of the moments that concern the part. `Parts` keeps a tuple of overriding methods per moment, in the order of
-the parts, so that a moment without such a method costs an empty loop.
+the parts, so that a moment without such a method costs an empty loop. A part that is needed at times only switches its
+moments off and on (`Parts.enable`), so that other steps do not enter the part.
 """
 
 from __future__ import annotations
@@ -93,9 +94,11 @@ class Part:
 
     Attributes:
         name: key of the part's section in a step, and name of the obstacle if the part leaves a request in the queue.
+        of_chunks: only a step with prefill chunks can have a section of the part.
     """
 
     name = ""
+    of_chunks = False
 
     @property
     def is_busy(self) -> bool:
@@ -169,6 +172,10 @@ class Part:
     def committed(self, batch: ScheduleBatch) -> None:
         """Note that the answer of a step is processed: tokens are appended, and finished requests have ended."""
 
+    def settle(self, now: float) -> bool:
+        """Do deferred work after a step's answer, while the device computes; return whether a request ended."""
+        return False
+
     def lost(self, batches: Iterable[ScheduleBatch], reason: str, now: float) -> None:
         """Note that the runner died while these steps were in flight. Their requests are queued again after this
         call."""
@@ -240,10 +247,6 @@ class TakerPart(Part):
         """Return the masks of a step. The caller has committed all earlier tokens of the step's masked rows."""
         raise NotImplementedError
 
-    def settle(self, now: float) -> bool:
-        """Do deferred work while the device computes; return whether a request ended."""
-        return False
-
     def look_ahead(self) -> Iterator[None]:
         """Compute in advance, while the device computes, results that the next masks may need. The iterator yields
         after each fraction of a millisecond, so that the caller can stop, and ends when nothing is left to do."""
@@ -261,11 +264,13 @@ class Parts:
 
     Attributes:
         may_admit, sections: the overriding parts instead of their methods, because the caller needs the parts' names.
+        decode_sections: the parts of `sections` that are asked for a step without prefill chunks.
         taker: the part that takes sampled tokens, or a `TakerPart` without effect.
     """
 
     def __init__(self, parts: Iterable[Part] = ()) -> None:
         self.all = tuple(parts)
+        self._off: set[tuple[Part, str]] = set()
         self.refuse = self._overridden("refuse")
         self.queued = self._overridden("queued")
         self.may_admit = tuple(part for part in self.all if _overrides(part, "may_admit"))
@@ -276,7 +281,9 @@ class Parts:
         self.only = self._overridden("only")
         self.may_step = self._overridden("may_step")
         self.sections = tuple(part for part in self.all if _overrides(part, "section"))
+        self.decode_sections = tuple(part for part in self.sections if not part.of_chunks)
         self.committed = self._overridden("committed")
+        self.settle = self._overridden("settle")
         self.lost = self._overridden("lost")
         self.turn = self._overridden("turn")
         self.tick = self._overridden("tick")
@@ -286,8 +293,22 @@ class Parts:
         takers = [part for part in self.all if isinstance(part, TakerPart)]
         self.taker = takers[0] if takers else TakerPart()
 
+    def enable(self, part: Part, moments: Iterable[str], *, on: bool) -> None:
+        """Switch moments of a part on or off; all are on at first.
+
+        Args:
+            moments: of "only", "may_step", "committed", "settle" and "turn", the moments of each step.
+        """
+        for moment in moments:
+            if on == ((part, moment) not in self._off):
+                continue
+            self._off ^= {(part, moment)}
+            setattr(self, moment, self._overridden(moment))
+
     def _overridden(self, moment: str) -> tuple[Callable[..., Any], ...]:
-        return tuple(getattr(part, moment) for part in self.all if _overrides(part, moment))
+        return tuple(
+            getattr(part, moment) for part in self.all if _overrides(part, moment) and (part, moment) not in self._off
+        )
 
     def get(self, kind: type[P]) -> P:
         """Return the part of a class.

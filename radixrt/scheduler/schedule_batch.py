@@ -175,7 +175,8 @@ def make_batch(
     # Masks are sent behind the step, once the tokens that they depend on are known; the step only announces them.
     masked = [i for i, req in enumerate(sampled) if req.taker is not None]
     # Each part encodes its input for its own end in the runner. A plain decode step has no section.
-    found = [(part, section) for part in parts.sections if (section := part.section(plan)) is not None]
+    asked = parts.sections if plan.chunks else parts.decode_sections
+    found = [(part, section) for part in asked if (section := part.section(plan)) is not None]
     step = ForwardStep(
         step_id=step_id,
         **columns,

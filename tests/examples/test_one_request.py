@@ -31,7 +31,7 @@ def test_the_files_of_a_sampling_field_are_all_listed() -> None:
     row = re.search(r"^\| a sampling field \| (.*) \|$", DOCUMENT, re.MULTILINE)
     assert row is not None
     files = [path for path in (ROOT / "radixrt").rglob("*.py") if "repetition_penalty" in path.read_text()]
-    assert len(files) > 5
+    assert len(files) > 3
     assert [str(path) for path in files if f"{path.parent.name}/{path.name}" not in _with_folders(row[1])] == []
 
 

@@ -23,7 +23,7 @@ COMMANDS = re.findall(r"^(grep .*?) +# (\d+)$", DOCUMENT, re.MULTILINE)
 ALL = ["ReadsPart", "Constraints", "Programs", "Recovery", "Overload", "Watch", "StatesPart", "Sharing"]
 HEADINGS = ["reads", "constraint", "programs", "recovery", "overload", "watch", "states", "sharing"]
 """Headings of the parts ALL."""
-OUTSIDE = {"is_busy", "attach", "name"}
+OUTSIDE = {"is_busy", "attach", "name", "of_chunks"}
 """Members of every part that are no moments."""
 
 

@@ -62,10 +62,9 @@ class OpenAI(Backend):
         max_retries: number of times that the `openai` package repeats a call that a full or failing server refused.
         select: "refuse" raises for `select`, because choices cannot be scored; "constrained" has the model generate one
             of them instead, and gives no scores.
-        extensions: request fields beyond OpenAI's API that this server takes, of top_k, min_p,
-            repetition_penalty, min_tokens, stop_token_ids, ignore_eos, skip_special_tokens,
-            include_stop_str_in_output, continue_final_message (an open assistant message is continued), and, of
-            embeddings, normalize, prompt_name and prompt.
+        extensions: request fields beyond OpenAI's API that this server takes: of sampling (`EXTENSIONS`, e.g.
+            "top_k"), of embeddings (`EMBED_EXTENSIONS`), and continue_final_message (an open assistant message is
+            continued).
         extra_body: additional fields of each request.
         embedding_model: name of the model for `embed`; default: `model`.
 

@@ -34,7 +34,7 @@ from radixrt.messages.parts import (
 from radixrt.messages.request import Request
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
-from radixrt.scheduler.part import Core, TakerPart
+from radixrt.scheduler.part import Core, End, TakerPart
 from radixrt.scheduler.req import Req, ReqState
 from radixrt.scheduler.schedule_batch import ScheduleBatch
 
@@ -176,8 +176,11 @@ class Constraints(TakerPart):
         self._jump_rate = 0.5  # share of sampled tokens that led to a jump; the first few correct it
         self._forced_tokens = self._forced_closes = self._mask_rows = 0
         self._mask_s = 0.0
+        self._rows: set[Req] = set()  # constrained requests, queued or active
 
     def attach(self, core: Core) -> None:
+        self._parts = core.scheduler.parts
+        self._watch_steps()
         self._kv = core.kv
         self._requests = core.requests
         self._intake = core.intake
@@ -245,6 +248,8 @@ class Constraints(TakerPart):
         return True
 
     def forgotten(self) -> None:
+        self._rows.clear()
+        self._watch_steps()
         if self._grammars is not None:
             self._grammars.forget()
 
@@ -253,7 +258,16 @@ class Constraints(TakerPart):
         if self._grammars is not None:
             self._grammars.close()
 
+    def ended(self, end: End) -> None:
+        if end.req in self._rows:
+            self._rows.discard(end.req)
+            self._watch_steps()
+
     # --- steps ---
+
+    def _watch_steps(self) -> None:
+        """Let steps ask the part while there are constrained requests."""
+        self._parts.enable(self, ("may_step", "settle"), on=bool(self._rows))
 
     def may_step(self, decode: list[Req]) -> bool:
         """Return False if the next step over these rows should wait for the tokens in flight.
@@ -366,6 +380,8 @@ class Constraints(TakerPart):
             resumed: output tokens that come with the request (`Request.resume_ids`). They end with the tokens that the
                 grammar forced behind the last sampled token.
         """
+        self._rows.add(req)
+        self._watch_steps()
         try:
             if not resumed:
                 return self._jump(req, state) if state.may_take_back else None

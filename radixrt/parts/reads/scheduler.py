@@ -168,6 +168,7 @@ class ReadsPart(Part):
     """Gives each request a `RowReads`, and adds the values that steps have read."""
 
     name = READS
+    of_chunks = True
 
     def attach(self, core: Core) -> None:
         self._requests = core.requests
@@ -177,7 +178,7 @@ class ReadsPart(Part):
         req.reads = reads_of(row)
 
     def section(self, plan: StepPlan) -> Section | None:
-        found = step_reads(plan.chunks) if plan.chunks else None
+        found = step_reads(plan.chunks)
         return None if found is None else Section(encode(found.section), found)
 
     def commit(self, batch: ScheduleBatch, kept: StepReads, output: StepOutput, now: float) -> None:

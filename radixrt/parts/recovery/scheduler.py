@@ -41,6 +41,12 @@ class Recovery(Part):
 
     def attach(self, core: Core) -> None:
         self._requests = core.requests
+        self._parts = core.scheduler.parts
+        self._watch_steps()
+
+    def _watch_steps(self) -> None:
+        """Let steps ask the part while there are suspects."""
+        self._parts.enable(self, ("only", "committed"), on=bool(self._suspects))
 
     @property
     def num_suspects(self) -> int:
@@ -52,6 +58,7 @@ class Recovery(Part):
 
     def forgotten(self) -> None:
         self._suspects.clear()
+        self._watch_steps()
 
     # --- the ModelRunner died ---
 
@@ -63,6 +70,7 @@ class Recovery(Part):
                 self._end_guilty(req, reason, now)
             else:
                 self._suspects[req] = req.kv.length
+        self._watch_steps()
         logger.warning(
             "waiting for a new ModelRunner; requests that were in flight and will be tried: %d", len(self._suspects)
         )
@@ -107,6 +115,7 @@ class Recovery(Part):
             if first.finish is None:
                 return first
             del self._suspects[first]
+        self._watch_steps()
         return None
 
     def committed(self, batch: ScheduleBatch) -> None:

@@ -208,6 +208,12 @@ class Watch(Part):
         self._own = CacheStream(core)
         self._page = CacheStream(core)
         self._replica = 0  # number of the replica that the page shows
+        self._parts = core.scheduler.parts
+        self._watch_turns()
+
+    def _watch_turns(self) -> None:
+        """Let turns of the loop call the part while somebody watches."""
+        self._parts.enable(self, ("turn",), on=self._own.is_on or self._page.is_on)
 
     @property
     def is_busy(self) -> bool:
@@ -222,11 +228,15 @@ class Watch(Part):
         return own | {PageWatch: self._handle_page}
 
     def _handle(self, message: ToWatched, now: float) -> list[FromWatched]:
-        return self._own.handle(message)
+        answers = self._own.handle(message)
+        self._watch_turns()
+        return answers
 
     def _handle_page(self, message: PageWatch, now: float) -> list[PageWatched]:
         self._replica = message.replica
-        return [PageWatched(self._replica, answer) for answer in self._page.handle(message.message)]
+        answers = self._page.handle(message.message)
+        self._watch_turns()
+        return [PageWatched(self._replica, answer) for answer in answers]
 
     def turn(self, now: float) -> list[FromWatched | PageWatched]:
         own = self._own.turn(now) if self._own.is_on else []
@@ -235,6 +245,7 @@ class Watch(Part):
 
     def forgotten(self) -> None:
         self._own.handle(WatchCacheReq(watch=False))
+        self._watch_turns()
 
     # --- moments of requests ---
 
