@@ -16,7 +16,7 @@ from radixrt.chat.constraint import ResponseFormat
 from radixrt.chat.unsupported_fields import UnsupportedFields
 from radixrt.constraint import StructuredOptions
 from radixrt.messages.http import CONTENT_TYPE
-from radixrt.sampling_params import SamplingParams
+from radixrt.sampling_params import DrawParams, SamplingParams
 from radixrt.server.access.checks import ADMIN_PATHS, OPEN_FILES, OPEN_PATHS
 from radixrt.server.answers.errors import ErrorBody, MessagesErrorBody
 from radixrt.server.answers.schemas import Json, Schemas
@@ -141,7 +141,8 @@ def _complete(schemas: Schemas) -> None:
     options = schemas.components[StructuredOptions.__name__]["properties"]
     for name, schema in options.items():
         options[name] = {"anyOf": [schema, {"type": "null"}]}
-    described = {**field_texts(StructuredOptions), **field_texts(SamplingParams), **CONSTRAINTS}
+    described = {**field_texts(StructuredOptions), **field_texts(DrawParams), **field_texts(SamplingParams)}
+    described |= CONSTRAINTS
     refusing = {kind.__name__ for kind in _subclasses(UnsupportedFields)}
     for name, component in schemas.components.items():
         properties = component["properties"]
