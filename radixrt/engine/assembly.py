@@ -230,17 +230,17 @@ def _make_grammars(config: Config, settings: EngineSettings) -> GrammarManager:
 def _make_pools(
     config: Config, settings: EngineSettings, ready: RunnerReady
 ) -> tuple[RadixCache, TokenToKVPoolAllocator, ReqToTokenPool]:
-    from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
-    from radixrt.mem_cache.chunk_cache import ChunkCache
-    from radixrt.mem_cache.radix_cache import RadixCache
-    from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
-    from radixrt.mem_cache.state_slots import StateSlotAllocator
+    from radixrt.mem_cache.pools import make_pools
 
     page_size, policy = config.cache.page_size, config.cache.eviction_policy
     if ready.num_states and page_size != 1:
         raise ConfigError(f"page_size must be 1 for a model with recurrent layers, got {page_size}")
-    allocator = TokenToKVPoolAllocator(ready.num_slots, page_size)
-    states = StateSlotAllocator(ready.num_states) if ready.num_states else None
-    cache = RadixCache(allocator, policy, states) if config.cache.prefix_cache else ChunkCache(allocator, states)
-    rows = ReqToTokenPool(config.scheduler.max_running_requests, settings.context_length)
-    return cache, allocator, rows
+    return make_pools(
+        ready.num_slots,
+        page_size,
+        ready.num_states,
+        config.scheduler.max_running_requests,
+        settings.context_length,
+        eviction=policy,
+        prefix_cache=config.cache.prefix_cache,
+    )

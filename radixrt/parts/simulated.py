@@ -18,11 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radixrt.config import SchedulerConfig
-from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
-from radixrt.mem_cache.chunk_cache import ChunkCache
-from radixrt.mem_cache.radix_cache import RadixCache
-from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
-from radixrt.mem_cache.state_slots import StateSlotAllocator
+from radixrt.mem_cache.pools import make_pools
 from radixrt.messages.runner import ForwardStep, StepOutput
 from radixrt.messages.scheduler_stats import SchedulerStats, StepTimes
 from radixrt.messages.step_shape import StepShape
@@ -54,10 +50,15 @@ def make_scheduler(
         num_states: state slots of recurrent layers, the two reserved ones included; 0 for a model without such layers.
         options: further arguments of `assemble`.
     """
-    allocator = TokenToKVPoolAllocator(num_slots, page_size)
-    states = StateSlotAllocator(num_states) if num_states else None
-    cache = RadixCache(allocator, eviction, states) if prefix_cache else ChunkCache(allocator, states)
-    rows = ReqToTokenPool(config.max_running_requests, min(context_length, num_slots))
+    cache, allocator, rows = make_pools(
+        num_slots,
+        page_size,
+        num_states,
+        config.max_running_requests,
+        min(context_length, num_slots),
+        eviction=eviction,
+        prefix_cache=prefix_cache,
+    )
     return assemble(
         config,
         cache,
