@@ -42,10 +42,6 @@ class NoStates:
 
     journals: tuple[CacheJournal, ...] = ()
 
-    def __bool__(self) -> bool:
-        """True, also while no node has a state."""
-        return True
-
     def deepest(self, end: TreeNode, length: int) -> tuple[TreeNode | None, int]:
         """Return the deepest node with a state on the path to `end`, and the number of tokens up to its end; (None, 0)
         if there is none."""

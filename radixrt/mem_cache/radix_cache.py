@@ -121,8 +121,10 @@ class RadixCache:
         self.allocator = allocator
         self.page_size = allocator.page_size
         self.evicted_tokens = 0
-        self.node_states = None if state_slots is None else NodeStates(state_slots, self._leaves)
-        self._states = self.node_states or NoStates()
+        self.node_states: NodeStates | None = None
+        self._states = NoStates()
+        if state_slots is not None:
+            self._states = self.node_states = NodeStates(state_slots, self._leaves)
         self.journals: tuple[CacheJournal, ...] = ()
         self.clock = 0
         self._page_bytes = 4 * self.page_size
