@@ -54,7 +54,10 @@ LOST = "500: the request was open on 2 replicas that died, and is not sent to an
         ([ROUTER], "503: the router process (pid 7) was killed", "ended"),
         ([SCHEDULER], "503: the scheduler process (pid 7) was killed", "lost"),
         ([SCHEDULER], LOST, "lost"),
+        ([RUNNER], LOST, "lost"),
         ([SCHEDULER, SCHEDULER], LOST, "suspects"),
+        ([SCHEDULER, RUNNER], LOST, "suspects"),
+        ([SCHEDULER, RUNNER], "503: the scheduler process (pid 7) was killed", "lost"),
     ],
 )
 def test_behind_a_router_a_single_replica_is_no_excuse(processes: list[str], error: str, verdict: str) -> None:

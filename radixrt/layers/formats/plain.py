@@ -21,6 +21,14 @@ PACK_ROWS = 16
 """Batch rows that oneDNN is told to lay weights out for; 1, 16 and 64 measured alike for 1 to 256 rows."""
 
 
+HAS_TILES = torch.cpu._is_amx_tile_supported()
+TILE_ROWS = 16
+"""Rows of an AMX tile. For each number of rows oneDNN compiles AMX kernels, about 1 MB in all layers, and never
+releases the kernels, so a step of many rows is padded to whole tiles."""
+MAX_UNPADDED = 64
+"""Rows of a step that is not padded: a decode step's rows are few numbers, and padding would cost a large share."""
+
+
 def _find_packed_linear() -> Callable[..., torch.Tensor]:
     """oneDNN's linear operator, resolved to its one overload: resolving it by name at each call costs microseconds."""
     try:
@@ -37,6 +45,14 @@ class PackedWeight(NamedTuple):
     """A weight [rows, columns] in oneDNN's layout, which only oneDNN's operators read."""
 
     values: torch.Tensor
+
+
+def _multiply_packed(weight: PackedWeight, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Multiply x [tokens, columns] by a packed weight; returns [tokens, rows] in x's dtype."""
+    tokens = x.shape[0]
+    padding = -tokens % TILE_ROWS if HAS_TILES and tokens > MAX_UNPADDED else 0
+    values = F.pad(x.bfloat16(), (0, 0, 0, padding)) if padding else x.bfloat16()
+    return _packed_linear(values, weight.values, bias, "none", [], "")[:tokens].to(x.dtype)
 
 
 class Plain(WeightFormat):
@@ -63,7 +79,7 @@ class Plain(WeightFormat):
 
     def linear(self, weight: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if isinstance(weight, PackedWeight):
-            return _packed_linear(x.bfloat16(), weight.values, bias, "none", [], "").to(x.dtype)
+            return _multiply_packed(weight, x, bias)
         if x.dtype != weight.dtype:
             return self._ops.linear(x.to(weight.dtype), weight, bias).to(x.dtype)
         return self._ops.linear(x, weight, bias)

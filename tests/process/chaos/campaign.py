@@ -27,8 +27,9 @@ PROBE = {"prompt": "still there?", "max_tokens": 1, "temperature": 0}
 SECOND_FAULT = 0.15
 """Probability that a second process is hit while the server recovers from a fault."""
 NAMES_PROCESS = re.compile(r"the (tokenizer|router|scheduler|ModelRunner( \d+)?) process")
-DEATHS = {RUNNER: "ModelRunner", SCHEDULER: "was open on 2 replicas that died"}
-"""Errors of requests that may be the cause of two deaths, by the process that died."""
+LOST_REPLICAS = "was open on 2 replicas that died"
+"""Error of a request that was open at two deaths of replicas. A replica dies with its scheduler, and counts as dead
+while it is silent because its ModelRunner is replaced."""
 
 
 def start_server(folder: Path, *arguments: str) -> ServerProcess:
@@ -188,7 +189,8 @@ def judge(result: Result, records: list[Record], expected: dict[str, Any], stops
     """Add the requests of a load to the result.
 
     A request whose time overlaps a fault of a process in `stops` may end with an error that names a process. One that
-    was running at two deaths of ModelRunners, or on two replicas that died, may end with an error that says so.
+    was running at two deaths of ModelRunners, or on two replicas that died, may end with an error that says so
+    (`is_suspect`).
     """
     fixed = {kind.name for kind in KINDS if kind.fixed}
     for record in records:
@@ -203,13 +205,17 @@ def judge(result: Result, records: list[Record], expected: dict[str, Any], stops
             result.answered += 1
         elif any(fault.process in stops for fault in overlapping) and NAMES_PROCESS.search(record.error):
             result.ended.append(record)
-        elif any(
-            sum(fault.process == kind for fault in overlapping) > 1 and said in record.error
-            for kind, said in DEATHS.items()
-        ):
+        elif is_suspect(record.error, overlapping):
             result.suspects.append(record)
         else:
             result.lost.append(f"{record.kind}: {record.error}; faults: {overlapping}")
+
+
+def is_suspect(error: str, faults: list[Fault]) -> bool:
+    """Return whether a request may be the cause of two deaths among the faults of its time, and its error says so."""
+    runners = sum(fault.process == RUNNER for fault in faults)
+    schedulers = sum(fault.process == SCHEDULER for fault in faults)
+    return (runners > 1 and "ModelRunner" in error) or (runners + schedulers > 1 and LOST_REPLICAS in error)
 
 
 def _slots_in_use(url: str) -> float:
