@@ -24,6 +24,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
         cache_salt: namespace of the radix cache; requests share prefixes only within the same namespace.
         timeout_s: seconds after which the request ends with an error; None for the engine's default.
         program: position of the request in a program.
+        tenant: name of the API key that the request came with, among which queues are shared fairly; "" for none.
     """
 
     rid: str
@@ -31,6 +32,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
     cache_salt: str = ""
     timeout_s: float | None = None
     program: ProgramHint | None = None
+    tenant: str = ""
 
 
 class LogprobRead(msgspec.Struct, frozen=True, array_like=True):

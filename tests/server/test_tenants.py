@@ -60,10 +60,12 @@ def test_requests_carry_their_tenants_names() -> None:
     hint = ProgramHint("p", "b")
     request = generating("mine", prompt="x", cache_salt="s", program=hint)
     own = Tenant("alice").own(request, "made.1")
-    assert own.envelope == Envelope("made.1", cache_salt="k5:alices", program=ProgramHint("5:alicep", "b"))
+    assert own.envelope == Envelope(
+        "made.1", cache_salt="k5:alices", program=ProgramHint("5:alicep", "b"), tenant="alice"
+    )
     assert (own.rows, own.sampling) == (request.rows, request.sampling)
     score = Tenant("alice", cache_group="team").own(scoring("mine", ["a"], prompt="x"), "made.2")
-    assert score.envelope == Envelope("made.2", cache_salt="g4:team")
+    assert score.envelope == Envelope("made.2", cache_salt="g4:team", tenant="alice")
 
 
 def test_without_keys_names_stay_the_clients() -> None:

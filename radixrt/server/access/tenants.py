@@ -53,12 +53,12 @@ class Tenant:
         return program if self == EVERYONE else f"{len(self.name)}:{self.name}{program}"
 
     def own(self, request: ClientRequest, rid: str) -> ClientRequest:
-        """Return the request with the id `rid`, and with its names in the tenant's namespaces."""
+        """Return the request with the id `rid`, the tenant's name, and its names in the tenant's namespaces."""
         given = request.envelope
         hint = given.program
         if hint is not None:
             hint = msgspec.structs.replace(hint, program=self.program(hint.program))
-        own = Envelope(rid, given.priority, self.namespace(given.cache_salt), given.timeout_s, hint)
+        own = Envelope(rid, given.priority, self.namespace(given.cache_salt), given.timeout_s, hint, self.name)
         return msgspec.structs.replace(request, envelope=own)
 
 
