@@ -25,6 +25,7 @@ SLOW_PATHS = (
     "tests/lang/backends/test_openai.py",
     "tests/lang/observe/test_replay.py",
     "tests/process",
+    "tests/server/test_event_loop.py",
     "tests/server/test_mutated_requests.py",
     "tests/server/test_pooling_servers.py",
     "tests/server/test_run.py",

@@ -58,6 +58,15 @@ class Served:
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
+    def gaps(self) -> tuple[float, float]:
+        """Return the longest gaps of the event loop since the last call, in seconds (`tests.server.loop_watch`)."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("gaps\n")
+        self.process.stdin.flush()
+        loop_s, process_s = self.process.stdout.readline().split()
+        return float(loop_s), float(process_s)
+
     def wait_for_drain(self) -> None:
         while httpx.get(f"{self.url}/ready", timeout=60).status_code == 200:
             time.sleep(0.01)

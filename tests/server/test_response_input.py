@@ -128,6 +128,32 @@ def test_an_item_is_referred_to_by_its_id(own: Caller) -> None:
     check_error(own.post(PATH, unknown), 404, "input[0].id", "item_not_found")
 
 
+def test_an_item_is_referred_to_once(own: Caller) -> None:
+    (message,) = own.post(PATH, {"input": "one"}).json()["output"]
+    reference = {"type": "item_reference", "id": message["id"]}
+    refused = own.post(PATH, {"input": [reference, USER, reference]})
+    assert "refer to each item once" in check_error(refused, 400, "input[2].id", "repeated_reference")
+
+
+def test_referred_items_take_at_most_the_bytes_of_a_body(engine: FakeEngine) -> None:
+    caller = Caller(engine, ServerConfig(max_body_bytes=1024))
+    engine.script = lambda request: speak(request, ["x" * 500])
+    made = [caller.post(PATH, {"input": "one"}).json()["output"][0]["id"] for _ in range(3)]
+    references = [{"type": "item_reference", "id": item_id} for item_id in made]
+    assert caller.post(PATH, {"input": references[:1]}).status_code == 200
+    refused = caller.post(PATH, {"input": references})
+    assert "refer to fewer items" in check_error(refused, 400, "input[1].id", "references_too_large")
+
+
+def test_a_referred_item_has_no_logprobs(own: Caller) -> None:
+    made = own.post(PATH, {"input": "one", "top_logprobs": 2}).json()
+    assert made["output"][0]["content"][0]["logprobs"]
+    reference = {"type": "item_reference", "id": made["output"][0]["id"]}
+    again = own.post(PATH, {"input": [reference]}).json()
+    (item,) = own.get(f"{PATH}/{again['id']}/input_items").json()["data"]
+    assert item["content"] == [{"type": "output_text", "text": "Hello, world!", "annotations": [], "logprobs": []}]
+
+
 def test_null_means_not_given(own: Caller) -> None:
     names = (
         "instructions store tools tool_choice text reasoning metadata include max_output_tokens previous_response_id "

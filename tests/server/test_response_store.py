@@ -122,11 +122,11 @@ def test_what_was_not_begun_is_removed_and_items_go_with_their_response() -> Non
     made.store.settle(stored, builder)
     assert not made.has(stored)
     whole = made.whole()
-    (item,) = whole.output()
-    assert made.store.item(Tenant("a"), item["id"]) == item
-    assert made.store.item(Tenant("b"), item["id"]) is None
+    ((item_id, item),) = whole.output.items()
+    assert made.store.item(Tenant("a"), item_id) == item
+    assert made.store.item(Tenant("b"), item_id) is None
     made.store.delete(whole)
-    assert made.store.item(Tenant("a"), item["id"]) is None
+    assert made.store.item(Tenant("a"), item_id) is None
     assert made.store.bytes == 0
 
 

@@ -11,7 +11,7 @@ import msgspec
 from radixrt.errors import RequestError, shown
 from radixrt.server.access.tenants import Tenant
 from radixrt.server.answers.base import encode
-from radixrt.server.answers.response_types import Item
+from radixrt.server.answers.response_types import Item, MessageItem, OutputItem
 from radixrt.server.answers.responses import QUEUED, ResponseBuilder
 
 OVERHEAD_BYTES = 2_048
@@ -42,9 +42,8 @@ class StoredResponse:
         self._status = QUEUED
         self._input = encode(items)
         self._earlier = tuple(earlier)
-        self._output = b"[]"
+        self._output: dict[str, bytes] = {}
         self._body = encode(builder.body())  # counts until the response has ended
-        self.output_ids: list[str] = []
 
     @property
     def status(self) -> str:
@@ -57,7 +56,8 @@ class StoredResponse:
     @property
     def size(self) -> int:
         """Bytes that the response counts for. What it shares with others counts for each."""
-        return OVERHEAD_BYTES + len(self._body) + len(self._input) + len(self._output) + sum(map(len, self._earlier))
+        parts = (self._body, self._input, *self._output.values(), *self._earlier)
+        return OVERHEAD_BYTES + sum(map(len, parts))
 
     def body(self) -> bytes:
         """Return the response as JSON."""
@@ -67,22 +67,31 @@ class StoredResponse:
         """Return the items of the request's input."""
         return _items_decoder.decode(self._input)
 
-    def output(self) -> list[Item]:
-        return _items_decoder.decode(self._output)
+    @property
+    def output(self) -> dict[str, bytes]:
+        """Items of the output, without log-probabilities: id -> JSON. Empty until the response has ended."""
+        return self._output
 
     @property
     def conversation(self) -> tuple[bytes, ...]:
         """JSON arrays of the items up to and including this response."""
-        return (*self._earlier, self._input, self._output)
+        return (*self._earlier, self._input, b"[%b]" % b",".join(self._output.values()))
 
     def settle(self) -> None:
         """Encode the response, which has ended, and let its builder go."""
         assert self._builder is not None
         self._status = self._builder.response.status
         self._body = encode(self._builder.body())
-        self._output = encode(self._builder.response.output)
-        self.output_ids = [item.id for item in self._builder.response.output]
+        self._output = {item.id: encode(_without_logprobs(item)) for item in self._builder.response.output}
         self._builder = None
+
+
+def _without_logprobs(item: OutputItem) -> OutputItem:
+    """Return an item as a later request repeats it: log-probabilities are no part of a conversation."""
+    if not isinstance(item, MessageItem):
+        return item
+    content = [msgspec.structs.replace(part, logprobs=[]) for part in item.content]
+    return msgspec.structs.replace(item, content=content)
 
 
 def conversation_items(conversation: Sequence[bytes]) -> list[Item]:
@@ -151,7 +160,7 @@ class ResponseStore:
         if self._find(response.tenant, response.id) is None:
             return  # deleted meanwhile
         self._count(response, response.size - before)
-        for item_id in response.output_ids:
+        for item_id in response.output:
             self._items[response.tenant.name, item_id] = response
         self._drop_excess()
 
@@ -172,12 +181,10 @@ class ResponseStore:
             )  # fmt: skip
         return found
 
-    def item(self, tenant: Tenant, item_id: str) -> Item | None:
-        """Return an output item of a tenant's responses, or None."""
+    def item(self, tenant: Tenant, item_id: str) -> bytes | None:
+        """Return the JSON of an output item of a tenant's responses, or None."""
         response = self._items.get((tenant.name, item_id))
-        if response is None:
-            return None
-        return next((item for item in response.output() if item["id"] == item_id), None)
+        return None if response is None else response.output.get(item_id)
 
     def delete(self, response: StoredResponse) -> None:
         self._remove(response)
@@ -194,7 +201,7 @@ class ResponseStore:
         if self._by_tenant.get(response.tenant.name, {}).pop(response.id, None) is None:
             return
         self._count(response, -response.size)
-        for item_id in response.output_ids:
+        for item_id in response.output:
             self._items.pop((response.tenant.name, item_id), None)
 
     def _exceeded(self) -> bool:

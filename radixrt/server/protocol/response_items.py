@@ -18,12 +18,17 @@ ROLES: tuple[types.Role, ...] = ("user", "assistant", "system", "developer")
 TYPES = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
 TEXT_TYPES = ("input_text", "output_text", "text")
 
+_item_decoder = msgspec.json.Decoder(Item)
 
-def read_items(given: str | Sequence[InputItem], find: Callable[[str], Item | None]) -> list[Item]:
+
+def read_items(
+    given: str | Sequence[InputItem], find: Callable[[str], bytes | None], max_referred_bytes: int
+) -> list[Item]:
     """Return the items of `input`, each with an id.
 
     Args:
-        find: returns the stored item of an id, to which an item_reference refers.
+        find: returns the JSON of the stored item of an id, to which an item_reference refers.
+        max_referred_bytes: most JSON of all stored items that the input refers to.
 
     Raises:
         RequestError: naming the item and the field in it; 404 for a reference to an unknown item.
@@ -31,10 +36,11 @@ def read_items(given: str | Sequence[InputItem], find: Callable[[str], Item | No
     if isinstance(given, str):
         return _builtins([types.InputMessageItem(id=new_id("msg"), role="user", content=[types.InputText(given)])])
     items: list[types.InputItem | Item] = []
+    referred = _References(find, max_referred_bytes)
     for i, item in enumerate(given):
         place = f"input[{i}]"
         if item.type == "item_reference":
-            items.append(_referred(item, place, find))
+            items.append(referred.read(item, place))
         else:
             items.append(_READERS.get(_type_of(item, place), _unknown)(item, place))
     return _builtins(items)
@@ -54,14 +60,42 @@ def _unknown(item: InputItem, place: str) -> types.InputItem:
     raise unsupported(f"{place}.type", f"an item of type {shown(item.type)}", instead=f"there are {', '.join(TYPES)}")
 
 
-def _referred(item: InputItem, place: str, find: Callable[[str], Item | None]) -> Item:
-    found = find(_required(item.id, f"{place}.id"))
-    if found is None:
-        raise RequestError(
-            f"{place}.id: no stored response has the item {shown(item.id)}; send the item itself",
-            param=f"{place}.id", code="item_not_found", status=404,
-        )  # fmt: skip
-    return found
+class _References:
+    """Items that the references of one request stand for.
+
+    A reference is a few bytes and the item perhaps megabytes. Each item is referred to once at most, and the bytes of
+    all items are counted before any item is decoded.
+    """
+
+    def __init__(self, find: Callable[[str], bytes | None], max_bytes: int) -> None:
+        self._find = find
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._ids: set[str] = set()
+
+    def read(self, item: InputItem, place: str) -> Item:
+        field, item_id = f"{place}.id", _required(item.id, f"{place}.id")
+        if item_id in self._ids:
+            raise RequestError(
+                f"{field}: an earlier item_reference refers to {shown(item_id)} already; refer to each item once",
+                param=field, code="repeated_reference",
+            )  # fmt: skip
+        self._ids.add(item_id)
+        found = self._find(item_id)
+        if found is None:
+            raise RequestError(
+                f"{field}: no stored response has the item {shown(item_id)}; send the item itself",
+                param=field, code="item_not_found", status=404,
+            )  # fmt: skip
+        self._bytes += len(found)
+        if self._bytes > self._max_bytes:
+            raise RequestError(
+                f"{field}: the items that the input refers to are more than {self._max_bytes} bytes of JSON "
+                "(max_body_bytes); refer to fewer items",
+                param=field, code="references_too_large",
+            )  # fmt: skip
+        decoded: Item = _item_decoder.decode(found)
+        return decoded
 
 
 def _read_message(item: InputItem, place: str) -> types.InputItem:

@@ -1,0 +1,78 @@
+"""No request occupies the event loop: the server answers probes at once, whatever a client sends or has stored."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+from tests.server.served import Served
+
+RESPONSES = "/v1/responses"
+
+
+BOUND_S = 0.5
+"""Twice the longest gap that is allowed on a quiet machine, in processor time."""
+
+
+def refused(response: httpx.Response) -> None:
+    assert response.status_code == 400, response.text[:500]
+
+
+class Watched:
+    """A server, and the longest time for which its event loop did nothing else.
+
+    Attributes:
+        slowest_s: slowest answer to /health while `during` ran, in seconds.
+    """
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self.slowest_s = 0.0
+        self.http = httpx.Client(base_url=served.url, timeout=300)
+
+    def check(self, act: Callable[[], None]) -> None:
+        """Run `act` while /health is asked, and check that the event loop is never occupied for long."""
+        ended = threading.Event()
+        self.slowest_s = 0.0
+
+        def ask() -> None:
+            with httpx.Client(base_url=self._served.url, timeout=300) as client:
+                while not ended.is_set():
+                    began = time.monotonic()
+                    assert client.get("/health").status_code == 200
+                    self.slowest_s = max(self.slowest_s, time.monotonic() - began)
+                    time.sleep(0.005)
+
+        prober = threading.Thread(target=ask)
+        self._served.gaps()
+        prober.start()
+        try:
+            act()
+        finally:
+            ended.set()
+            prober.join()
+        loop_s, process_s = self._served.gaps()
+        print(f"loop {loop_s:.3f} s, process {process_s:.3f} s, slowest /health {self.slowest_s:.3f} s")
+        assert loop_s < BOUND_S
+        assert process_s < BOUND_S
+
+
+@pytest.fixture(scope="module")
+def watched() -> Iterator[Watched]:
+    served = Served(1)
+    made = Watched(served)
+    yield made
+    made.http.close()
+    served.process.kill()
+    served.process.communicate()
+
+
+def test_references_to_one_large_item(watched: Watched) -> None:
+    words = {"input": "hi", "max_output_tokens": 400, "top_logprobs": 20}
+    made = watched.http.post(RESPONSES, json=words).json()
+    reference = {"type": "item_reference", "id": made["output"][0]["id"]}
+    watched.check(lambda: refused(watched.http.post(RESPONSES, json={"input": [reference] * 1_000})))
