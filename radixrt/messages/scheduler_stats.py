@@ -7,6 +7,9 @@ import msgspec
 from radixrt.messages.histogram import Histogram
 from radixrt.messages.wire import Message
 
+EXTRAPOLATION = 4.0
+"""Bound of predictions beyond the measured steps; see `StepTimes.bounded_chunk_seconds`."""
+
 
 class GrammarStats(msgspec.Struct, frozen=True, array_like=True):
     """Counters of constraint compilation since the scheduler started, and the size of the grammar cache.
@@ -70,6 +73,7 @@ class StepTimes(msgspec.Struct, frozen=True, array_like=True):
         error: running mean of the relative error of predictions, from 0 to 1: the difference between predicted and
             measured time over the longer of the two.
         decode_steps, extend_steps: number of steps that the two parts were fitted to.
+        most_tokens, most_pairs: largest numbers of prompt tokens and pairs in these steps; 0 if unknown.
     """
 
     step: float
@@ -81,6 +85,8 @@ class StepTimes(msgspec.Struct, frozen=True, array_like=True):
     error: float = 0.0
     decode_steps: int = 0
     extend_steps: int = 0
+    most_tokens: float = 0.0
+    most_pairs: float = 0.0
 
     def seconds(self, rows: float, context: float, tokens: float = 0.0, pairs: float = 0.0) -> float:
         """Return the predicted time of a step; see `radixrt.messages.step_shape.StepShape` for its arguments."""
@@ -90,6 +96,16 @@ class StepTimes(msgspec.Struct, frozen=True, array_like=True):
     def prompt_seconds(self, tokens: int) -> float:
         """Return the predicted time that a prompt without cached tokens adds to a step."""
         return self.extend + self.token * tokens + self.pair * tokens * (tokens + 1) / 2
+
+    def bounded_chunk_seconds(self, tokens: float, pairs: float) -> float:
+        """Return the predicted time that prompt chunks add to a step, at most EXTRAPOLATION times the predicted time of
+        the largest chunks that the model was fitted to. Steps with a few prompt tokens do not determine how long a
+        token takes, so that a long chunk may be predicted to take many times as long as it does."""
+        seconds = self.extend + self.token * tokens + self.pair * pairs
+        if not self.most_tokens:
+            return seconds
+        known = self.token * min(tokens, self.most_tokens) + self.pair * min(pairs, self.most_pairs)
+        return min(seconds, EXTRAPOLATION * (self.extend + known))
 
 
 class LoadStats(msgspec.Struct, frozen=True, array_like=True):

@@ -19,8 +19,10 @@ import numpy.typing as npt
 
 from radixrt.config import SchedulerConfig
 from radixrt.mem_cache.pools import make_pools
+from radixrt.messages.parts import LogprobColumns, ReadValues
 from radixrt.messages.runner import ForwardStep, StepOutput
 from radixrt.messages.scheduler_stats import SchedulerStats, StepTimes
+from radixrt.messages.sections import READS, ReadSection, decode
 from radixrt.messages.step_shape import StepShape
 from radixrt.messages.wire import Int32Array, pack_i32, unpack_i32
 from radixrt.parts.assembly import assemble
@@ -107,6 +109,18 @@ def num_sampled(step: ForwardStep) -> int:
     return step.samples.count(1) if step.samples else len(step.req_pool_idx) // 4
 
 
+def zeros_read(step: ForwardStep) -> ReadValues | None:
+    """Return zeros for the values that a step reads, with hidden states of one number; None if the step reads none."""
+    section = decode(step.sections, READS, ReadSection)
+    if section is None:
+        return None
+    counts = unpack_i32(section.counts).reshape(-1, 2).tolist()
+    columns = [
+        LogprobColumns(bytes(4 * count), bytes(4 * count * top), bytes(4 * count * top), top) for count, top in counts
+    ]
+    return ReadValues(columns, bytes(len(section.spans) // 2))
+
+
 class NoisyTimes:
     """Seconds of steps by a model of step times, with noise.
 
@@ -183,7 +197,8 @@ class SimulatedRunner:
         self.now = now
         batch, _ = self._inflight.popleft()
         tokens = [0 if req.finish is not None else self._token(req) for req in batch.sampled]
-        self.scheduler.commit(batch, StepOutput(batch.step_id, pack_i32(tokens)), now)
+        output = StepOutput(batch.step_id, pack_i32(tokens), values=zeros_read(batch.step))
+        self.scheduler.commit(batch, output, now)
         return batch
 
     def advance(self, now: float, before: float = math.inf) -> bool:

@@ -48,11 +48,6 @@ class RequestGroup:
         return len(self.reads)
 
     @property
-    def tokens_left(self) -> int:
-        """Number of tokens of the rows that have not been started, shared prefixes excluded."""
-        return sum(len(row.ids) for row in self.message.rows[self.num_started :]) // 4
-
-    @property
     def prompt(self) -> Int32Array:
         """int32 view of the first row's tokens that another call of the program may continue from."""
         row = self.message.rows[0]

@@ -67,6 +67,7 @@ class StepTimeFit:
         self._ended_at = 0.0  # when the last step ended
         self._recent_s = 0.0
         self._times = prior
+        self._most_tokens = self._most_pairs = 0.0
         self._answered: list[tuple[StepShape, float]] = []
 
     @property
@@ -125,11 +126,21 @@ class StepTimeFit:
         # A step with prompt chunks teaches only the time that the chunks add to the predicted time of its decode rows.
         rest = (1.0, float(shape.rows), float(shape.context))
         if shape.tokens:
+            self._most_tokens = max(self._most_tokens, shape.tokens)
+            self._most_pairs = max(self._most_pairs, shape.pairs)
             self._extend.add((1.0, float(shape.tokens), shape.pairs), seconds, self._decode.predict(rest))
         else:
             self._decode.add(rest, seconds, 0.0)
         decode, extend = self._decode, self._extend
-        self._times = StepTimes(*decode.coefficients, *extend.coefficients, self._error, decode.samples, extend.samples)
+        self._times = StepTimes(
+            *decode.coefficients,
+            *extend.coefficients,
+            self._error,
+            decode.samples,
+            extend.samples,
+            self._most_tokens,
+            self._most_pairs,
+        )
 
     def _count_error(self, seconds: float, predicted: float) -> None:
         samples = self._decode.samples + self._extend.samples

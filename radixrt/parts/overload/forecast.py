@@ -26,12 +26,22 @@ class Work(NamedTuple):
         output: expected number of output tokens; 0 for a request without sampling.
         slots: number of slots of the KV pool that the request takes at admission or, if it runs already, frees at its
             end.
+        rows: number of sequences of these tokens; several for a request without sampling.
+        group_pairs: sum over the tokens to compute of the number of positions that the token attends to, for several
+            sequences; those of one sequence follow from `prefill` and `length`.
     """
 
     prefill: float
     length: float
     output: float
     slots: float
+    rows: int = 1
+    group_pairs: float = 0.0
+
+    @property
+    def pairs(self) -> float:
+        """Sum over the tokens to compute of the number of positions that the token attends to."""
+        return self.group_pairs or self.prefill * (self.length - self.prefill / 2)
 
 
 class QueueForecast:
@@ -91,19 +101,31 @@ class QueueForecast:
         following.admit(work)
         return following
 
+    def prompt_seconds(self, work: Work) -> float:
+        """Return the seconds that a request's prompt adds to the steps that compute it, without the fixed time of the
+        first step with prompts."""
+        chunks = self._chunks(work)
+        steps = max(chunks, 1.0)
+        extend = self._times.extend
+        return extend * chunks + steps * (
+            self._times.bounded_chunk_seconds(work.prefill / steps, work.pairs / steps) - extend
+        )
+
+    def _chunks(self, work: Work) -> float:
+        """Return the number of steps that a request's prompt fills, by tokens or by rows."""
+        chunks = work.prefill / self._chunk_tokens
+        return chunks if work.rows == 1 else max(chunks, work.rows / self._max_rows)
+
     def _start(self, work: Work) -> None:
         """Let a request begin at the current step of the forecast."""
         times, steps = self._times, self._steps
         if work.prefill > 0:
-            cached = work.length - work.prefill
-            pairs = work.prefill * (cached + work.prefill / 2)
-            chunks = work.prefill / self._chunk_tokens
-            self._prompts_until = max(self._prompts_until, steps) + chunks
-            self._prompt_s += times.token * work.prefill + times.pair * pairs + times.extend * chunks
+            self._prompts_until = max(self._prompts_until, steps) + self._chunks(work)
+            self._prompt_s += self.prompt_seconds(work)
             if math.floor(steps) > self._extended_at:
                 self._extended_at = math.floor(steps)
                 self._prompt_s += times.extend
-        length = work.length + work.output / 2
+        length = work.length + work.output / 2 if work.output else 0.0  # nothing attends to a prompt that has ended
         self._context += length
         end = max(self._prompts_until, steps + 1) if work.prefill > 0 else steps
         heapq.heappush(self._ends, (end + work.output, work.slots, length))

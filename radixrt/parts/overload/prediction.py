@@ -16,6 +16,7 @@ from radixrt.messages.request import Request
 from radixrt.messages.scheduler_stats import LoadStats
 from radixrt.messages.wire import Int32Array
 from radixrt.parts.overload.forecast import QueueForecast, Work
+from radixrt.parts.overload.group_rows import GroupRows
 from radixrt.parts.overload.output_lengths import OutputLengths
 from radixrt.parts.overload.queued_prompts import QueuedPrompts, prefix_hashes
 from radixrt.scheduler.kv_manager import KVManager
@@ -43,6 +44,7 @@ class Arrival(NamedTuple):
         ids: int32, input tokens that may come from the cache.
         new_tokens: number of input tokens that must be computed.
         max_output: maximum number of output tokens.
+        group: the request, if it has several rows; `ids` are those of the first one.
     """
 
     rid: str
@@ -52,6 +54,7 @@ class Arrival(NamedTuple):
     max_output: int
     priority: int
     timeout_s: float
+    group: Request | None = None
 
 
 def arrival_of(message: Request, max_len: int, timeout_s: float) -> Arrival:
@@ -68,7 +71,16 @@ def arrival_of(message: Request, max_len: int, timeout_s: float) -> Arrival:
         max_output = longest if sampling.max_tokens is None else min(sampling.max_tokens, longest)
     reusable = ids[: message.first_read(0)]
     new_tokens = message.num_tokens - len(reusable)
-    return Arrival(message.rid, reusable, envelope.cache_salt, new_tokens, max_output, envelope.priority, timeout_s)
+    return Arrival(
+        message.rid,
+        reusable,
+        envelope.cache_salt,
+        new_tokens,
+        max_output,
+        envelope.priority,
+        timeout_s,
+        message if len(message.rows) > 1 else None,
+    )
 
 
 class Prediction(NamedTuple):
@@ -109,6 +121,7 @@ class LoadPredictor:
         self._outputs = outputs
         self._prompts = QueuedPrompts()
         self._works: dict[str, Work] = {}  # of the requests that wait, as far as they are measured
+        self._groups: dict[str, GroupRows] = {}  # of the open requests with several rows
         self._forecast: QueueForecast | None = None  # the whole queue
         self._built_at = 0.0
         self._levels: list[tuple[int, float]] = []  # (priority, time of its last admission), highest priority first
@@ -130,13 +143,16 @@ class LoadPredictor:
         hashes = self._hashes(arrival.ids, arrival.namespace)
         cached = max(self._kv.cache.match_len(arrival.ids, arrival.namespace), self._prompts.shared_len(hashes))
         length = len(arrival.ids) + arrival.new_tokens
-        work = self._work(length, cached, arrival.max_output, sampled=0)
+        if arrival.group is None:
+            work = self._work(length, cached, arrival.max_output, sampled=0)
+        else:
+            work = self._group_work(arrival.group, 0, cached)
         following = forecast.with_next(work)
         wait = following.clock
         if self._levels and arrival.priority > self._levels[-1][0]:
             wait = max((at for priority, at in self._levels if priority >= arrival.priority), default=0.0)
         step_s = max(self._step_time.recent_turn_s, following.step_s)
-        service_s = self._step_time.times.token * work.prefill + step_s * work.output
+        service_s = forecast.prompt_seconds(work) + step_s * work.output
         return Prediction(max(wait - (now - self._built_at), 0.0), service_s, work, following, hashes)
 
     def joined(self, arrival: Arrival, prediction: Prediction) -> None:
@@ -207,7 +223,8 @@ class LoadPredictor:
             output, slots = output + work.output, slots + work.slots
         self._queued = Work(prefill, length, output, slots)
         if waiting:
-            mean = Work(*(value / len(waiting) for value in self._queued))
+            count = len(waiting)
+            mean = Work(prefill / count, length / count, output / count, slots / count)
             for _ in range(compiling):
                 forecast.admit(mean)
         return forecast
@@ -245,8 +262,29 @@ class LoadPredictor:
         return prefix_hashes(ids, namespace) if self._kv.cache.shares else []
 
     def _work_of(self, req: Req, cached: int) -> Work:
-        rest = 0 if req.member is None else self._requests.groups[req.member.group].tokens_left
-        return self._work(req.known_len + rest, cached, req.max_len - req.prompt_len, req.num_output)
+        if req.member is not None:
+            group = self._requests.groups[req.member.group]
+            if len(group.message.rows) > 1:
+                return self._group_work(group.message, group.num_started - 1, cached)
+        return self._work(req.known_len, cached, req.max_len - req.prompt_len, req.num_output)
+
+    def _group_work(self, message: Request, first: int, cached: int) -> Work:
+        """Return the work of the rows of a group from row `first` on.
+
+        Args:
+            cached: number of cached tokens of row `first`.
+        """
+        rows = self._groups.get(message.rid)
+        if rows is None:
+            namespace, cache = message.envelope.cache_salt, self._kv.cache
+            rows = GroupRows(message, (lambda ids: cache.match_len(ids, namespace)) if cache.shares else None)
+            self._groups[message.rid] = rows
+        rest, length = rows.rest(first + 1), message.row_len(first)
+        prefill = length - cached + rest.tokens
+        pairs = (length - cached) * (length + cached) / 2 + rest.pairs
+        # A row gives its slots back to the cache as soon as the row is computed.
+        slots = min(prefill, self._config.chunked_prefill_size + rows.longest)
+        return Work(prefill, length + rest.tokens, 0.0, slots, rest.rows + 1, pairs)
 
     def _work(self, length: int, cached: int, max_output: int, sampled: int) -> Work:
         prefill = length - cached
@@ -265,6 +303,8 @@ class LoadPredictor:
         """Forget the requests that have left the queue. Their prompts count as shared prefixes until PREFILL ends."""
         for rid in self._works.keys() - waiting:
             del self._works[rid]
+        for rid in self._groups.keys() - self._requests.groups.keys():
+            del self._groups[rid]
         prefill = [req for req in self._requests.active if req.state is ReqState.PREFILL]
         self._prompts.keep(waiting | {req.rid for req in prefill})
         for req in prefill:

@@ -6,6 +6,10 @@ So the queue stays short at any load, and steps are spent on requests that can e
 
 No request is refused for its wait while a row is free and no request waits, or before there is enough data for a
 prediction, or if `max_queue_wait_s` is infinite: a router of replicas then makes the decision.
+
+A request of many rows would make the queue long for the requests behind it, which would then be refused in its place.
+So the request itself is refused if its rows take longer than its own timeout, or, while others run or wait, longer than
+`max_queue_wait_s` allows those behind it to wait.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from typing import Any
 from radixrt.messages.parts import FINISH_ERROR, FinishError
 from radixrt.messages.request import Request
 from radixrt.parts.overload.output_lengths import OutputLengths
-from radixrt.parts.overload.prediction import Arrival, LoadPredictor, arrival_of
+from radixrt.parts.overload.prediction import Arrival, LoadPredictor, Prediction, arrival_of
 from radixrt.scheduler.part import Core, End, Part
 
 SERVICE_MARGIN = 1.5
@@ -79,13 +83,16 @@ class Overload(Part):
             )
         has_row = len(self._requests.active) < self._config.max_running_requests
         longest_wait = self._config.max_queue_wait_s
-        if (has_row and not waiting) or not self.load.can_predict or longest_wait == math.inf:
+        at_once = has_row and not waiting
+        if (at_once and arrival.group is None) or not self.load.can_predict or longest_wait == math.inf:
             return None
         prediction = self.load.predict(arrival, now, compiling)
+        if arrival.group is not None and (error := self._too_many_rows(arrival, prediction)) is not None:
+            return error
         longest = max(arrival.timeout_s - SERVICE_MARGIN * prediction.service_s, MIN_WAIT_SHARE * arrival.timeout_s)
         if longest_wait is not None:
             longest = min(longest, longest_wait)
-        if prediction.wait_s <= longest:
+        if at_once or prediction.wait_s <= longest:
             self.load.joined(arrival, prediction)
             return None
         late = prediction.wait_s - longest
@@ -93,6 +100,21 @@ class Overload(Part):
             f"the request would wait for {prediction.wait_s:.1f} s and may wait for {longest:.1f} s (bounded by its "
             f"timeout and by max_queue_wait_s); try again in {late:.1f} s",
             late,
+        )
+
+    def _too_many_rows(self, arrival: Arrival, prediction: Prediction) -> FinishError | None:
+        """Return the error of a request whose rows keep the requests behind them waiting too long."""
+        seconds, limit, bound = prediction.service_s, arrival.timeout_s, "its timeout"
+        longest_wait = self._config.max_queue_wait_s
+        if longest_wait is not None and longest_wait < limit and (self._requests.active or self._requests.waiting):
+            seconds, limit, bound = prediction.wait_s + seconds, longest_wait, "max_queue_wait_s, while others wait"
+        if seconds <= limit:
+            return None
+        rows = prediction.work.rows
+        return self._refused(
+            f"the request's {rows} rows (texts, pairs or choices) would keep the engine busy for {seconds:.1f} s, and "
+            f"may do so for {limit:.1f} s ({bound}); send at most {max(int(rows * limit / seconds), 1)} at a time",
+            None,
         )
 
     def _refused(self, message: str, retry_after_s: float | None) -> FinishError:
