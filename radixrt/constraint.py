@@ -37,6 +37,8 @@ class StructuredOptions(msgspec.Struct, frozen=True, omit_defaults=True, kw_only
             option `closed_objects` says.
         formats: "assert" holds strings to the formats that are known; "annotate" ignores `format`, as the standard
             does by default.
+        bounded: parts that a schema leaves free have the bounds of `radixrt.constrained.schema.emit.free_parts`: number
+            and length of undeclared names, length of free strings, digits of numbers.
         on_unsupported: "error" refuses a schema with a keyword that cannot be enforced; "ignore" drops such keywords
             and lists them in the answer.
         backend: the library that fills the masks; "auto" is llguidance.
@@ -50,6 +52,7 @@ class StructuredOptions(msgspec.Struct, frozen=True, omit_defaults=True, kw_only
     whitespace: int = 0
     closed: bool | None = None
     formats: Literal["assert", "annotate"] = "assert"
+    bounded: bool = True
     on_unsupported: Literal["error", "ignore"] = "error"
     backend: BackendChoice = "auto"
     on_length: Literal["length", "stop"] = "length"
@@ -65,8 +68,9 @@ class StructuredOptions(msgspec.Struct, frozen=True, omit_defaults=True, kw_only
                 f"whitespace must be an integer between 0 and {MAX_WHITESPACE}, not {shown(whitespace)}",
                 param="whitespace",
             )
-        if not isinstance(self.jump_forward, bool):
-            raise RequestError("jump_forward must be true or false", param="jump_forward")
+        for name in ("jump_forward", "bounded"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} must be true or false", param=name)
         if self.closed is not None and not isinstance(self.closed, bool):
             raise RequestError("closed must be true or false", param="closed")
         for name, allowed in _CHOICES.items():
@@ -135,6 +139,7 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
             o.whitespace,
             bool(o.closed),
             o.formats,
+            o.bounded,
             o.on_unsupported,
             o.backend,
             self.source,

@@ -50,6 +50,7 @@ class Dialect:
         special_tokens: the added tokens that `skip_special_tokens` removes from the text.
         reasons: the model writes its reasoning between markers, or in a channel.
         harmony: the model's answers consist of messages in channels; see `radixrt.chat.harmony`.
+        closed_tools: arguments of tools have the declared properties alone, where a request does not say.
         template: the template that `thinking` probes.
     """
 
@@ -60,6 +61,7 @@ class Dialect:
     special_tokens: frozenset[str] = frozenset()
     reasons: bool = False
     harmony: bool = False
+    closed_tools: bool = True
     template: ChatTemplate | None = None
     _cached: dict[bytes, Thinking] = field(default_factory=dict)
 
@@ -112,6 +114,7 @@ def read_dialect(config: Config, folder: str) -> Dialect:
         special_tokens=frozenset(token.content for token in added if token.special),
         tool_format=config.server.tool_call_format,
         reasoning_parser=config.server.reasoning_parser,
+        closed_tools=config.constrained.closed_tools,
     )
 
 
@@ -122,11 +125,12 @@ def make_dialect(
     special_tokens: frozenset[str] = frozenset(),
     tool_format: str = "auto",
     reasoning_parser: str = "auto",
+    closed_tools: bool = True,
 ) -> Dialect:
     """Build a dialect by probing the template. Arguments are the same as of `Dialect`; "auto" is replaced by the
     detected value."""
     if template is None:
-        return Dialect()
+        return Dialect(closed_tools=closed_tools)
     shown = _render(template, _CALLED, tools=_TOOLS) or ""
     written = _format_of(shown)
     form = written or GENERIC_JSON if tool_format == "auto" else TOOL_FORMATS[tool_format]
@@ -141,6 +145,7 @@ def make_dialect(
         special_tokens=special_tokens,
         reasons=reasons,
         harmony=harmony,
+        closed_tools=closed_tools,
         template=template,
     )
 

@@ -59,7 +59,7 @@ def plan_chat(
         RequestError: naming the field that is malformed.
     """
     budget, stops = _reasoning_budget(conversation), _stop_strings(sampling)
-    offered = read_tools(tools)
+    offered = read_tools(tools, closed=dialect.closed_tools)
     variables = template_variables(conversation)
     prompt = chat_prompt(conversation, offered, dialect, variables)
     thinking = Thinking.OFF

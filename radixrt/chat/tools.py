@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -18,6 +18,10 @@ MAX_TOOLS = 256
 NO_ARGUMENTS = '{"type":"object","properties":{},"additionalProperties":false}'
 
 _definitions_decoder = msgspec.json.Decoder(list[ToolDefinition])
+_DECLARING = frozenset(
+    ("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames", "minProperties", "$ref")
+) | {"allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "dependencies", "enum", "const"}
+"""Keywords that may be about further properties of an object beside an empty `properties`."""
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 
 
@@ -62,8 +66,11 @@ def offer_tools(definitions: Sequence[Mapping[str, Any]], choice: str) -> Offere
     return offered
 
 
-def read_tools(options: ToolOptions) -> OfferedTools | None:
+def read_tools(options: ToolOptions, *, closed: bool = True) -> OfferedTools | None:
     """Return the tools of a request, or None if it has none or none may be called.
+
+    Args:
+        closed: arguments have only the declared properties where a tool's definition does not say `strict`.
 
     Raises:
         RequestError: naming the field that is malformed.
@@ -78,7 +85,7 @@ def read_tools(options: ToolOptions) -> OfferedTools | None:
         if choice not in (None, "none", "auto"):
             raise RequestError(f"{field} needs {'functions' if legacy else 'tools'} to choose from", param=field)
         return None
-    tools = _checked(given, "functions" if legacy else "tools", options)
+    tools = _checked(given, "functions" if legacy else "tools", options, closed=closed)
     offered = OfferedTools(
         definitions=_definitions([function for function, _ in given]),
         tools=tuple(tools),
@@ -102,7 +109,9 @@ def _functions(options: ToolOptions) -> list[tuple[FunctionDefinition, str]]:
     return found
 
 
-def _checked(given: list[tuple[FunctionDefinition, str]], field: str, options: ToolOptions) -> list[Tool]:
+def _checked(
+    given: list[tuple[FunctionDefinition, str]], field: str, options: ToolOptions, *, closed: bool
+) -> list[Tool]:
     if len(given) > MAX_TOOLS:
         raise RequestError(f"{field} holds {len(given)} definitions; at most {MAX_TOOLS} are allowed", param=field)
     tools: dict[str, Tool] = {}
@@ -116,13 +125,20 @@ def _checked(given: list[tuple[FunctionDefinition, str]], field: str, options: T
         if function.name in tools:
             raise RequestError(f"{param}: there are two tools of the name {function.name!r}", param=param)
         origin = f"{place}/{options.schema_field}"
-        schema = _arguments_schema(function.parameters, origin, field)
-        tools[function.name] = Tool(function.name, schema, function.strict, origin)
+        strict: bool | Literal["preferred"] | None = function.strict
+        if strict is None and closed:
+            strict = "preferred"
+        schema = _arguments_schema(function.parameters, origin, field, closed=bool(strict))
+        tools[function.name] = Tool(function.name, schema, strict, origin)
     return list(tools.values())
 
 
-def _arguments_schema(raw: msgspec.Raw, place: str, field: str) -> str:
-    """Return the schema as JSON text that only an object satisfies."""
+def _arguments_schema(raw: msgspec.Raw, place: str, field: str, *, closed: bool) -> str:
+    """Return the schema as JSON text that only an object satisfies.
+
+    Args:
+        closed: a function whose schema declares no parameters has none.
+    """
     data = bytes(raw)
     if data in (b"", b"null"):
         return NO_ARGUMENTS
@@ -136,6 +152,9 @@ def _arguments_schema(raw: msgspec.Raw, place: str, field: str) -> str:
         return '{"type":"object"}'
     if not isinstance(schema, dict):
         raise RequestError(f"{field} at {pointer}: a schema must be an object", param=field)
+    declares_none = schema.get("properties") == {} and not (schema.get("required") or _DECLARING & schema.keys())
+    if closed and declares_none:
+        return NO_ARGUMENTS
     kind = schema.get("type")
     if kind == "object" and not schema.get("nullable"):
         return text

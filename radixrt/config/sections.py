@@ -167,6 +167,10 @@ class ConstrainedConfig:
         False,
         "objects of schemas that declare properties allow no others, where a request does not say (closed, strict)",
     )
+    closed_tools: bool = option(
+        True,
+        "arguments of tools have the declared properties alone, where a request does not say (strict, closed)",
+    )
     compile_timeout_s: float = option(10.0, "a constraint that takes longer to compile is refused", low=0.01)
     grammar_cache_mb: int = option(256, "memory for compiled constraints, at most", low=1)
     grammar_disk_cache: bool = option(True, "keep compiled constraints on disk for the next start")

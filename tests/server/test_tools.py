@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -108,10 +109,10 @@ def test_strict_and_origin_of_each_tool(ask: Any, engine: FakeEngine) -> None:
     strict = {"type": "function", "function": {"name": "s", "parameters": CITY, "strict": True}}
     assert ask(tools=[GET, strict], tool_choice="required", parallel_tool_calls=False).status_code == 200
     first, second = (option["elements"][1] for option in tag_of(engine.requests[0])["elements"])
-    assert ("closed" in first, second["closed"]) == (False, True)
+    assert (first["closed"], second["closed"]) == ("preferred", True)
     open_ = {"type": "function", "function": {"name": "o", "parameters": CITY, "strict": False}}
     for structured, expected in [
-        ({}, [None, True, False]),
+        ({}, ["preferred", True, False]),
         ({"closed": False}, [False] * 3),
         ({"closed": True}, [True] * 3),
     ]:
@@ -121,13 +122,25 @@ def test_strict_and_origin_of_each_tool(ask: Any, engine: FakeEngine) -> None:
     assert (first["origin"], second["origin"]) == ("tools/0/function/parameters", "tools/1/function/parameters")
 
 
+def test_a_server_with_open_tools_closes_those_that_say_so(ask: Any, engine: FakeEngine) -> None:
+    strict = {"type": "function", "function": {"name": "s", "parameters": CITY, "strict": True}}
+    free = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    dialect = replace(HERMES, closed_tools=False)
+    sent = {"tools": [GET, strict, free], "tool_choice": "required", "parallel_tool_calls": False}
+    assert ask(dialect, **sent).status_code == 200
+    formats = [option["elements"][1] for option in tag_of(engine.requests[0])["elements"]]
+    assert [one.get("closed") for one in formats] == [None, True, None]
+    assert formats[2]["json_schema"] == {"type": "object", "properties": {}}
+
+
 @pytest.mark.parametrize(
     ("given", "made"),
     [
         (None, {"type": "object", "properties": {}, "additionalProperties": False}),
         (True, {"type": "object"}),
         ({}, {"type": "object"}),
-        ({"properties": {}}, {"type": "object", "properties": {}}),
+        ({"properties": {}}, {"type": "object", "properties": {}, "additionalProperties": False}),
+        ({"properties": {}, "minProperties": 1}, {"type": "object", "properties": {}, "minProperties": 1}),
         ({"type": "object", "required": ["a"]}, {"type": "object", "required": ["a"]}),
         ({"type": ["object", "null"], "required": ["a"]}, {"type": "object", "required": ["a"]}),
         ({"type": "object", "nullable": True}, {"type": "object"}),

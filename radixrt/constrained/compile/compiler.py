@@ -284,6 +284,7 @@ def _json_schema(constraint: Constraint, deadline: float | None) -> ParsedConstr
         on_unsupported=options.on_unsupported,
         closed=bool(options.closed),
         formats=options.formats,
+        bounded=options.bounded,
         limits=limits,
     )
     ignored = tuple(f"{one.pointer}: {one.keyword}" for one in normal.ignored)

@@ -30,22 +30,24 @@ class NormalSchema:
         annotations: keywords (pointer of their schema, name) that are not enforced because they only annotate.
     """
 
-    def __init__(self, graph: Graph, productions: Productions, ignored: list[Unsupported]) -> None:
+    def __init__(self, graph: Graph, productions: Productions, ignored: list[Unsupported], *, bounded: bool) -> None:
         self._graph = graph
         self._productions = {0: productions}
+        self._bounded = bounded
         self.draft = graph.document.dialect.name
         self.ignored = ignored
         self.annotations = list(graph.reader.annotations)
 
     def productions(self, whitespace: int = 0) -> Productions:
-        """Return the JSON texts of the values that the schema accepts, with keys in the schema's order.
+        """Return the JSON texts of the values that the schema accepts, with keys in the schema's order and, if
+        `normalize` was told so, without long free parts.
 
         Args:
             whitespace: maximum number of characters after `{ [ , :` and before `} ]`.
         """
         if whitespace not in self._productions:
             self._graph.budget.restart()
-            self._productions[whitespace] = emit_productions(self._graph, whitespace)
+            self._productions[whitespace] = emit_productions(self._graph, whitespace, bounded=self._bounded)
         return self._productions[whitespace]
 
     def to_schema(self) -> dict[str, Any]:
@@ -74,6 +76,7 @@ def normalize(
     on_unsupported: Literal["error", "ignore"] = "error",
     closed: bool = False,
     formats: FormatMode = "assert",
+    bounded: bool = False,
     limits: Limits | None = None,
 ) -> NormalSchema:
     """Normalize a schema.
@@ -83,6 +86,7 @@ def normalize(
         on_unsupported: "ignore" skips keywords that cannot be enforced, and lists them in `NormalSchema.ignored`.
         closed: objects that declare members have no others; see `Graph`.
         formats: "annotate" leaves `format` unenforced, as the drafts do by default.
+        bounded: parts that the schema leaves free have the bounds of `emit.free_parts` in the productions.
         limits: bounds on the work.
 
     Raises:
@@ -96,7 +100,7 @@ def normalize(
     for _ in range(MAX_PASSES):
         budget = Budget(limits, deadline)
         try:
-            normal, found = _attempt(schema, budget, formats, closed, refusals)
+            normal, found = _attempt(schema, budget, formats, closed, refusals, bounded=bounded)
         except EmptySchema:
             if not refusals:
                 raise
@@ -114,13 +118,19 @@ def normalize(
 
 
 def _attempt(
-    schema: Any, budget: Budget, formats: FormatMode, closed: bool, ignored: Mapping[tuple[str, str], Unsupported]
+    schema: Any,
+    budget: Budget,
+    formats: FormatMode,
+    closed: bool,
+    ignored: Mapping[tuple[str, str], Unsupported],
+    *,
+    bounded: bool,
 ) -> tuple[NormalSchema | None, list[Unsupported]]:
     """Return the schema without some keywords, if it can be normalized, and further keywords to refuse."""
     graph = None
     try:
         graph = normal_form(schema, budget, formats=formats, closed=closed, ignored=frozenset(ignored))
-        productions = emit_productions(graph, 0)
+        productions = emit_productions(graph, 0, bounded=bounded)
     except RecursionError:
         return None, [over_limit("", "schema", "it is nested too deeply")]
     except Unsupported as refusal:
@@ -129,4 +139,4 @@ def _attempt(
         if graph is None or not graph.refusals:
             raise
         return None, graph.refusals
-    return NormalSchema(graph, productions, list(ignored.values())), graph.refusals
+    return NormalSchema(graph, productions, list(ignored.values()), bounded=bounded), graph.refusals

@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from radixrt.constrained.productions import (
     Expr,
@@ -30,6 +30,7 @@ from radixrt.constrained.regex import (
     RegexError,
     RegexTooComplex,
     chars,
+    concat,
     is_subset,
     json_string,
     literal,
@@ -38,6 +39,7 @@ from radixrt.constrained.regex import (
 )
 from radixrt.constrained.regex.derivatives import first as first_chars
 from radixrt.constrained.regex.json_text import without_following
+from radixrt.constrained.regex.nodes import Concat, Repeat
 from radixrt.constrained.schema.errors import EmptySchema, MalformedSchema, SchemaRefused, Unsupported
 from radixrt.constrained.stop_strings import check_stops
 from radixrt.constrained.tags.fields import PARAM, Node, check_keys, flag, refuse, text, texts
@@ -67,24 +69,27 @@ class Embedding:
     def __init__(self, options: StructuredOptions, deadline_s: float | None = None) -> None:
         self._options = options
         self._deadline_s = deadline_s
-        self._schemas: dict[tuple[str, bool, int], Piece] = {}
+        self._schemas: dict[tuple[str, bool | str, int], Piece] = {}
         self._grammars = 0
         self._named = 0
         self._split: set[str] = set()
         self.rules: dict[str, Expr] = {}
         self.ignored: list[str] = []
 
-    def schema(self, schema: Any, *, origin: str, closed: bool | None, whitespace: int | None) -> Piece:
+    def schema(
+        self, schema: Any, *, origin: str, closed: bool | Literal["preferred"] | None, whitespace: int | None
+    ) -> Piece:
         """Embed a schema; return the piece of its JSON texts.
 
         Args:
             origin: "<field>/<JSON pointer>": location of the schema in the client's request.
-            closed, whitespace: override the options; None to use the options.
+            closed, whitespace: override the options; None to use the options. A schema that cannot be closed as
+                "preferred" is left open, which `ignored` reports.
 
         Raises:
             RequestError: the schema is refused; the message names the JSON pointer in the field.
         """
-        closed = bool(self._options.closed if closed is None else closed)
+        closed = bool(self._options.closed) if closed is None else closed
         whitespace = self._options.whitespace if whitespace is None else whitespace
         key = (json.dumps(schema), closed, whitespace)
         piece = self._schemas.get(key)
@@ -94,9 +99,16 @@ class Embedding:
             piece = self._schemas[key] = _json_value(rule, productions)
         return piece
 
-    def _normal(self, schema: Any, origin: str, closed: bool, whitespace: int) -> Productions:
+    def _normal(self, schema: Any, origin: str, closed: bool | Literal["preferred"], whitespace: int) -> Productions:
         from radixrt.constrained.schema import Limits, normalize
 
+        if closed == "preferred":
+            try:
+                return self._normal(schema, origin, True, whitespace)
+            except RequestError:
+                productions = self._normal(schema, origin, False, whitespace)
+                self.ignored.append(f"/{origin.partition('/')[2]}: closed")
+                return productions
         options = self._options
         param, _, pointer = origin.partition("/")
         pointer = f"/{pointer}" if pointer else ""
@@ -106,6 +118,7 @@ class Embedding:
                 on_unsupported=options.on_unsupported,
                 closed=closed,
                 formats=options.formats,
+                bounded=options.bounded,
                 limits=None if self._deadline_s is None else Limits(seconds=self._deadline_s - time.monotonic()),
             )
             productions = normal.productions(whitespace=whitespace).prune()
@@ -233,10 +246,17 @@ def _is_json_token(regex: Regex) -> bool:
     name = without_following(regex, ":")
     try:
         if name is not None:
-            return is_subset(name, _STRING)
-        return is_subset(regex, _STRING) or is_subset(regex, _NUMBER)
+            return is_subset(_uncounted(name), _STRING) or is_subset(name, _STRING)
+        return any(is_subset(_uncounted(regex), kind) or is_subset(regex, kind) for kind in (_STRING, _NUMBER))
     except RegexTooComplex:
         return False
+
+
+def _uncounted(regex: Regex) -> Regex:
+    """Return a language that contains `regex`, without the counts of its repetitions, which are many states."""
+    if not isinstance(regex, Concat):
+        return regex
+    return concat(*[repeat(part.item) if isinstance(part, Repeat) else part for part in regex.chain()])
 
 
 # --- embedded grammars as pieces ---
@@ -337,7 +357,9 @@ class Leaves:
         whitespace = node.get("max_whitespace_cnt")
         if whitespace is not None and (type(whitespace) is not int or not 0 <= whitespace <= MAX_WHITESPACE):
             refuse(f"{at}/max_whitespace_cnt", f"must be an integer between 0 and {MAX_WHITESPACE}")
-        closed = None if node.get("closed") is None else flag(node, at, "closed")
+        closed: bool | Literal["preferred"] | None = None
+        if node.get("closed") is not None:
+            closed = "preferred" if node["closed"] == "preferred" else flag(node, at, "closed")
         origin = node.get("origin") or f"{PARAM}{at}/json_schema"
         return self._embedding.schema(node["json_schema"], origin=str(origin), closed=closed, whitespace=whitespace)
 

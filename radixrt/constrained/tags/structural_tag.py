@@ -7,8 +7,9 @@ The format is xgrammar's ({"type": "structural_tag", "format": {...}}, and the o
   formats with triggers stand last in their tag or in the whole; elsewhere they are refused.
 - Parts with an ambiguous end, and alternatives with the same beginning, are refused.
 - `token` names a control token of the vocabulary by its text. The text of a trigger token is kept out of free text.
-- `json_schema` takes "closed" (objects that declare properties allow no others) and "origin" (where the
-  schema came from, "<field>/<JSON pointer>", which errors name instead of its own pointer).
+- `json_schema` takes "closed" (objects that declare properties allow no others; "preferred": unless no value satisfies
+  the closed schema) and "origin" (where the schema came from, "<field>/<JSON pointer>", which errors name instead of
+  its own pointer).
 """
 
 from __future__ import annotations

@@ -96,12 +96,13 @@ class Tool:
     Attributes:
         parameters: JSON text of the schema of the arguments, which are an object.
         strict: objects of the schema that declare properties allow no others; None: as for all schemas of the request.
+            "preferred" closes them too, but leaves them open where no value satisfies the closed schema.
         origin: where the schema stands in the client's request, e.g. "tools/0/function/parameters"; refusals name it.
     """
 
     name: str
     parameters: str
-    strict: bool | None = None
+    strict: bool | Literal["preferred"] | None = None
     origin: str = ""
 
 

@@ -137,6 +137,20 @@ def test_strict_closes_the_objects_of_that_tool_alone(form: ToolFormat) -> None:
     assert accepts(judge, written(form, [("closed", '{"a":1}')]))
 
 
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_schema_that_cannot_be_closed_is_left_open_where_closing_is_only_preferred(form: ToolFormat) -> None:
+    closable = '{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}'
+    needy = '{"type":"object","properties":{"a":{"type":"integer"}},"required":["b"]}'
+    tools = [Tool("closable", closable, "preferred"), Tool("needy", needy, "preferred", "tools/1/parameters")]
+    source = tools_constraint(tools, form, required=True, parallel=True)
+    productions, ignored = read_structural_tag(source, StructuredOptions())
+    judge = Recognizer(productions.prune(), {text: i for i, text in enumerate(form.markers)})
+    assert accepts(judge, written(form, [("closable", '{"a":1}')]))
+    assert not accepts(judge, written(form, [("closable", '{"a":1,"b":2}')]))
+    assert accepts(judge, written(form, [("needy", '{"a":1,"b":2}')]))
+    assert ignored == ["/1/parameters: closed"]
+
+
 def token_ids(row: Bitmask) -> list[int]:
     ids: list[int] = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
     return ids

@@ -9,6 +9,7 @@ from __future__ import annotations
 from radixrt.constrained.productions import NOTHING, Alt, EmptyLanguage, Expr, Lit, Productions, Ref, Term, alt
 from radixrt.constrained.regex import json_string, literals
 from radixrt.constrained.schema.emit.arrays import array_expression
+from radixrt.constrained.schema.emit.free_parts import FREE_STRING, with_bounded_digits
 from radixrt.constrained.schema.emit.inhabited import empty_cause, inhabited, is_exact, without_empty
 from radixrt.constrained.schema.emit.json_text import SHORT, TextStyle
 from radixrt.constrained.schema.emit.objects import object_expression
@@ -25,17 +26,18 @@ MAX_LISTED_OPTIONS = 4
 """Maximum number of listed values that are separate options. A longer list becomes a single terminal."""
 
 
-def emit_productions(graph: Graph, whitespace: int) -> Productions:
+def emit_productions(graph: Graph, whitespace: int, *, bounded: bool = False) -> Productions:
     """Return the productions of the graph's root, without rules that derive nothing.
 
     Args:
         whitespace: maximum number of characters after `{ [ , :` and before `} ]`.
+        bounded: parts that the schema leaves free have the bounds of `free_parts`.
 
     Raises:
         Unsupported: some part of the schema cannot be expressed.
         EmptySchema: no value satisfies the schema.
     """
-    return GrammarEmitter(graph, TextStyle(whitespace)).emit()
+    return GrammarEmitter(graph, TextStyle(whitespace, bounded=bounded)).emit()
 
 
 CLOSED = (
@@ -152,10 +154,12 @@ class GrammarEmitter:
         """Return the single values, strings, numbers, booleans and null of a node."""
         found = self._scalars.get(node)
         if found is None:
-            found = self._scalars[node] = self._make_scalar(self._plans[node])
+            found = self._scalars[node] = self._make_scalar(self._plans[node], free=not node.formulas)
         return found
 
-    def _make_scalar(self, plan: Plan) -> Expr:
+    def _make_scalar(self, plan: Plan, *, free: bool) -> Expr:
+        """Return the scalars of a plan; `free` if every value satisfies the node."""
+        bounded = self.style.bounded
         listed: list[Expr] = [Lit(text_of(text)) for text in plan.texts]
         listed.extend(self.style.value(value) for value in plan.values)
         options: list[Expr] = []
@@ -165,8 +169,8 @@ class GrammarEmitter:
             listed = [leaf for leaf in leaves if not isinstance(leaf, Lit)]
         options.extend(listed)
         if plan.strings is not None:
-            options.append(Term(json_string(plan.strings)))
-        options.extend(Term(numbers) for numbers in plan.numbers)
+            options.append(Term(FREE_STRING if bounded and free else json_string(plan.strings)))
+        options.extend(Term(with_bounded_digits(numbers) if bounded else numbers) for numbers in plan.numbers)
         options.extend(Lit("true" if flag else "false") for flag in plan.booleans)
         if plan.null:
             options.append(Lit("null"))

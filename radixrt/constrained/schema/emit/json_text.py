@@ -23,9 +23,14 @@ class TextStyle:
 
     Args:
         whitespace: maximum number of characters (space, newline, tab) after `{ [ , :` and before `} ]`.
+        bounded: parts that the schema leaves free have the bounds of `free_parts`.
+
+    Attributes:
+        bounded: as above.
     """
 
-    def __init__(self, whitespace: int) -> None:
+    def __init__(self, whitespace: int, *, bounded: bool) -> None:
+        self.bounded = bounded
         self._gap = Term(repeat(chars(CharSet.of(" \n\t")), 0, whitespace)) if whitespace else None
         self._members: dict[tuple[str, Expr, str], Expr] = {}  # those with short values, which objects often share
 

@@ -18,6 +18,7 @@ from radixrt.constrained.regex import (
     literals,
     matches,
 )
+from radixrt.constrained.schema.emit.free_parts import FREE_KEY
 from radixrt.constrained.schema.limits import over_limit
 from radixrt.constrained.schema.normal_form.graph import Graph
 from radixrt.constrained.schema.normal_form.nodes import NONE, Formulas, ObjectShape
@@ -46,14 +47,20 @@ class KeyClass:
         """Return the names. Raises RegexTooComplex."""
         return intersect(self.language, complement(literals(self.declared))) if self.declared else self.language
 
-    def keys(self) -> Regex:
+    def keys(self, *, bounded: bool) -> Regex:
         """Return the names as JSON strings, each with its colon. Raises RegexTooComplex.
 
         With the colon they need not be told apart from string values, which lets declared keys be single literals.
+
+        Args:
+            bounded: exclude long names where no keyword says anything about names.
         """
-        if self.language is ANY and self.declared:
-            return intersect(ANY_KEY, complement(literals([text_of(name) + ":" for name in self.declared])))
-        return json_string(self.names(), ":")
+        if self.language is not ANY:
+            return json_string(self.names(), ":")
+        every = FREE_KEY if bounded else ANY_KEY
+        if not self.declared:
+            return every
+        return intersect(every, complement(literals([text_of(name) + ":" for name in self.declared])))
 
     def is_empty(self) -> bool:
         """Return whether the class has no name. Raises RegexTooComplex."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from radixrt.constrained.productions import NOTHING, Expr, Lit, Term, alt, optional, seq
+from radixrt.constrained.schema.emit.free_parts import MAX_UNDECLARED
 from radixrt.constrained.schema.emit.json_text import END, SHORT, Comma, Emitter, joined, repeated
 from radixrt.constrained.schema.emit.plan import ObjectPlan
 from radixrt.constrained.schema.errors import Unsupported
@@ -168,7 +169,12 @@ class _UndeclaredEmitter:
         self._emitter = emitter
         self._plan = plan
         pair = emitter.style.pair
-        self._pairs = [pair(Term(one.keys()), emitter.value(node)) for one, node in plan.classes]
+        bounded = emitter.style.bounded
+        self._keys = [Term(one.keys(bounded=bounded)) for one, _ in plan.classes]
+        self._pairs = [pair(key, emitter.value(node)) for key, (_, node) in zip(self._keys, plan.classes, strict=True)]
+        # Members of which no keyword says anything are few where the object declares others.
+        unspoken = plan.members and not any(node.formulas for _, node in plan.classes)
+        self._most = MAX_UNDECLARED if bounded and unspoken else None
         self._groupings = list(self._find_groupings()) if plan.witnesses else [()]
         self._states: dict[tuple[tuple[Group, ...], int, int], Expr] = {}
         self.fewest = min((len(grouping) for grouping in self._groupings), default=0)
@@ -186,8 +192,10 @@ class _UndeclaredEmitter:
             Unsupported: counting takes too many rules.
         """
         plan = self._plan
-        room = None if count is None or plan.high is None else plan.high - count
+        room = self._most if count is None or plan.high is None else plan.high - count
         missing = 0 if count is None else max(0, plan.low - count)
+        if self._most is not None and room is not None:
+            room = max(missing, min(room, self._most))
         if not plan.witnesses:
             if room is not None and missing > room:
                 return NOTHING
@@ -220,7 +228,7 @@ class _UndeclaredEmitter:
         style = self._emitter.style
         separator = style.after(",") if comma else END
         value = self._emitter.value(self._emitter.graph.node(formulas))
-        needed = joined(separator, style.pair(Term(self._plan.classes[place][0].keys()), value))
+        needed = joined(separator, style.pair(self._keys[place], value))
         # Without an upper bound, any number of other members may come first.
         if room is None and comma:
             others = self._others(gone)
