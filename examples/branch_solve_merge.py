@@ -1,7 +1,7 @@
 """Branch, solve, merge: a judge comments on three aspects of an essay in parallel, and then decides.
 
 python examples/branch_solve_merge.py
-python examples/branch_solve_merge.py --essay my_essay.txt --report judge.html
+python examples/branch_solve_merge.py --essay examples/data/essay.txt --report examples/output/judge.html
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def judge(s, essay: str):
 def main() -> None:
     parser = common.parser(__doc__)
     parser.add_argument("--essay", type=Path, default=common.DATA / "essay.txt", help="a text file")
-    parser.add_argument("--report", help="write what the run computed and reused to this HTML file")
+    parser.add_argument("--report", type=Path, help="write what the run computed and reused to this HTML file")
     args = parser.parse_args()
     with common.backend(args):
         state = judge.run(essay=args.essay.read_text(), sampling={"temperature": 0})
@@ -49,6 +49,7 @@ def main() -> None:
         print(f"verdict: {verdict.score} of 10: {verdict.reason}")
         print(common.reuse(state))
         if args.report:
+            args.report.parent.mkdir(exist_ok=True)
             state.save_report(args.report)
 
 

@@ -1,4 +1,4 @@
-"""Code that the examples share: the options --model and --base-url, and the line about reuse printed at the end."""
+"""Code that the examples share: common options, the folder of their output, and the line about reuse at the end."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import radixrt as rt
 
 DATA = Path(__file__).parent / "data"
+OUTPUT = Path(__file__).parent / "output"  # in .gitignore
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
@@ -30,6 +31,12 @@ def backend(args: argparse.Namespace) -> Iterator[None]:
         with rt.Engine(model=args.model, log_level="warning") as engine:
             rt.set_default_backend(engine)
             yield
+
+
+def output(name: str) -> Path:
+    """Return the path of a file in the folder of output, which is made."""
+    OUTPUT.mkdir(exist_ok=True)
+    return OUTPUT / name
 
 
 def reuse(*states: rt.State) -> str:

@@ -1,7 +1,7 @@
 """Few-shot classification of a file: one program, many items, an output file that can be resumed.
 
-python examples/few_shot_classification.py --output labels.jsonl
-python examples/few_shot_classification.py --output labels.jsonl    # again: all items are done already
+python examples/few_shot_classification.py
+python examples/few_shot_classification.py    # again: all items are done already
 
 The few-shot examples are the same for each item, so they are computed once.
 """
@@ -37,22 +37,23 @@ def classify(s: rt.State, text: str) -> None:
 def main() -> None:
     parser = common.parser(__doc__)
     parser.add_argument("--input", type=Path, default=common.DATA / "messages.jsonl", help='lines of {"text", "label"}')
-    parser.add_argument("--output", type=Path, default=Path("labels.jsonl"), help="one line of JSON for each item")
+    parser.add_argument("--output", type=Path, help="one line of JSON for each item; default: output/labels.jsonl")
     args = parser.parse_args()
+    output = args.output or common.output("labels.jsonl")
     items = [json.loads(line) for line in args.input.read_text().splitlines()]
 
     with common.backend(args):
         # If an item fails, its line holds the error, and the others continue. `resume` keeps the lines that exist.
-        results = classify.batch([item["text"] for item in items], concurrency=16, output=args.output, resume=True)
+        results = classify.batch([item["text"] for item in items], concurrency=16, output=output, resume=True)
 
         right = 0
         for item, result in zip(items, results, strict=True):
             label = result["label"].strip()
             right += label == item["label"]
             print(f"{label:10} {'(had it)' if result.resumed else '':8} {item['text']}")
-        print(f"{right} of {len(items)} as labelled; {sum(r.resumed for r in results)} were in {args.output} before")
+        print(f"{right} of {len(items)} as labelled; {sum(r.resumed for r in results)} were in {output} before")
         # States of thousands of items would fill the memory, so with an output file the usage of each item is in it.
-        used = [json.loads(line)["usage"] for line in args.output.read_text().splitlines()]
+        used = [json.loads(line)["usage"] for line in output.read_text().splitlines()]
         print(common.reuse_line(*(sum(u[k] for u in used) for k in ("calls", "prompt_tokens", "cached_tokens"))))
 
 

@@ -1,6 +1,6 @@
 """Typed extraction: invoices in, checked pydantic objects out, a CSV file at the end.
 
-python examples/invoices_to_csv.py --output invoices.csv
+python examples/invoices_to_csv.py
 
 Each result either has the requested type or is an error that names the problem; there is no third case. The form is
 guaranteed, the facts are the model's.
@@ -48,12 +48,13 @@ def extract(s: rt.State, text: str) -> None:
 def main() -> None:
     parser = common.parser(__doc__)
     parser.add_argument("--folder", type=Path, default=common.DATA / "invoices", help="with the invoices (*.txt)")
-    parser.add_argument("--output", type=Path, default=Path("invoices.csv"), help="one row for each")
+    parser.add_argument("--output", type=Path, help="one row for each; default: output/invoices.csv")
     args = parser.parse_args()
+    output = args.output or common.output("invoices.csv")
     paths = sorted(args.folder.glob("*.txt"))
     with common.backend(args):
         results = extract.batch([path.read_text() for path in paths])
-        with args.output.open("w", newline="") as file:
+        with output.open("w", newline="") as file:
             writer = csv.DictWriter(file, ["file", *Invoice.model_fields])
             writer.writeheader()
             for path, result in zip(paths, results, strict=True):
@@ -66,7 +67,7 @@ def main() -> None:
         states = [result.state for result in results if result.state]
         written = sum(state.usage.completion_tokens for state in states)
         forced = sum(state.usage.forced_tokens for state in states)
-        print(f"{args.output}: {written} tokens were written, of which the schema left no choice about {forced}")
+        print(f"{output}: {written} tokens were written, of which the schema left no choice about {forced}")
         print(common.reuse(*states))
 
 

@@ -9,6 +9,7 @@ CHAT = (
     "<|im_start|>system\nYou answer in one short sentence.<|im_end|>\n"
     "<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
 )
+NEXT = "<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
 
 
 def main() -> None:
@@ -23,6 +24,12 @@ def main() -> None:
             print(
                 f"many:   {question} {answer.text!r} ({used.cached_tokens} of {used.prompt_tokens} tokens were cached)"
             )
+
+        # A follow-up continues the whole conversation, which the cache has: only the new question is computed.
+        follow_up = CHAT.format(question=questions[-1]) + answer.text + NEXT.format(question="And why is coal black?")
+        answer = engine.generate(follow_up, {"max_tokens": 40, "temperature": 0})
+        used = answer.usage
+        print(f"again:  {answer.text!r} ({used.cached_tokens} of {used.prompt_tokens} tokens were cached)")
 
         print("stream: ", end="")
         for chunk in engine.stream("Once upon a time", {"max_tokens": 32, "temperature": 0.8, "seed": 7}):

@@ -83,6 +83,9 @@ def runs(name: str, size: int, url: str) -> tuple[Callable[[], None], Callable[[
     """Both scripts of a program as functions: plain, and in the language."""
     kit, plain, program = (load(FOLDER / f"{each}.py") for each in ("kit", f"plain/{name}", name))
 
+    for script in (plain, program):  # a temporary folder is the current one while they run
+        vars(script).update(OUTPUT=Path("labels.jsonl"))
+
     def plainly() -> None:
         asyncio.run(kit.with_client(plain.run, url, size))
 

@@ -12,7 +12,7 @@ from data import EXAMPLES, LABELS, rows
 
 import radixrt as rt
 
-OUTPUT = "labels.jsonl"
+OUTPUT = kit.output("tour_labels.jsonl")
 
 
 @rt.function

@@ -1,4 +1,4 @@
-"""Code that the scripts of the tour share: their options, and the data that they work on."""
+"""Code that the scripts of the tour share: their options, their output, and the data that they work on."""
 
 from __future__ import annotations
 
@@ -12,6 +12,14 @@ from typing import Any
 import openai
 
 import radixrt as rt
+
+OUTPUT = Path(__file__).parents[1] / "output"  # in .gitignore
+
+
+def output(name: str) -> Path:
+    """Return the path of a file in the folder of output, which is made."""
+    OUTPUT.mkdir(exist_ok=True)
+    return OUTPUT / name
 
 
 def _arguments(doc: str | None, size: int, url: str | None) -> argparse.Namespace:

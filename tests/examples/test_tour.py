@@ -56,8 +56,9 @@ def test_rows_are_classified_once(url: str, tmp_path: Path, monkeypatch: pytest.
     for name in ("classify", "plain/classify"):
         folder = tmp_path / name
         folder.mkdir(parents=True)
-        monkeypatch.chdir(folder)
         kit, script = load(FOLDER / "kit.py"), load(FOLDER / f"{name}.py")
+        assert Path(script.OUTPUT).is_relative_to(ROOT / "examples" / "output")
+        monkeypatch.setattr(script, "OUTPUT", folder / "labels.jsonl")
 
         def run(size: int, script: Any = script, kit: Any = kit, plain: bool = "/" in name) -> list[str]:
             found: list[str] = asyncio.run(kit.with_client(script.run, url, size)) if plain else script.run(size)

@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parent.parent))
 import kit
 from data import EXAMPLES, LABELS, rows
 
-OUTPUT = Path("labels.jsonl")
+OUTPUT = kit.output("plain_labels.jsonl")
 
 
 def labelled_before() -> dict[int, dict[str, Any]]:

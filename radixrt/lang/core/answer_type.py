@@ -32,6 +32,7 @@ class AnswerType:
         max_tokens: default of max_tokens.
         schema: type or schema of the JSON text; None where the value is the text, or one of `values`.
         values: values of choices, by their text.
+        python_type: type of the value that the program gave; None for text, patterns and JSON schemas.
     """
 
     name: str
@@ -39,6 +40,7 @@ class AnswerType:
     max_tokens: int
     schema: Any = None
     values: dict[str, Any] = field(default_factory=dict)
+    python_type: Any = None
 
     def read(self, text: str) -> Any:
         """The value of a complete answer.
@@ -85,23 +87,28 @@ def answer_type(kind: Any, constraint: dict[str, Any]) -> AnswerType:
     if given[0] == "choices":
         return _of_choices({text: text for text in value}, "choices")
     if given[0] == "json_schema":
-        return AnswerType(_schema_name(value), {"json_schema": schema_text(value)}, VALUE_TOKENS, schema=value)
+        python_type = None if isinstance(value, (str, dict, bool)) else value
+        return AnswerType(
+            _schema_name(value), {"json_schema": schema_text(value)}, VALUE_TOKENS, schema=value,
+            python_type=python_type,
+        )  # fmt: skip
     return AnswerType(given[0], {given[0]: value}, PATTERN_TOKENS)
 
 
 def _of_type(kind: Any) -> AnswerType:
     options = _texts(kind)
     if options is not None:
-        return _of_choices(options, _name(kind))
+        return _of_choices(options, _name(kind), kind)
     return AnswerType(
-        _name(kind), {"json_schema": schema_text(kind)}, SCALAR_TOKENS.get(_bare(kind), VALUE_TOKENS), schema=kind
-    )
+        _name(kind), {"json_schema": schema_text(kind)}, SCALAR_TOKENS.get(_bare(kind), VALUE_TOKENS), schema=kind,
+        python_type=kind,
+    )  # fmt: skip
 
 
-def _of_choices(values: dict[str, Any], name: str) -> AnswerType:
+def _of_choices(values: dict[str, Any], name: str, kind: Any = None) -> AnswerType:
     # A token has at least one byte; one more ends the answer.
     longest = max((len(text.encode(errors="replace")) for text in values if isinstance(text, str)), default=0)
-    return AnswerType(name, {"choices": tuple(values)}, longest + 1, values=values)
+    return AnswerType(name, {"choices": tuple(values)}, longest + 1, values=values, python_type=kind)
 
 
 def _texts(kind: Any) -> dict[str, Any] | None:

@@ -9,13 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-import numpy as np
-import pydantic_core
-
+from radixrt.lang.core.saved_values import VALUES, plain, restored, saved
 from radixrt.lang.core.state import State
+from radixrt.lang.core.type_names import Scope
 from radixrt.lang.errors import ProgramError, describe, hand_over
 from radixrt.lang.observe.run_log import ProgramUsage
-from radixrt.tasks.rerank import RankedDocument
 
 RETRY_S = 0.25
 """Seconds before a failed item is run again; twice as many before each further time, up to MAX_RETRY_S."""
@@ -30,8 +28,7 @@ class BatchItem:
 
     Attributes:
         index: index of the item.
-        values: values by name; if they were read from a file, vectors and ranked documents as they were, others as
-            plain JSON.
+        values: values by name; of the program's types too if they were read from a file.
         state: state of the run, also of one that failed; None for a run that never began, and where results go to a
             file, since there may be very many.
         usage: tokens and calls; None for a run that never began or was read from a file.
@@ -56,17 +53,17 @@ class BatchItem:
 
 async def run_batch(
     name: str, one: Callable[[tuple[Any, ...], dict[str, Any]], Awaitable[State]], items: Iterable[Any], *,
-    concurrency: int, progress: bool | None, output: Any, resume: bool, retries: int,
+    concurrency: int, progress: bool | None, output: Any, resume: bool, retries: int, scope: Scope,
 ) -> list[BatchItem]:  # fmt: skip
-    """See `Function.batch`."""
+    """See `Function.batch`. `scope`: names that the program sees, for the types of the values in the output file."""
     for argument, number, least in (("concurrency", concurrency, 1), ("retries", retries, 0)):
         if isinstance(number, bool) or not isinstance(number, int) or number < least:
             raise ProgramError(f"{argument} must be a whole number from {least} on, not {number!r}")
     results: dict[int, BatchItem] = {}
-    done = {} if output is None else _read_back(Path(output), resume)
+    done = {} if output is None else _read_back(Path(output), resume, scope)
     remaining = enumerate(items)
     total = len(items) if isinstance(items, Sized) else None
-    with _Output(output) as file, _Bar(name, total, progress) as bar:
+    with _Output(output, scope) as file, _Bar(name, total, progress) as bar:
 
         async def work() -> None:
             for index, item in remaining:  # all workers share one iterator
@@ -126,7 +123,8 @@ def _arguments(item: Any) -> Arguments:
 class _Output:
     """The file of results, one line each."""
 
-    def __init__(self, path: Any) -> None:
+    def __init__(self, path: Any, scope: Scope) -> None:
+        self._scope = scope
         self._path = None if path is None else Path(path)
         self._file: TextIO | None = None
 
@@ -147,7 +145,8 @@ class _Output:
         if item.error is not None:
             line["error"] = item.error
         else:
-            line |= {"values": plain(item.values), **kinds_of(item.values)}
+            types = {} if item.state is None else item.state.types()
+            line |= saved(item.values, types, self._scope)
         usage = item.usage
         if usage is not None:
             line["usage"] = {
@@ -163,7 +162,7 @@ class _Output:
         return replace(item, state=None)
 
 
-def _read_back(path: Path, resume: bool) -> dict[int, BatchItem]:
+def _read_back(path: Path, resume: bool, scope: Scope) -> dict[int, BatchItem]:
     """Read the results of a file, except failed ones. An incomplete last line is truncated."""
     if not path.exists():
         return {}
@@ -178,10 +177,13 @@ def _read_back(path: Path, resume: bool) -> dict[int, BatchItem]:
         try:
             entry = json.loads(line)
             index = entry["index"]
-            if "values" in entry:
-                found[index] = BatchItem(index, entry["input"], restored(entry["values"], entry), resumed=True)
+            if VALUES in entry:
+                found[index] = BatchItem(index, entry["input"], restored(entry, scope), resumed=True)
         except (ValueError, KeyError, TypeError) as error:
-            raise ProgramError(f"{path}, line {number}, is no result of a batch: {error!r}") from None
+            raise ProgramError(
+                f"{path}, line {number}, is no result of this program: {describe(error)}; remove the line to run its "
+                "item again, or name another file"
+            ) from None
     with path.open("rb+") as file:
         file.truncate(whole)
     return found
@@ -213,46 +215,3 @@ class _Bar:
             shown |= {name: str(n) for name, n in (("resumed", self._resumed), ("errors", self._errors)) if n}
             self._bar.set_postfix(shown, refresh=False)
         self._bar.update()
-
-
-VECTORS, RANKINGS = "vectors", "rankings"
-"""Keys of a line that list the names of vectors, and of ranked documents."""
-
-
-def plain(value: Any) -> Any:
-    """Return the value as JSON gives it back."""
-    return json.loads(pydantic_core.to_json(value, fallback=_as_json, inf_nan_mode="strings"))
-
-
-def _as_json(value: Any) -> Any:
-    """Return what replaces a value that is not JSON: the numbers of a vector, a description of anything else."""
-    return value.tolist() if isinstance(value, np.ndarray) else repr(value)
-
-
-def kinds_of(values: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the names of vectors and of ranked documents, by the keys of a line; a key without names is missing."""
-    kinds: dict[str, list[str]] = {}
-    for name, value in values.items():
-        if isinstance(value, np.ndarray):
-            kinds.setdefault(VECTORS, []).append(name)
-        elif isinstance(value, list) and value and all(isinstance(each, RankedDocument) for each in value):
-            kinds.setdefault(RANKINGS, []).append(name)
-    return kinds
-
-
-def restored(values: Mapping[str, Any], line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a line, with float32 arrays and `RankedDocument`s where its keys list them.
-
-    Raises:
-        KeyError, TypeError, ValueError: a listed value is missing, or is no such value.
-    """
-    read = dict(values)
-    for name in line.get(VECTORS, ()):
-        read[name] = np.array(values[name], np.float32)
-    for name in line.get(RANKINGS, ()):
-        read[name] = [_ranked(**each) for each in values[name]]
-    return read
-
-
-def _ranked(index: int, score: float | str, document: str) -> RankedDocument:
-    return RankedDocument(index, float(score), document)  # a score that is not finite was written as a text

@@ -5,6 +5,7 @@ The functions in `radixrt.lang.core.primitives` create primitives.
 
 from __future__ import annotations
 
+import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -81,6 +82,12 @@ class Gen(Expr):
     tools: Offer | None = None
     retries: int = 0
     check: Callable[[Any], object] | None = None
+
+    @property
+    def python_type(self) -> Any:
+        """Type of the value; None for a text, and for the JSON values of a schema."""
+        one = self.type.python_type
+        return one if self.n == 1 or one is None else types.GenericAlias(list, one)
 
     def params(self, defaults: Mapping[str, Any]) -> SamplingParams:
         """Sampling parameters of the request: the type's constraint, this gen's own parameters, and then the defaults.

@@ -7,6 +7,7 @@ import contextvars
 import functools
 import inspect
 import threading
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any, overload
@@ -19,6 +20,7 @@ from radixrt.lang.core.run import Publish
 from radixrt.lang.core.runtime import runtime
 from radixrt.lang.core.state import State
 from radixrt.lang.core.streaming import Channel, Closed, StreamEvent
+from radixrt.lang.core.type_names import scope_of
 from radixrt.lang.errors import ProgramError, hand_over
 
 if TYPE_CHECKING:
@@ -174,9 +176,13 @@ class Function:
             CallError: a call of the program's own state failed, or one that the program read.
             Exception: the function itself raised it.
             Both have the state as the attribute `state`, so that `error.state.report()` shows what was done.
+
+        Warns:
+            RuntimeWarning: the caller runs in an event loop, which stops until the program ends.
         """
         if runtime().here:
             raise ProgramError(f"this would stop the event loop that does the work; write {self._awaited}")
+        _warn_of_loop(f"{self.name}.run(...)", self._awaited)
         program, state = self._start(args, kwargs, backend, sampling)
         try:
             if self.is_async:
@@ -225,7 +231,8 @@ class Function:
             concurrency: number of concurrent runs.
             progress: show a progress bar; default: on a terminal.
             output: a file to which each result is appended as a line of JSON when its run ends.
-            resume: skip items that the file has results of, except failed ones; otherwise the file must not exist.
+            resume: skip items that the file has results of, except failed ones; otherwise the file must not exist. The
+                values of skipped items have the program's types, which the file names.
             retries: number of times that an item is run again after an error, with pauses of 0.25 to 30 s.
 
         Returns:
@@ -233,8 +240,13 @@ class Function:
             not affect the others.
 
         Raises:
-            ProgramError: an argument is wrong, or the output file exists and resume is not set.
+            ProgramError: an argument is wrong; the output file exists and resume is not set, or it has a line that is
+                no result of this program as it is now.
+
+        Warns:
+            RuntimeWarning: as for `run`.
         """
+        _warn_of_loop(f"{self.name}.batch(...)", f"await {self.name}.async_batch(...)")
         coroutine = self.async_batch(
             items, backend=backend, sampling=sampling, concurrency=concurrency, progress=progress, output=output,
             resume=resume, retries=retries,
@@ -259,7 +271,7 @@ class Function:
 
         return await run_batch(
             self.name, one, items, concurrency=concurrency, progress=progress, output=output, resume=resume,
-            retries=retries,
+            retries=retries, scope=scope_of(self.body),
         )  # fmt: skip
 
     def explain(
@@ -299,6 +311,16 @@ class Function:
             await asyncio.shield(asyncio.wrap_future(program.abort(error)))
             raise
         return state
+
+
+def _warn_of_loop(blocking: str, instead: str) -> None:
+    """Warn the caller's caller if it runs in an event loop, all of whose tasks a blocking call stops."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:  # no loop runs in this thread
+        return
+    text = f"{blocking} stops the event loop in which it is called until the program ends; write {instead}"
+    warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 async def _in_thread(body: Callable[[], Any], name: str) -> Any:

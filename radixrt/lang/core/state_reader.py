@@ -74,6 +74,11 @@ class StateReader:
         """Return all values by name; waits for the values."""
         return {name: self[name] for name in self.names()}
 
+    def types(self) -> dict[str, Any]:
+        """Return the Python type of each value for which the program gave one."""
+        slots = self._builder.names.all()
+        return {name: slot.python_type for name, slot in slots.items() if slot.python_type is not None}
+
     def slot(self, name: str) -> Slot:
         """The slot of a name.
 

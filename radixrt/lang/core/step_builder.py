@@ -121,7 +121,7 @@ class StepBuilder:
             return [WriteJoined(item)]
         if isinstance(item, Gen):
             sampling = item.params(self._defaults)
-            slot = self._named(item.name, "gen", item.tools)
+            slot = self._named(item.name, "gen", item.tools, item.python_type)
             generate = Generate(item, sampling, slot)
             return [generate] if item.tools is None else [Write(Tools(item.tools)), generate]
         if isinstance(item, Select):
@@ -137,9 +137,9 @@ class StepBuilder:
         finally:
             self._defaults = before
 
-    def _named(self, name: str | None, kind: str, offer: Offer | None = None) -> Slot:
+    def _named(self, name: str | None, kind: str, offer: Offer | None = None, python_type: Any = None) -> Slot:
         label = f'{kind} "{name}"' if name else f"a {kind} without a name"
-        slot = Slot(name, label, self._branch, None if offer is None else offer.functions)
+        slot = Slot(name, label, self._branch, None if offer is None else offer.functions, python_type)
         if name is not None:
             self.names[name] = slot
         return slot

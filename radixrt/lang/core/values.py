@@ -54,17 +54,24 @@ class Slot:
         error: reason why the slot has no value.
         metas: a `Meta` for each of the n samples.
         tools: Python functions that the call may call, by name.
+        python_type: type of the value, where the program gave one.
     """
 
-    __slots__ = ("_value", "branch", "done", "error", "label", "metas", "name", "tools")
+    __slots__ = ("_value", "branch", "done", "error", "label", "metas", "name", "python_type", "tools")
 
     def __init__(
-        self, name: str | None, label: str, branch: str, tools: Mapping[str, Callable[..., Any]] | None = None
+        self,
+        name: str | None,
+        label: str,
+        branch: str,
+        tools: Mapping[str, Callable[..., Any]] | None = None,
+        python_type: Any = None,
     ) -> None:
         self.name = name
         self.label = label
         self.branch = branch
         self.tools = tools or {}
+        self.python_type = python_type
         self.done: Future[None] = Future()
         self.done.set_running_or_notify_cancel()  # a reader's cancellation must not cancel the future for all readers
         self.error: CallError | ProgramCancelled | None = None

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
 import threading
+import warnings
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
+import pydantic
 import pytest
 
 import radixrt as rt
@@ -91,8 +96,108 @@ def test_results_go_to_a_file_and_are_taken_up_again(engine: rt.Engine, tmp_path
     assert not third[0].resumed  # another question now stands in that place
 
     output.write_text('{"no": "result"}\n')
-    with pytest.raises(rt.ProgramError, match=r"out\.jsonl, line 1, is no result"):
+    with pytest.raises(rt.ProgramError, match=r"out\.jsonl, line 1, is no result of this program"):
         ask.batch(items, backend=engine, output=output, resume=True)
+
+
+class Mood(Enum):
+    GOOD = "good"
+    BAD = "bad"
+
+
+@dataclass
+class Note:
+    day: datetime.date
+    moods: tuple[Mood, ...]
+
+
+class Pair(NamedTuple):
+    first: int
+    second: bool
+
+
+Item = TypeVar("Item")
+
+
+class Box(pydantic.BaseModel, Generic[Item]):
+    item: Item
+
+
+def typed(limit: int) -> rt.Function:
+    class Grade(pydantic.BaseModel):
+        score: int = pydantic.Field(ge=0, le=limit)
+
+    @rt.function(temperature=1.0, seed=5, max_tokens=60)
+    def grade(s: rt.State, text: str) -> None:
+        s += text + rt.gen("grade", Grade) + rt.gen("mood", Mood) + rt.gen("note", Note)
+        s += rt.gen("pairs", Annotated[list[Pair], pydantic.Field(min_length=1, max_length=2)])
+        s += rt.gen("days", datetime.date, n=2) + rt.gen("box", Box[Mood]) + rt.gen("either", Pair | Literal["no"])
+        s += rt.gen("schema", json_schema=Grade) + rt.gen("number", int) + rt.select("chosen", ["a", "b"])
+
+    return grade
+
+
+def test_resumed_values_have_the_types_of_the_program(engine: rt.Engine, tmp_path: Path) -> None:
+    output = tmp_path / "typed.jsonl"
+    (first,) = typed(9).batch(["a"], backend=engine, output=output)
+    assert first.error is None
+    # The class of the grade is another object in each program, as it is in each process.
+    program = typed(9)
+    (again,) = program.batch(["a"], backend=engine, output=output, resume=True)
+    assert again.resumed
+    grade = first.values.pop("grade")
+    assert again["grade"].score == grade.score
+    assert again.values.pop("schema").score == first.values.pop("schema").score
+    assert type(again.values.pop("grade")).__qualname__ == "typed.<locals>.Grade"
+    assert again.values == first.values
+    assert [type(value) for value in again.values.values()] == [type(value) for value in first.values.values()]
+    assert isinstance(again["note"].moods, tuple)
+    assert isinstance(again["pairs"][0], Pair)
+    assert isinstance(again["box"].item, Mood)
+
+    # A class that has changed refuses its values, and the error says what to do.
+    line = json.loads(output.read_text())
+    line["values"]["grade"]["score"] = 10
+    output.write_text(json.dumps(line) + "\n")
+    with pytest.raises(
+        rt.ProgramError, match=r"(?s)typed\.jsonl, line 1, .*'grade'.*less than or equal to 9.*; remove the line"
+    ):
+        program.batch(["a"], backend=engine, output=output, resume=True)
+    line["types"] = {"mood": "shop:Vanished"}
+    output.write_text(json.dumps(line) + "\n")
+    with pytest.raises(rt.ProgramError, match="the class Vanished of the module shop is not defined"):
+        program.batch(["a"], backend=engine, output=output, resume=True)
+
+
+def test_a_value_that_json_does_not_give_back_is_plain_with_a_warning(engine: rt.Engine, tmp_path: Path) -> None:
+    class Shouted(pydantic.BaseModel):
+        word: str = pydantic.Field(max_length=4)
+
+        @pydantic.field_serializer("word")
+        def louder(self, word: str) -> str:
+            return word + "!"
+
+    @rt.function(temperature=0, max_tokens=30)
+    def shout(s: rt.State, text: str) -> None:
+        s += text + rt.gen("said", Shouted)
+
+    output = tmp_path / "plain.jsonl"
+    with pytest.warns(UserWarning, match="plain JSON for 'said'"):
+        shout.batch(["a"], backend=engine, output=output)
+    (again,) = shout.batch(["a"], backend=engine, output=output, resume=True)
+    assert again["said"]["word"].endswith("!")
+
+
+async def test_blocking_calls_in_an_event_loop_warn(engine: rt.Engine) -> None:
+    with pytest.warns(RuntimeWarning, match=r"ask\.run\(\.\.\.\) stops .*; write await ask\.async_run") as caught:
+        ask.run("a", backend=engine)
+    with pytest.warns(RuntimeWarning, match=r"write await ask\.async_batch"):
+        ask.batch(["a"], backend=engine)
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        await ask.async_run("a", backend=engine)
+        await asyncio.to_thread(ask.run, "a", backend=engine)
 
 
 async def test_cancelling_a_batch_cancels_its_programs(engine: rt.Engine, tmp_path: Path) -> None:
