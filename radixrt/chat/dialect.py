@@ -6,14 +6,15 @@ output shows whether the template offers tools to the model and in which format 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from radixrt.chat.harmony import writes_harmony
+from radixrt.chat.harmony import harmony_messages, writes_harmony
 from radixrt.chat.reasoning import THINK_END, THINK_START, Thinking
 from radixrt.config import Config
 from radixrt.constrained.tags.tools import GENERIC_JSON, HERMES, LLAMA3, TOOL_FORMATS, ToolFormat
@@ -35,6 +36,12 @@ _CALLED: list[dict[str, Any]] = [
     {"role": "assistant", "content": "", "tool_calls": [_CALL]},
     {"role": "tool", "name": _TOOL, "tool_call_id": "call00000", "content": "result"},
 ]
+
+
+REASONING = "reasoning_content"
+_THOUGHT = "thought-probe"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,7 @@ class Dialect:
     closed_tools: bool = True
     template: ChatTemplate | None = None
     _cached: dict[bytes, Thinking] = field(default_factory=dict)
+    _cached_keeps: dict[bytes, bool] = field(default_factory=dict)
 
     @property
     def answer_markers(self) -> list[str]:
@@ -77,14 +85,30 @@ class Dialect:
             return Thinking.OFF
         if self.harmony:
             return Thinking.FREE
-        switches = {name: value for name, value in variables.items() if _is_switch(value)}
-        key = msgspec.json.encode(switches)
-        found = self._cached.get(key)
-        if found is None:
-            found = _thinking(self.template, switches)
-            if len(self._cached) < MAX_CACHED:
-                self._cached[key] = found
-        return found
+        return _probed(self._cached, _thinking, self.template, variables)
+
+    def keeps_reasoning(self, variables: Mapping[str, Any]) -> bool:
+        """Return whether a prompt with these template variables shows reasoning from before the last message of the
+        user."""
+        if self.template is None:
+            return False
+        probe = partial(_keeps_reasoning, harmony=self.harmony)
+        return _probed(self._cached_keeps, probe, self.template, variables)
+
+
+def _probed(
+    cached: dict[bytes, T], probe: Callable[[ChatTemplate, Mapping[str, Any]], T], template: ChatTemplate,
+    variables: Mapping[str, Any],
+) -> T:  # fmt: skip
+    """Probe the template with the switches among the variables, or return the earlier result."""
+    switches = {name: value for name, value in variables.items() if _is_switch(value)}
+    key = msgspec.json.encode(switches)
+    if key in cached:
+        return cached[key]
+    found = probe(template, switches)
+    if len(cached) < MAX_CACHED:
+        cached[key] = found
+    return found
 
 
 def read_dialect(config: Config, folder: str) -> Dialect:
@@ -177,6 +201,18 @@ def _thinking(template: ChatTemplate, variables: Mapping[str, Any]) -> Thinking:
     if variables.get("enable_thinking") is False or variables.get("thinking") is False:
         return Thinking.OFF
     return Thinking.FREE
+
+
+def _keeps_reasoning(template: ChatTemplate, variables: Mapping[str, Any], *, harmony: bool) -> bool:
+    """Return whether the template writes the reasoning of an answer, or of a call, when the user has answered; True if
+    it cannot be probed."""
+    said = {"role": "assistant", "content": "answer", REASONING: _THOUGHT}
+    called = [{**message, REASONING: _THOUGHT} if message["role"] == "assistant" else message for message in _CALLED]
+    conversations = [[*_QUESTION, said, *_QUESTION], [*called, *_QUESTION]]
+    if harmony:
+        conversations = [harmony_messages(messages, ends_open=False) for messages in conversations]
+    shown = [_render(template, messages, variables=variables) for messages in conversations]
+    return any(text is None or _THOUGHT in text for text in shown)
 
 
 def _reasons(template: ChatTemplate) -> bool:

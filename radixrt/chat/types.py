@@ -17,20 +17,20 @@ class ContentPart(msgspec.Struct, kw_only=True):
     refusal: str | None = None
 
 
-class FunctionCall(msgspec.Struct, kw_only=True):
+class FunctionCall(msgspec.Struct, kw_only=True, omit_defaults=True):
     """An earlier call. The arguments are JSON text, as clients receive them, or an already decoded value."""
 
     name: str
     arguments: Any = None
 
 
-class ToolCall(msgspec.Struct, kw_only=True):
+class ToolCall(msgspec.Struct, kw_only=True, omit_defaults=True):
     function: FunctionCall
     id: str | None = None
     type: str | None = None
 
 
-class ChatMessage(msgspec.Struct, kw_only=True):
+class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None

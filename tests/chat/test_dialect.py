@@ -108,3 +108,33 @@ def test_a_folder_that_cannot_be_read_is_left_to_the_tokenizer(tmp_path: Path, t
     (tmp_path / "tokenizer.json").write_text(text)
     (tmp_path / "tokenizer_config.json").write_text(text)
     assert read_dialect(make_config(), str(tmp_path)) == Dialect()
+
+
+SHOWS_REASONING = """{% for m in messages %}{{ m.role }}: {{ m.reasoning_content or "" }}{{ m.content }}
+{% endfor %}"""
+SHOWS_REASONING_OF_CALLS = (
+    """{% for m in messages %}{% if m.tool_calls %}{{ m.reasoning_content }}{% endif %}{% endfor %}"""
+)
+SHOWS_REASONING_IF_ASKED = """{% for m in messages %}{% if keep %}{{ m.reasoning_content }}{% endif %}{% endfor %}"""
+SHOWS_REASONING_OF_THE_TURN = (
+    """{% for m in messages %}{% if loop.last %}{{ m.reasoning_content }}{% endif %}{% endfor %}"""
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "variables", "keeps"),
+    [
+        (templates.PLAIN, {}, False),
+        (templates.HERMES_THINKING, {}, False),
+        (templates.HARMONY, {}, True),  # of a call that no answer follows
+        (SHOWS_REASONING, {}, True),
+        (SHOWS_REASONING_OF_CALLS, {}, True),
+        (SHOWS_REASONING_IF_ASKED, {}, False),
+        (SHOWS_REASONING_IF_ASKED, {"keep": True}, True),
+        (SHOWS_REASONING_OF_THE_TURN, {}, False),
+        ("{{ raise_exception('never') }}", {}, True),
+    ],
+)
+def test_reasoning_of_earlier_turns(source: str, variables: dict[str, object], keeps: bool) -> None:
+    dialect = make_dialect(template(source))
+    assert [dialect.keeps_reasoning(variables) for _ in range(2)] == [keeps, keeps]

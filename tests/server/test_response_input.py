@@ -11,7 +11,7 @@ from radixrt.chat.dialect import make_dialect
 from radixrt.config import ServerConfig
 from tests.chat import templates
 from tests.chat.templates import template
-from tests.server.fake_engine import FakeEngine, error_delta, speak
+from tests.server.fake_engine import MAX_INPUT, FakeEngine, error_delta, speak
 from tests.server.helpers import Caller, check_error
 
 PATH = "/v1/responses"
@@ -174,6 +174,51 @@ def test_fields_of_openais_service_are_taken(own: Caller) -> None:
     made = own.post(PATH, {"input": "hi", **fields, "include": ["reasoning.encrypted_content"]})
     assert made.status_code == 200
     assert made.json()["max_tool_calls"] == 3
+
+
+# --- long conversations ---
+
+LONG = "x" * 32 * (MAX_INPUT + 8)
+SHOWS_REASONING = """{% for m in messages %}{{ m.role }}: {{ m.reasoning_content or "" }}{{ m.content }}
+{% endfor %}"""
+
+
+def reasoning(text: str) -> dict[str, Any]:
+    return {**REASONING, "content": [{"type": "reasoning_text", "text": text}]}
+
+
+def test_a_long_conversation_loses_reasoning_that_no_prompt_shows(own: Caller) -> None:
+    said = {"role": "assistant", "content": "Hello, world!"}
+    call = {"type": "function", "function": {"name": "get", "arguments": {"x": 1}}, "id": "c1"}
+    first = own.post(PATH, {"input": [reasoning(LONG), reasoning("a"), CALL, OUTPUT, USER]}).json()
+    second = own.post(PATH, {"input": [USER], "previous_response_id": first["id"]}).json()
+    assert sent(own) == [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "sunny", "tool_call_id": "c1"}, USER, said, USER,
+    ]  # fmt: skip
+    own.post(PATH, {"input": [reasoning("so"), USER], "previous_response_id": second["id"]})
+    assert sent(own)[3:] == [said, USER, said, {"role": "assistant", "content": "", "reasoning_content": "so"}, USER]
+    assert own.app.state.service.responses.bytes < 2 * len(LONG)
+
+
+def test_a_conversation_that_no_prompt_can_hold_is_not_continued(engine: FakeEngine) -> None:
+    for source, items in ((SHOWS_REASONING, [reasoning(LONG), USER]), (templates.PLAIN, [USER, reasoning(LONG)])):
+        caller = Caller(engine, dialect=make_dialect(template(source)))
+        made = caller.post(PATH, {"input": items}).json()
+        refused = caller.post(PATH, {"input": "hi", "previous_response_id": made["id"]})
+        message = check_error(refused, 400, "previous_response_id", "conversation_too_long")
+        assert "send its items in input" in message
+        listed = caller.get(f"{PATH}/{made['id']}/input_items").json()["data"]
+        assert [item["type"] for item in listed] == [item.get("type", "message") for item in reversed(items)]
+
+
+def test_a_turn_goes_on_in_the_next_request(own: Caller) -> None:
+    """Reasoning, a text and calls of one turn are one message, whichever request or response they come from."""
+    first = own.post(PATH, {"input": [USER, reasoning("a")]}).json()
+    own.post(PATH, {"input": [CALL, OUTPUT], "previous_response_id": first["id"]})
+    call = {"type": "function", "function": {"name": "get", "arguments": {"x": 1}}, "id": "c1"}
+    said = {"role": "assistant", "content": "Hello, world!", "reasoning_content": "a", "tool_calls": [call]}
+    assert sent(own) == [USER, said, {"role": "tool", "content": "sunny", "tool_call_id": "c1"}]
 
 
 # --- bad input ---

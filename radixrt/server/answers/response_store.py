@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
 from radixrt.errors import RequestError, shown
 from radixrt.server.access.tenants import Tenant
 from radixrt.server.answers.base import encode
+from radixrt.server.answers.response_messages import StoredConversation, encode_items
 from radixrt.server.answers.response_types import Item, MessageItem, OutputItem
 from radixrt.server.answers.responses import QUEUED, ResponseBuilder
 
 OVERHEAD_BYTES = 2_048
 """Memory of a stored response besides its JSON."""
 
-_items_decoder = msgspec.json.Decoder(list[Any])
+ITEM_OVERHEAD_BYTES = 200
+"""Memory of an item of its input besides the JSON."""
 
 
 class StoredResponse:
@@ -26,24 +26,37 @@ class StoredResponse:
     A response holds the whole conversation that it continues, as texts that it shares with the earlier responses, so
     that it can be continued itself when these are gone.
 
+    Args:
+        conversation: up to the output of the response; None if it is too long to be continued.
+        items: of the request's input.
+
     Attributes:
         rid: id of the request group that generates it.
         ended: set when the response has ended, or was never begun.
+        input: items of the request's input, in order: id, JSON.
+        output: items of the output, without log-probabilities: id -> JSON. Empty until the response has ended.
+        conversation: up to and including the output; None if it is too long to be continued.
     """
 
     def __init__(
-        self, builder: ResponseBuilder, tenant: Tenant, rid: str, earlier: Sequence[bytes], items: list[Item]
+        self,
+        builder: ResponseBuilder,
+        tenant: Tenant,
+        rid: str,
+        conversation: StoredConversation | None,
+        items: list[Item],
     ) -> None:
         self.id = builder.response.id
         self.tenant = tenant
         self.rid = rid
         self.ended = asyncio.Event()
+        self.input = [(item["id"], encode(item)) for item in items]
+        self.output: dict[str, bytes] = {}
+        self.conversation = conversation
         self._builder: ResponseBuilder | None = builder
         self._status = QUEUED
-        self._input = encode(items)
-        self._earlier = tuple(earlier)
-        self._output: dict[str, bytes] = {}
         self._body = encode(builder.body())  # counts until the response has ended
+        self._input_bytes = sum(len(data) + ITEM_OVERHEAD_BYTES for _, data in self.input)
 
     @property
     def status(self) -> str:
@@ -56,33 +69,22 @@ class StoredResponse:
     @property
     def size(self) -> int:
         """Bytes that the response counts for. What it shares with others counts for each."""
-        parts = (self._body, self._input, *self._output.values(), *self._earlier)
-        return OVERHEAD_BYTES + sum(map(len, parts))
+        parts = (self._body, *self.output.values(), *(self.conversation or ()))
+        return OVERHEAD_BYTES + self._input_bytes + sum(map(len, parts))
 
     def body(self) -> bytes:
         """Return the response as JSON."""
         return self._body if self._builder is None else encode(self._builder.body())
-
-    def items(self) -> list[Item]:
-        """Return the items of the request's input."""
-        return _items_decoder.decode(self._input)
-
-    @property
-    def output(self) -> dict[str, bytes]:
-        """Items of the output, without log-probabilities: id -> JSON. Empty until the response has ended."""
-        return self._output
-
-    @property
-    def conversation(self) -> tuple[bytes, ...]:
-        """JSON arrays of the items up to and including this response."""
-        return (*self._earlier, self._input, b"[%b]" % b",".join(self._output.values()))
 
     def settle(self) -> None:
         """Encode the response, which has ended, and let its builder go."""
         assert self._builder is not None
         self._status = self._builder.response.status
         self._body = encode(self._builder.body())
-        self._output = {item.id: encode(_without_logprobs(item)) for item in self._builder.response.output}
+        items = [_without_logprobs(item) for item in self._builder.response.output]
+        self.output = {item.id: encode(item) for item in items}
+        if self.conversation is not None:
+            self.conversation = (*self.conversation, encode_items(msgspec.to_builtins(items)))
         self._builder = None
 
 
@@ -94,12 +96,8 @@ def _without_logprobs(item: OutputItem) -> OutputItem:
     return msgspec.structs.replace(item, content=content)
 
 
-def conversation_items(conversation: Sequence[bytes]) -> list[Item]:
-    return [item for part in conversation for item in _items_decoder.decode(part)]
-
-
 class ResponseStore:
-    """Responses by id, at most so many and of so many bytes. Only the server's event loop uses it.
+    """Responses by id, at most so many and of so many bytes. Only the server's event loop changes it.
 
     Past a bound, the oldest response is dropped of the tenant that holds the most of what is bounded. Responses that
     are being generated are never dropped.

@@ -1,13 +1,12 @@
-"""Items of the Responses API: those of a request, checked and with ids, and the chat messages that they stand for."""
+"""Items of a request to the Responses API, checked and with ids."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from radixrt.chat.decoding import decode_text
-from radixrt.chat.types import ChatMessage, FunctionCall, ToolCall
 from radixrt.errors import RequestError, shown, unsupported
 from radixrt.server.answers import response_types as types
 from radixrt.server.answers.response_types import Item
@@ -177,98 +176,3 @@ def _required(value: str | None, field: str) -> str:
     if value is None:
         raise RequestError(f"{field} is required", param=field, code="missing_field")
     return value
-
-
-# --- items as chat messages ---
-
-
-def messages_of(instructions: str | None, earlier: Iterable[Item], items: Sequence[Item]) -> list[ChatMessage]:
-    """Return the conversation as chat messages.
-
-    Reasoning, a message of the assistant and the calls after them become one message, as the model wrote them, so that
-    the prompt of the next request begins with the tokens of this one. Incomplete calls are no calls.
-
-    Args:
-        earlier: items of the responses that this one continues.
-        items: items of the request.
-
-    Raises:
-        RequestError: an output belongs to no call.
-    """
-    messages = [] if instructions is None else [ChatMessage(role="system", content=instructions)]
-    turn = _AssistantTurn(messages)
-    called: set[str] = set()
-    for item in earlier:
-        _add(item, turn, called)
-    for i, item in enumerate(items):
-        if item["type"] == "function_call_output" and item["call_id"] not in called:
-            raise RequestError(
-                f"input[{i}].call_id: there is no function_call {shown(item['call_id'])} before this output; "
-                "send it before, or continue its response by previous_response_id", param=f"input[{i}].call_id",
-            )  # fmt: skip
-        _add(item, turn, called)
-    turn.end()
-    return messages
-
-
-def _add(item: Item, turn: _AssistantTurn, called: set[str]) -> None:
-    kind = item["type"]
-    if kind == "reasoning":
-        turn.reason("".join(part["text"] for part in item.get("content") or item["summary"]))
-    elif kind == "function_call":
-        if item["status"] == "completed":
-            called.add(item["call_id"])
-            turn.call(item)
-    elif kind == "function_call_output":
-        turn.end()
-        turn.messages.append(
-            ChatMessage(role="tool", content=_text_of(item["output"]), tool_call_id=item["call_id"])
-        )  # fmt: skip
-    elif item["role"] == "assistant":
-        turn.say(_text_of(item["content"]))
-    else:
-        turn.end()
-        turn.messages.append(ChatMessage(role=item["role"], content=_text_of(item["content"])))
-
-
-def _text_of(content: str | list[Item]) -> str:
-    if isinstance(content, str):
-        return content
-    return "".join(part["refusal"] if part["type"] == "refusal" else part["text"] for part in content)
-
-
-class _AssistantTurn:
-    """Collects the items of one message of the assistant: reasoning, then text, then calls."""
-
-    def __init__(self, messages: list[ChatMessage]) -> None:
-        self.messages = messages
-        self._reasoning = ""
-        self._text: str | None = None
-        self._calls: list[ToolCall] = []
-
-    def reason(self, text: str) -> None:
-        if self._text is not None or self._calls:
-            self.end()
-        self._reasoning += text
-
-    def say(self, text: str) -> None:
-        if self._text is not None or self._calls:
-            self.end()
-        self._text = text
-
-    def call(self, item: Item) -> None:
-        function = FunctionCall(name=item["name"], arguments=item["arguments"])
-        self._calls.append(ToolCall(function=function, id=item["call_id"], type="function"))
-
-    def end(self) -> None:
-        """Append the message, if there is one."""
-        if self._text is not None or self._calls or self._reasoning:
-            self.messages.append(
-                ChatMessage(
-                    role="assistant",
-                    content=self._text if self._calls else self._text or "",
-                    tool_calls=self._calls or None,
-                    reasoning_content=self._reasoning or None,
-                )
-            )
-        self._reasoning, self._text, self._calls = "", None, []

@@ -18,12 +18,21 @@ from starlette.types import Receive, Scope, Send
 
 from radixrt.chat.constraint import renamed
 from radixrt.chat.plan import ChatPlan, plan_chat
+from radixrt.chat.prompt import template_variables
 from radixrt.chat.types import Conversation
 from radixrt.errors import RequestError, shown, unsupported
 from radixrt.messages.client import ClientRequest, EngineReady, InputRow
 from radixrt.server.access.request_context import RequestContext
 from radixrt.server.answers.base import named_event
-from radixrt.server.answers.response_store import StoredResponse, conversation_items
+from radixrt.server.answers.response_messages import (
+    STORED_BYTES_PER_TOKEN,
+    StoredConversation,
+    bounded,
+    decode_messages,
+    encode_items,
+    messages_of,
+)
+from radixrt.server.answers.response_store import StoredResponse
 from radixrt.server.answers.response_types import InputItems, ResponseDeleted, ResponseEvent
 from radixrt.server.answers.responses import CANCELLED, FAILED, ResponseBuilder, new_id
 from radixrt.server.http.connection import Generated, openai_error_event, send_events
@@ -36,7 +45,7 @@ from radixrt.server.protocol.response_fields import (
     check_known,
     responses_decoder,
 )
-from radixrt.server.protocol.response_items import messages_of, read_items
+from radixrt.server.protocol.response_items import read_items
 from radixrt.server.protocol.response_options import (
     begun_response,
     read_effort,
@@ -102,14 +111,14 @@ def _prepare(service: Service, body: ResponsesRequest, context: RequestContext, 
     if not store.stores and (body.store or body.background):
         name = "store" if body.store else "background"
         raise RequestError(f"this server stores no responses (--max-stored-responses); leave {name} out", param=name)
-    earlier: tuple[bytes, ...] = ()
+    earlier: StoredConversation = ()
     if body.previous_response_id is not None:
         earlier = _to_continue(store.get(tenant, body.previous_response_id, "previous_response_id"))
     items = read_items(body.input, lambda item_id: store.item(tenant, item_id), service.config.max_body_bytes)
     effort, as_summary = read_effort(body.reasoning)
     sampling = read_sampling(body, info.vocab_size)
     conversation = Conversation(
-        messages=messages_of(body.instructions, conversation_items(earlier), items),
+        messages=messages_of(body.instructions, decode_messages(earlier), items),
         template_kwargs=body.chat_template_kwargs,
         reasoning_effort=effort,
         allow_control_tokens=allows_control_tokens(body.allow_control_tokens, service.config),
@@ -127,17 +136,30 @@ def _prepare(service: Service, body: ResponsesRequest, context: RequestContext, 
     )
     requests = [ClientRequest(envelope, [InputRow(plan.prompt)], plan.sampling, streams)]
     group = RequestGroup(context, envelope.rid, requests, plan.names)
-    stored = StoredResponse(builder, tenant, envelope.rid, earlier, items) if is_stored else None
+    stored = None
+    if is_stored:
+        kept = bounded(
+            (*earlier, encode_items(items)),
+            STORED_BYTES_PER_TOKEN * info.context_length,
+            lambda: service.dialect.keeps_reasoning(template_variables(conversation)),
+        )
+        stored = StoredResponse(builder, tenant, envelope.rid, kept, items)
     return Run(group, builder, stored, bool(body.background))
 
 
-def _to_continue(previous: StoredResponse) -> tuple[bytes, ...]:
+def _to_continue(previous: StoredResponse) -> StoredConversation:
     """Return the conversation that ends with a response."""
     if previous.is_open or previous.status == FAILED:
         fix = "wait until it has ended, or cancel it" if previous.is_open else "continue the one before it"
         raise RequestError(
             f"the response {previous.id} is {previous.status} and cannot be continued; {fix}",
             param="previous_response_id", code="response_not_complete",
+        )  # fmt: skip
+    if previous.conversation is None:
+        raise RequestError(
+            f"the conversation that ends with {previous.id} is longer than {STORED_BYTES_PER_TOKEN} bytes of JSON for "
+            "each token of the context, and was not kept; send its items in input",
+            param="previous_response_id", code="conversation_too_long",
         )  # fmt: skip
     return previous.conversation
 
@@ -266,15 +288,16 @@ async def list_input_items(service: Service, request: Request) -> Response:
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise RequestError(f"order must be asc or desc, not {shown(order)}", param="order")
-    items: list[Any] = [*_stored(service, request).items()]
+    items = [*_stored(service, request).input]
     if order == "desc":
         items.reverse()
     after = query.get("after")
     if after is not None:
-        at = next((i for i, item in enumerate(items) if item["id"] == after), None)
+        at = next((i for i, (item_id, _) in enumerate(items) if item_id == after), None)
         if at is None:
             raise RequestError(f"after: the input has no item {shown(after)}", param="after")
         items = items[at + 1 :]
     page = items[: int(limit)]
-    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-    return json_response(InputItems(data=page, first_id=first, last_id=last, has_more=len(items) > len(page)))
+    first, last = (page[0][0], page[-1][0]) if page else (None, None)
+    data: list[Any] = [msgspec.Raw(item) for _, item in page]
+    return json_response(InputItems(data=data, first_id=first, last_id=last, has_more=len(items) > len(page)))
