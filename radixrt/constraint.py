@@ -39,6 +39,7 @@ class StructuredOptions(msgspec.Struct, frozen=True, omit_defaults=True, kw_only
             does by default.
         bounded: parts that a schema leaves free have the bounds of `radixrt.constrained.schema.emit.free_parts`: number
             and length of undeclared names, length of free strings, digits of numbers.
+        max_repetition: an output whose last so many tokens repeat a few is closed early; 0 never closes for that.
         on_unsupported: "error" refuses a schema with a keyword that cannot be enforced; "ignore" drops such keywords
             and lists them in the answer.
         backend: the library that fills the masks; "auto" is llguidance.
@@ -53,6 +54,7 @@ class StructuredOptions(msgspec.Struct, frozen=True, omit_defaults=True, kw_only
     closed: bool | None = None
     formats: Literal["assert", "annotate"] = "assert"
     bounded: bool = True
+    max_repetition: int = 512
     on_unsupported: Literal["error", "ignore"] = "error"
     backend: BackendChoice = "auto"
     on_length: Literal["length", "stop"] = "length"
@@ -81,6 +83,11 @@ class StructuredOptions(msgspec.Struct, frozen=True, omit_defaults=True, kw_only
             raise RequestError(
                 f"reasoning_end must be a string of 1 to {MAX_REASONING_MARKER_CHARS} characters",
                 param="reasoning_end",
+            )
+        most = self.max_repetition
+        if isinstance(most, bool) or not isinstance(most, int) or not (most == 0 or 32 <= most <= 10_000_000):
+            raise RequestError(
+                f"max_repetition must be 0 or an integer from 32 on, not {shown(most)}", param="max_repetition"
             )
         if budget is not None:
             if isinstance(budget, bool) or not isinstance(budget, int) or not 1 <= budget <= 10_000_000:

@@ -226,6 +226,11 @@ class ServerConfig:
         "", "comma-separated addresses or networks of proxies whose X-Forwarded-For names the client; default: none"
     )
     grace_s: float = option(30.0, "time that running requests have to end after SIGTERM", low=0.0)
+    default_max_tokens: int = option(
+        0,
+        "tokens of the answer to a chat that sets no limit, at most (reasoning counts); 0: 1024, on CUDA 16384",
+        low=0,
+    )
     tool_call_format: str = option(
         "auto",
         "how the model writes tool calls; auto: as its chat template does, else json, which the prompt then explains",

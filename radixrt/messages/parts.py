@@ -70,6 +70,7 @@ class ConstraintInfo(msgspec.Struct, frozen=True, array_like=True):
         closing_tokens: output tokens appended to close the output early.
         compile_s: seconds from the request's arrival at the scheduler until its grammar was ready.
         cached: the compiled grammar was already in memory.
+        repetition: the output was closed because it repeated itself (`StructuredOptions.max_repetition`).
     """
 
     backend: str = ""
@@ -78,6 +79,7 @@ class ConstraintInfo(msgspec.Struct, frozen=True, array_like=True):
     closing_tokens: int = 0
     compile_s: float = 0.0
     cached: bool = False
+    repetition: bool = False
 
 
 class Timings(msgspec.Struct, frozen=True, array_like=True):

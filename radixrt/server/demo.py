@@ -18,7 +18,8 @@ ANSWER_TIMEOUT_S = 120
 
 def _show(url: str, model: str) -> None:
     """Ask over HTTP like any client, from a thread: the server's own thread is busy serving."""
-    body = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
+    question = [{"role": "user", "content": QUESTION}]
+    body = {"model": model, "messages": question, "temperature": 0, "max_tokens": 100}
     text = json.dumps(body)
     request = urllib.request.Request(
         f"{url}/v1/chat/completions", data=text.encode(), headers={"Content-Type": "application/json"}

@@ -158,6 +158,55 @@ def test_the_finish_reason_of_an_early_end_is_the_clients_choice():
     assert all(h.finishes[rid].reason == rid[:-1] for rid in early)
 
 
+class Loop(FixedSequence):
+    """A grammar whose only continuation is sampled token by token."""
+
+    def forced_continuation(self):
+        return []
+
+
+@DEPTHS
+@pytest.mark.parametrize("jumps", [True, False])
+@pytest.mark.parametrize(
+    ("block", "most", "sampled"),
+    [
+        ([1, 2, 3], 64, 64),  # 21 times
+        (list(range(1, 9)), 64, 64),  # 8 times
+        (list(range(1, 10)), 64, None),  # 7 times within 64 tokens
+        ([1, 2, 3], 100, 100),
+        ([1, 2, 3], 0, None),  # never
+    ],
+)
+def test_an_output_that_repeats_itself_is_closed(depth, jumps, block, most, sampled):
+    run = [*block * (240 // len(block)), 11, 12]
+    h = Harness(depth=depth, num_slots=320, max_context=320)
+    structured = StructuredOptions(jump_forward=jumps, max_repetition=most)
+    h.add("r", [1, 1], max_tokens=300, ignore_eos=True, structured=structured, grammar=Loop(run))
+    h.drain()
+    assert h.outputs["r"] == run  # the closing suffix of this grammar is the rest of it
+    assert h.finishes["r"].forced_close == (sampled is not None)
+    assert len(h.steps) <= (sampled or len(run)) + depth
+    assert h.scheduler.part(Constraints).stats(0.0)["forced_closes"] == (sampled is not None)
+
+
+def test_repetitions_are_looked_for_at_the_same_tokens_after_a_restart():
+    """A request that another replica continues ends where it would have ended there."""
+    ends = {}
+    for resumed in (0, 10, 150, 191):
+        run = [*range(1, 12)] * 13 + [5, 6] * 100
+        h = Harness(num_slots=500, max_context=500)
+        sampling = SamplingParams(
+            max_tokens=400, temperature=0.0, ignore_eos=True, structured=StructuredOptions(max_repetition=32)
+        )
+        message = Request.generate("r", pack_i32([1, 1]), sampling, resume_ids=pack_i32(run[:resumed]))
+        h.requests["r"] = message
+        h.scheduler.part(Constraints).add(message, 0.0, Loop(run))
+        h.drain()
+        assert h.finishes["r"].forced_close
+        ends[resumed] = resumed + len(h.steps)
+    assert len(set(ends.values())) == 1
+
+
 @DEPTHS
 def test_a_deadline_closes_what_there_is(depth):
     h = Harness(depth=depth, num_slots=160)

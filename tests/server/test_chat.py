@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
+import msgspec
 import pytest
 
+from radixrt.config import ServerConfig
 from radixrt.messages.client import RequestOutput
-from tests.server.fake_engine import MODEL, FakeEngine, Sent, error_delta, speak
+from tests.server.fake_engine import MODEL, FakeEngine, Sent, error_delta, info, speak
 from tests.server.helpers import Caller, check_error, events
 
 TEXT = "Hello, world!"
@@ -181,7 +184,7 @@ def test_every_field_arrives(caller: Caller) -> None:
 def test_defaults_are_openais(caller: Caller) -> None:
     caller.chat()
     sampling = caller.engine.requests[0].sampling
-    assert (sampling.max_tokens, sampling.temperature, sampling.logprobs) == (None, 1.0, None)
+    assert (sampling.max_tokens, sampling.temperature, sampling.logprobs) == (info().context_length, 1.0, None)
 
 
 def test_max_completion_tokens_wins(caller: Caller) -> None:
@@ -264,3 +267,28 @@ def test_engine_death_ends_a_stream_with_an_error(engine: FakeEngine) -> None:
     *_, last = events(Caller(engine).chat(stream=True))
     assert last["error"]["code"] == "engine_dead"
     assert "exit code -9" in last["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("device", "option", "fields", "limit"),
+    [
+        ("cpu", 0, {}, 1_024),
+        ("cuda", 0, {}, 16_384),
+        ("cpu", 77, {}, 77),
+        ("cuda", 10**6, {}, 32_768),  # the context
+        ("cpu", 0, {"max_tokens": 5}, 5),
+        ("cpu", 0, {"max_completion_tokens": 4_000}, 4_000),
+        ("cpu", 0, {"min_tokens": 2_000}, 2_000),
+    ],
+)
+def test_an_answer_without_a_limit_has_the_servers(
+    engine: FakeEngine, device: str, option: int, fields: dict[str, Any], limit: int
+) -> None:
+    engine.deliver(msgspec.structs.replace(info(), device=device, context_length=32_768))
+    caller = Caller(engine, ServerConfig(default_max_tokens=option))
+    assert caller.chat(**fields).status_code == 200
+    assert engine.requests[-1].sampling.max_tokens == limit
+    if "min_tokens" not in fields:
+        fields = {"max_output_tokens": limit} if fields else {}
+        assert caller.post("/v1/responses", {"input": "hi", **fields}).status_code == 200
+        assert engine.requests[-1].sampling.max_tokens == limit

@@ -290,6 +290,7 @@ ENFORCED = {
     "forced_tokens": 3,
     "closing_tokens": 2,
     "ignored": ["/a: uniqueItems"],
+    "repetition": False,
 }
 
 

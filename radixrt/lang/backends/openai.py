@@ -374,6 +374,7 @@ class _AnswerReader:
         info, forced_close = None, False
         if enforced is not None:
             fields = {name: enforced[name] for name in ("backend", "ignored", "forced_tokens", "closing_tokens")}
+            fields["repetition"] = bool(enforced.get("repetition"))
             info, forced_close = ConstraintInfo(**fields), bool(enforced["forced_close"])
         return ChatOutput(
             "",

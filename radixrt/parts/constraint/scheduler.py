@@ -4,6 +4,8 @@ The part decides the following when a step is committed, because every earlier t
 
 - If no valid output could be completed within the budget after a sampled token, the token is dropped, and the grammar's
   shortest completion ends the output. The completion costs no step, because nothing is left to sample.
+- If the output only repeats itself (`StructuredOptions.max_repetition`), it ends with the completion too: a model that
+  is caught in a loop inside a string would go on until max_tokens.
 - If the grammar leaves no choice about the next tokens, they are appended without sampling (jump-forward), and the next
   step computes them as a prefill chunk. A sample of the request that is in flight then is ignored when it arrives.
 """
@@ -11,6 +13,7 @@ The part decides the following when a step is committed, because every earlier t
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
@@ -32,7 +35,7 @@ from radixrt.messages.parts import (
     LogprobColumns,
 )
 from radixrt.messages.request import Request
-from radixrt.messages.wire import pack_i32
+from radixrt.messages.wire import Int32Array, pack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.part import Core, End, TakerPart
 from radixrt.scheduler.req import Req, ReqState
@@ -45,6 +48,11 @@ JUMP_RATE_MEMORY = 64
 WORTH_WAITING = 0.1
 """Above this share of jumps, no step is submitted before the tokens of the previous step are known; see
 `Constraints.may_step`."""
+
+LOOK_EVERY = 64
+"""Number of output tokens between two searches for a repetition."""
+MIN_REPEATS = 8
+"""Number of times that the repeated tokens of a repetition stand in it, at least."""
 
 MASK_LIMIT_S = 0.05
 """Longest time of one mask, in seconds. A slower mask delays the whole batch, so its request is ended."""
@@ -66,6 +74,8 @@ class Constraint:
     Attributes:
         may_take_back: jump-forward is on. Forced tokens are appended without sampling, and the last token before them
             may be replaced if it and the forced text together are tokenized differently.
+        next_look: length of the sequence at which the output is searched for a repetition.
+        repetition: the output was closed because of a repetition.
         forced_tokens: number of output tokens about which the grammar left no choice.
         closing_tokens: number of output tokens of the completion that ended the output early.
         stale_samples: number of samples in flight to ignore, the oldest first: forced tokens have replaced them.
@@ -79,6 +89,8 @@ class Constraint:
         "forced_tokens",
         "grammar",
         "may_take_back",
+        "next_look",
+        "repetition",
         "stale_samples",
     )
 
@@ -97,6 +109,14 @@ class Constraint:
         self.forced_tokens = 0
         self.closing_tokens = 0
         self.stale_samples = 0
+        self.repetition = False
+        self.look_after(message.row_len(0), 0)
+
+    def look_after(self, prompt_len: int, num_output: int) -> None:
+        """Set the time of the next search for a repetition, which depends on the number of output tokens alone."""
+        most = self._request[1].structured.max_repetition
+        wait = max(most, num_output - num_output % LOOK_EVERY + LOOK_EVERY) if most else sys.maxsize
+        self.next_look = prompt_len + wait
 
     def refusal(self, room: int) -> FinishError | None:
         rid, sampling = self._request
@@ -153,6 +173,7 @@ class Constraint:
             self.closing_tokens,
             compiled.compile_s,
             compiled.cached,
+            self.repetition,
         )
 
 
@@ -351,7 +372,7 @@ class Constraints(TakerPart):
                 req.append(token)
                 self._writer.token(req, token, None)
                 self._jump_rate -= self._jump_rate / JUMP_RATE_MEMORY
-                return None
+                return None if req.known_len < state.next_look else self._look(req, state)
             # After a token that does not fit, no valid output can be completed within max_tokens: end before it.
             if not grammar.fits(token, remaining):
                 return self._close(req, state)
@@ -364,11 +385,12 @@ class Constraints(TakerPart):
             self._writer.token(req, token, columns)
             if finish is not None:
                 return self._ended(req, state, finish)
-            if not state.may_take_back:
-                return None
-            before = state.forced_tokens
-            finish = self._jump(req, state)
-            self._jump_rate += ((state.forced_tokens > before) - self._jump_rate) / JUMP_RATE_MEMORY
+            if state.may_take_back:
+                before = state.forced_tokens
+                finish = self._jump(req, state)
+                self._jump_rate += ((state.forced_tokens > before) - self._jump_rate) / JUMP_RATE_MEMORY
+            if finish is None and req.known_len >= state.next_look:
+                finish = self._look(req, state)
             return finish
         except Exception as error:
             return _failed(req, error)
@@ -390,6 +412,7 @@ class Constraints(TakerPart):
                     return _error(f"resume_ids holds token {token}, which the request's grammar does not allow there")
                 if (finish := _append(req, state, token)) is not None:
                     return finish
+            state.look_after(req.prompt_len, req.num_output)
         except Exception as error:
             return _failed(req, error)
         return None
@@ -400,6 +423,15 @@ class Constraints(TakerPart):
             return self._close(req, state)
         except Exception as error:
             return _failed(req, error)
+
+    def _look(self, req: Req, state: Constraint) -> Finish | None:
+        """Search the output for a repetition, and close an output that has one; return the finish."""
+        state.look_after(req.prompt_len, req.num_output)
+        if not _repeats(req.ids[req.known_len - req.sampling.structured.max_repetition : req.known_len]):
+            return None
+        state.repetition = True
+        logger.info("request %s: its output repeats itself and is closed", req.rid)
+        return self._close(req, state)
 
     def _jump(self, req: Req, state: Constraint) -> Finish | None:
         """Jump-forward: append the tokens that the grammar forces next.
@@ -474,6 +506,13 @@ class Constraints(TakerPart):
         state.closing_tokens = len(tokens)
         self._forced_closes += 1
         return Finish(req.sampling.structured.on_length, forced_close=True)
+
+
+def _repeats(ids: Int32Array) -> bool:
+    """Return True if the tokens are the same few again and again, at least MIN_REPEATS times."""
+    tokens = ids.tobytes()
+    width = ids.itemsize
+    return any(tokens[width * n :] == tokens[: -width * n] for n in range(1, len(ids) // MIN_REPEATS + 1))
 
 
 def _append(req: Req, state: Constraint, token: int) -> Finish | None:

@@ -126,6 +126,7 @@ class Enforcement(Answer):
     forced_tokens: int
     closing_tokens: int
     ignored: list[str]
+    repetition: bool
 
 
 def enforcement(output: RequestOutput) -> Enforcement | UnsetType:
@@ -133,7 +134,8 @@ def enforcement(output: RequestOutput) -> Enforcement | UnsetType:
     info = output.constraint
     if info is None:
         return UNSET
-    return Enforcement(info.backend, output.forced_close, info.forced_tokens, info.closing_tokens, info.ignored)
+    forced, closing = info.forced_tokens, info.closing_tokens
+    return Enforcement(info.backend, output.forced_close, forced, closing, info.ignored, info.repetition)
 
 
 # --- tokens ---

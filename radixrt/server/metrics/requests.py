@@ -30,7 +30,7 @@ _HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
     "request_prompt_tokens": ("Prompt tokens of a request.", _TOKENS),
     "request_generation_tokens": ("Tokens generated for a request.", _TOKENS),
     "request_max_num_generation_tokens": ("Tokens of the longest completion of an HTTP request.", _TOKENS),
-    "request_params_max_tokens": ("max_tokens, of requests that set it.", _TOKENS),
+    "request_params_max_tokens": ("max_tokens of requests, or the default of the server.", _TOKENS),
     "request_params_n": ("Completions that an HTTP request asks for.", _COMPLETIONS),
 }
 """Histograms by name without prefix, which vLLM has too: help text and bounds."""

@@ -38,6 +38,9 @@ MAX_PRIORITY = 2**31 - 1
 MAX_TIMEOUT_S = 86_400.0
 MAX_TOP_LOGPROBS = 20
 COMPLETION_MAX_TOKENS = 16
+CPU_MAX_TOKENS, CUDA_MAX_TOKENS = 1_024, 16_384
+"""Tokens of an answer to a chat where neither the request nor the option `default_max_tokens` sets a limit: at the
+speed of a small model on two cores, half a minute."""
 
 
 class ProgramFields(msgspec.Struct, kw_only=True):
@@ -246,7 +249,19 @@ def sampling_fields(request: SamplingFields, **chosen: Any) -> dict[str, Any]:
     return chosen
 
 
-def chat_sampling_fields(body: ChatRequest, vocab_size: int) -> dict[str, Any]:
+def answer_limit(asked: int | None, config: ServerConfig, info: EngineReady, *, at_least: int = 0) -> int:
+    """Return the most tokens of the answer to a chat: as the request asks, else as the server's option says.
+
+    Args:
+        at_least: number of tokens that an answer without a limit of its own may have in any case.
+    """
+    if asked is not None:
+        return asked
+    by_device = CPU_MAX_TOKENS if info.device.startswith("cpu") else CUDA_MAX_TOKENS
+    return max(min(config.default_max_tokens or by_device, info.context_length), at_least)
+
+
+def chat_sampling_fields(body: ChatRequest, config: ServerConfig, info: EngineReady) -> dict[str, Any]:
     """`sampling_fields` of a chat request, with OpenAI's names for the limits and log-probabilities of chats.
 
     Raises:
@@ -259,10 +274,11 @@ def chat_sampling_fields(body: ChatRequest, vocab_size: int) -> dict[str, Any]:
         raise RequestError(f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}", param="top_logprobs")
     if top and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
+    asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     return sampling_fields(
         body,
-        max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
-        logprobs=min(top, vocab_size) if body.logprobs else None,
+        max_tokens=answer_limit(asked, config, info, at_least=body.min_tokens or 0),
+        logprobs=min(top, info.vocab_size) if body.logprobs else None,
         prompt_logprobs=asked_prompt_logprobs(body),
         return_hidden_states=asked_hidden_states(body),
     )

@@ -17,10 +17,12 @@ from radixrt.chat.types import (
     ToolOptions,
     ToolReference,
 )
+from radixrt.config import ServerConfig
 from radixrt.errors import RequestError, shown, unsupported
+from radixrt.messages.client import EngineReady
 from radixrt.sampling_params import DrawParams, SamplingParams
 from radixrt.server.answers.response_types import Response
-from radixrt.server.protocol.fields import MAX_TOP_LOGPROBS
+from radixrt.server.protocol.fields import MAX_TOP_LOGPROBS, answer_limit
 from radixrt.server.protocol.response_fields import (
     LOGPROBS,
     NamedTool,
@@ -36,7 +38,7 @@ MAX_FORMAT_NAME_CHARS = 64
 SAMPLING = (*DrawParams.__struct_fields__, "seed")
 
 
-def read_sampling(body: ResponsesRequest, vocab_size: int) -> dict[str, Any]:
+def read_sampling(body: ResponsesRequest, config: ServerConfig, info: EngineReady) -> dict[str, Any]:
     """Collect the fields of `SamplingParams` that a request gives, without those of its constraint.
 
     Raises:
@@ -47,8 +49,8 @@ def read_sampling(body: ResponsesRequest, vocab_size: int) -> dict[str, Any]:
         raise RequestError(f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}", param="top_logprobs")
     found = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
     if top or LOGPROBS in (body.include or ()):
-        found["logprobs"] = min(top, vocab_size)
-    return {**found, "max_tokens": body.max_output_tokens}
+        found["logprobs"] = min(top, info.vocab_size)
+    return {**found, "max_tokens": answer_limit(body.max_output_tokens, config, info)}
 
 
 def read_effort(options: ReasoningOptions | None) -> tuple[str | None, bool]:

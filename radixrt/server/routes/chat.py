@@ -54,7 +54,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
             function_call=body.function_call,
         ),
         body,
-        chat_sampling_fields(body, info.vocab_size),
+        chat_sampling_fields(body, service.config, info),
         service.dialect,
         info.vocab_size,
         {"prompt": "messages", "input_ids": "messages", "max_tokens": limit},

@@ -116,7 +116,7 @@ def _prepare(service: Service, body: ResponsesRequest, context: RequestContext, 
         earlier = _to_continue(store.get(tenant, body.previous_response_id, "previous_response_id"))
     items = read_items(body.input, lambda item_id: store.item(tenant, item_id), service.config.max_body_bytes)
     effort, as_summary = read_effort(body.reasoning)
-    sampling = read_sampling(body, info.vocab_size)
+    sampling = read_sampling(body, service.config, info)
     conversation = Conversation(
         messages=messages_of(body.instructions, decode_messages(earlier), items),
         template_kwargs=body.chat_template_kwargs,
