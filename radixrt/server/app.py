@@ -18,6 +18,7 @@ from radixrt.config import ServerConfig
 from radixrt.errors import EngineError, RequestError
 from radixrt.server.access.checks import HostCheck, listed
 from radixrt.server.access.keys import KeyRing
+from radixrt.server.access.tenants import RATE_LIMIT_HEADERS
 from radixrt.server.http.client_address import ForwardedClients, TrustedProxies
 from radixrt.server.http.errors import (
     ClientGone,
@@ -94,7 +95,7 @@ def _add_middleware(
             allow_origins=origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", IGNORED_HEADER.decode()],
+            expose_headers=["x-request-id", IGNORED_HEADER.decode(), "retry-after", *RATE_LIMIT_HEADERS],
         )
     app.add_middleware(
         ForwardedClients,
@@ -104,6 +105,7 @@ def _add_middleware(
     app.add_middleware(
         Observe,
         keys=keys,
+        accounts=service.accounts,
         metrics=service.metrics,
         routes=frozenset(path for route in ROUTES for path in route.paths),
         access_log=config.access_log,

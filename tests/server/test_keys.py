@@ -78,6 +78,21 @@ def test_key_of_anthropics_clients(key_file: Path) -> None:
         assert ring.identify(authorization, key) == NOBODY
 
 
+def test_a_client_has_two_keys_while_one_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "keys.toml"
+    old = hashlib.sha256(b"sk-old").hexdigest()
+    path.write_text(f'[keys.alice]\nkey = ["sk-new", "sk-old"]\n[keys.bob]\nsha256 = ["{"0" * 64}", "{old[::-1]}"]')
+    ring = KeyRing(ServerConfig(api_key_file=str(path)))
+    assert ring.identify(b"Bearer sk-new") is ring.identify(b"Bearer sk-old")
+    assert ring.identify(b"Bearer sk-new").name == "alice"
+    path.write_text('[keys.alice]\nkey = "sk-new"')
+    with caplog.at_level(logging.INFO):
+        ring.reload()
+    assert ring.identify(b"Bearer sk-new").name == "alice"
+    assert ring.identify(b"Bearer sk-old") == NOBODY
+    assert "API keys reloaded: alice\n" in caplog.text + "\n"
+
+
 def test_without_keys_everyone_is_served() -> None:
     assert KeyRing(ServerConfig()).identify(b"Bearer anything") == EVERYONE
 
@@ -100,9 +115,18 @@ def test_single_key_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatc
         ('[keys.a]\nkey = ""', "1 to 512 printable"),
         ('[keys.a]\nkey = "SECRET 1"', "1 to 512 printable"),
         ('[keys.a]\nsha256 = "SECRET"', "64 hexadecimal digits"),
-        ('[keys.a]\nkey = "SECRET"\nmax_request = 1', "max_request"),
-        ('[keys.a]\nkey = "SECRET"\nmax_requests = 0', "max_requests"),
-        ('[keys.a]\nkey = "SECRET"\ntokens_per_minute = 1.5', "tokens_per_minute"),
+        (
+            '[keys.a]\nkey = "SECRET"\nmax_request = 1',
+            r"\[keys.a\]: unknown field 'max_request'; did you mean max_requests",
+        ),
+        ('[keys.a]\nkey = "SECRET"\nowner = "SECRET"', r"\[keys.a\]: unknown field 'owner'; there are key, sha256"),
+        ('[keys]\na = "SECRET"', r"\[keys.a\]: it must be a table"),
+        ("[keys.a]\nkey = []", r"\[keys.a\]: a list has 1 to 8 keys, not 0"),
+        ('[keys.a]\nkey = ["SECRET", "SECRET"]', r"\[keys.a\]: the key is that of a"),
+        ('[keys.a]\nkey = ["SECRET", 1]', r"\[keys.a\]: .*key"),
+        ('[keys.a]\nkey = "SECRET"\ntokens_per_day = 0', r"\[keys.a\]: .*tokens_per_day"),
+        ('[keys.a]\nkey = "SECRET"\nmax_requests = 0', r"\[keys.a\]: .*max_requests"),
+        ('[keys.a]\nkey = "SECRET"\ntokens_per_minute = 1.5', r"\[keys.a\]: .*tokens_per_minute"),
         ('[keys.a]\nkey = "SECRET"\nadmin = "SECRET"', "admin"),
         ('[keys."a b"]\nkey = "SECRET"', "a name is 1 to 64"),
         ('[keys.a]\nkey = "SECRET"\ncache_group = "a b"', "cache_group"),
@@ -277,7 +301,7 @@ def test_limits_are_429_with_retry_after(keyed: Caller) -> None:
         yield RequestOutput(request.rid, "first")
         if len(statuses) < 1:
             statuses.append(0)
-            statuses.append(chat(keyed, ALICE).status_code)  # one of two is open
+            statuses.append(int(chat(keyed, ALICE).headers["x-ratelimit-remaining-requests"]))  # one of two is open
             statuses.append(chat(keyed, ALICE, n=2).status_code)
             statuses.append(chat(keyed, BOB, n=2).status_code)
         yield from plain(request)
@@ -285,17 +309,23 @@ def test_limits_are_429_with_retry_after(keyed: Caller) -> None:
     plain = keyed.engine.script
     keyed.engine.script = script
     assert events(chat(keyed, ALICE, stream=True))
-    assert statuses == [0, 200, 429, 200]
+    assert statuses == [0, 1, 429, 200]
     check_error(chat(keyed, ALICE, n=3), 400, code="key_limit")
 
     account = keyed.app.state.service.accounts.by_name["alice"]
     keyed.engine.wait_for(lambda: account.in_flight == 0)
     account._bucket.take(10_000, 1000, account._clock())
     response = chat(keyed, ALICE)
-    assert "1000 tokens a minute" in check_error(response, 429, code="rate_limit_exceeded")
-    assert int(response.headers["retry-after"]) > 60
+    message = check_error(response, 429, code="rate_limit_exceeded")
+    wait_s = int(response.headers["retry-after"])
+    assert f"1000 tokens a minute; try again in {wait_s} s" in message
+    assert wait_s > 60
+    assert response.headers["x-ratelimit-limit-tokens"] == "1000"
+    assert response.headers["x-ratelimit-remaining-tokens"] == "0"
+    assert wait_s < int(response.headers["x-ratelimit-reset-tokens"].removesuffix("s")) <= 660
+    assert response.headers["x-ratelimit-remaining-requests"] == response.headers["x-ratelimit-limit-requests"] == "2"
     assert keyed.post("/tokenize", {"prompt": "x"}, headers=ALICE).status_code == 429
-    assert chat(keyed, BOB).status_code == 200
+    assert not [name for name in chat(keyed, BOB).headers if name.startswith("x-ratelimit")]  # it has no limits
 
 
 def test_request_that_was_refused_or_left_is_not_open_any_more(keyed: Caller) -> None:

@@ -13,7 +13,7 @@ from radixrt.errors import RequestError
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import Finish, ProgramHint, Usage
 from radixrt.messages.request import Envelope
-from radixrt.server.access.tenants import EVERYONE, Accounts, Tenant
+from radixrt.server.access.tenants import DAY_S, EVERYONE, RATE_LIMIT_HEADERS, Accounts, Tenant
 from tests.client_requests import generating, scoring
 
 NAMES = st.text("ab1:gk", min_size=1, max_size=12)
@@ -88,7 +88,7 @@ def test_open_requests_are_limited() -> None:
     account.withdraw(2)
     account.admit(tenant, 2)
     assert account.in_flight == 3
-    assert account.refused == {"requests": 1, "tokens": 0}
+    assert account.refused == {"requests": 1, "tokens": 0, "tokens_day": 0}
 
 
 def test_what_can_never_be_admitted_is_a_400() -> None:
@@ -141,6 +141,43 @@ def test_changed_limit_keeps_what_was_used() -> None:
     with pytest.raises(RequestError) as refused:
         account.admit(before, 1)
     assert refused.value.retry_after_s == pytest.approx(41.0)
+
+
+def test_tokens_of_a_day_come_back_at_midnight() -> None:
+    clock, utc = Clock(), Clock()
+    utc.now = 20_000 * DAY_S - 100.0
+    tenant = Tenant("alice", tokens_per_day=50)
+    account = Accounts(clock, utc).of(tenant)
+    account.admit(tenant, 1)
+    account.end(tenant, finished(40, 20), counts_prompt=True)
+    with pytest.raises(RequestError, match=r"'alice' allows 50 tokens a day, .*; try again in 100 s") as refused:
+        account.admit(tenant, 1)
+    assert (refused.value.status, refused.value.retry_after_s) == (429, 100.0)
+    assert dict(account.headers(tenant)) == {
+        b"x-ratelimit-limit-tokens-day": b"50",
+        b"x-ratelimit-remaining-tokens-day": b"0",
+        b"x-ratelimit-reset-tokens-day": b"100s",
+    }
+    utc.now += 100.0
+    account.admit(tenant, 1)
+    account.end(tenant, finished(30, 0), counts_prompt=True)
+    assert dict(account.headers(tenant))[b"x-ratelimit-remaining-tokens-day"] == b"20"
+    utc.now -= 3600.0  # the machine's clock is set back over midnight
+    assert dict(account.headers(tenant))[b"x-ratelimit-remaining-tokens-day"] == b"20"
+
+
+def test_headers_name_all_limits_of_a_key_and_no_others() -> None:
+    clock = Clock()
+    tenant = Tenant("alice", max_requests=3, tokens_per_minute=60, tokens_per_day=1000)
+    account = Accounts(clock).of(tenant)
+    account.admit(tenant, 2)
+    account.end(tenant, finished(20, 10), counts_prompt=True)
+    headers = {name.decode(): value.decode() for name, value in account.headers(tenant)}
+    assert tuple(headers) == RATE_LIMIT_HEADERS
+    assert [headers[f"x-ratelimit-{part}-requests"] for part in ("limit", "remaining", "reset")] == ["3", "2", "1s"]
+    assert [headers[f"x-ratelimit-{part}-tokens"] for part in ("limit", "remaining", "reset")] == ["60", "30", "30s"]
+    assert headers["x-ratelimit-remaining-tokens-day"] == "970"
+    assert not Tenant("bob").is_limited
 
 
 def test_request_that_computed_nothing_takes_no_tokens() -> None:

@@ -3,13 +3,15 @@
 The file is TOML, with a table for each key, by its name:
 
     [keys.alice]
-    key = "..."                     # or sha256 = "...", the hexadecimal digest of the key
+    key = "..."                     # or sha256 = "...", the hexadecimal digest of the key; or a list of either
     admin = false                   # may use the routes of operators
     cache_group = "team"            # shares the radix cache with the other keys of the group
     max_requests = 16               # open requests of the engine
     tokens_per_minute = 100_000     # prompt and output tokens
+    tokens_per_day = 5_000_000      # the same, for a day of UTC
 
-All but the key are optional; without a limit there is none. Names go into logs and metrics, keys never do.
+All but the key are optional; without a limit there is none. A list has the keys of one client, the new and
+the old one, while its key is replaced. Names go into logs and metrics, keys never do.
 """
 
 from __future__ import annotations
@@ -21,13 +23,14 @@ import os
 import re
 import stat
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
 from radixrt.config import ServerConfig
 from radixrt.errors import ConfigError
 from radixrt.server.access.tenants import EVERYONE, NOBODY, Tenant
+from radixrt.suggestions import similar
 
 logger = logging.getLogger(__name__)
 
@@ -39,20 +42,24 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _KEY = re.compile(r"[!-~]{1,512}")
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 
+MAX_SECRETS = 8
+"""Longest list of keys of one client."""
+
 _Limit = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    key: str | None = None
-    sha256: str | None = None
+    key: str | list[str] | None = None
+    sha256: str | list[str] | None = None
     admin: bool = False
     cache_group: str | None = None
     max_requests: _Limit | None = None
     tokens_per_minute: _Limit | None = None
+    tokens_per_day: _Limit | None = None
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
-    keys: dict[str, _Entry]
+    keys: dict[str, Any]
 
 
 _Known = tuple[tuple[bytes, Tenant], ...]
@@ -78,7 +85,7 @@ class KeyRing:
             ConfigError: as the constructor.
         """
         self._known = self._read()
-        logger.info("API keys reloaded: %s", ", ".join(tenant.name for _, tenant in self._known))
+        logger.info("API keys reloaded: %s", ", ".join(dict.fromkeys(tenant.name for _, tenant in self._known)))
 
     @property
     def has_keys(self) -> bool:
@@ -133,30 +140,52 @@ def read_key_file(path: Path) -> list[tuple[bytes, Tenant]]:
     if not entries:
         raise ConfigError(f"--api-key-file {path}: it has no keys; write a table [keys.NAME] for each client")
     known: dict[bytes, Tenant] = {}
-    for name, entry in entries.items():
+    for name, fields in entries.items():
         where = f"--api-key-file {path}: [keys.{name[:80]}]"
+        entry = _entry(fields, where)
         if not _NAME.fullmatch(name):
             raise ConfigError(f"{where}: a name is 1 to 64 letters, digits and any of . _ -")
         if entry.cache_group is not None and not _NAME.fullmatch(entry.cache_group):
             raise ConfigError(f"{where}: cache_group must be 1 to 64 letters, digits and any of . _ -")
-        digest = _entry_digest(entry, where)
-        if digest in known:
-            raise ConfigError(f"{where}: the key is that of {known[digest].name}; each needs its own")
-        known[digest] = Tenant(name, entry.admin, entry.cache_group, entry.max_requests, entry.tokens_per_minute)
+        tenant = Tenant(
+            name, entry.admin, entry.cache_group, entry.max_requests, entry.tokens_per_minute, entry.tokens_per_day
+        )
+        for digest in _entry_digests(entry, where):
+            if digest in known:
+                raise ConfigError(f"{where}: the key is that of {known[digest].name}; each needs its own")
+            known[digest] = tenant
     return list(known.items())
 
 
-def _entry_digest(entry: _Entry, where: str) -> bytes:
+def _entry(fields: Any, where: str) -> _Entry:
+    """Return the checked fields of a key's table; the error names the field, and one that is spelled alike."""
+    if not isinstance(fields, dict):
+        raise ConfigError(f"{where}: it must be a table with the field key or sha256")
+    for name in fields:
+        if name not in _Entry.__struct_fields__:
+            close = similar(name, _Entry.__struct_fields__)
+            meant = f"; did you mean {close}?" if close else f"; there are {', '.join(_Entry.__struct_fields__)}"
+            raise ConfigError(f"{where}: unknown field {name[:80]!r}{meant}")
+    try:
+        return msgspec.convert(fields, _Entry)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {str(error).replace('`$.', '`')}") from None
+
+
+def _entry_digests(entry: _Entry, where: str) -> list[bytes]:
     if (entry.key is None) == (entry.sha256 is None):
         raise ConfigError(f"{where}: exactly one of key and sha256 is needed")
-    if entry.sha256 is not None:
-        if not _DIGEST.fullmatch(entry.sha256):
+    given = entry.sha256 if entry.key is None else entry.key
+    secrets = given if isinstance(given, list) else [given or ""]
+    if not 1 <= len(secrets) <= MAX_SECRETS:
+        raise ConfigError(f"{where}: a list has 1 to {MAX_SECRETS} keys, not {len(secrets)}")
+    if entry.key is None:
+        if not all(map(_DIGEST.fullmatch, secrets)):
             raise ConfigError(f"{where}: sha256 must be 64 hexadecimal digits")
-        return bytes.fromhex(entry.sha256)
-    assert entry.key is not None
-    if not _KEY.fullmatch(entry.key):
+        return [bytes.fromhex(secret) for secret in secrets]
+    if not all(map(_KEY.fullmatch, secrets)):
         raise ConfigError(f"{where}: a key is 1 to 512 printable ASCII characters without spaces")
-    return _digest_of(entry.key)
+    return [_digest_of(secret) for secret in secrets]
 
 
 def _digest_of(key: str) -> bytes:

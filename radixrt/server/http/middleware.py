@@ -18,7 +18,7 @@ from radixrt import logs
 from radixrt.server.access.checks import HostCheck, check_access
 from radixrt.server.access.keys import KeyRing
 from radixrt.server.access.request_context import RequestIds
-from radixrt.server.access.tenants import EVERYONE, Tenant
+from radixrt.server.access.tenants import EVERYONE, Accounts, Tenant
 from radixrt.server.http.errors import as_request_error, error_response, speaks_anthropic
 from radixrt.server.metrics import Metrics
 
@@ -46,14 +46,16 @@ class Observe:
         routes: paths that are counted by their own name.
         access_log: write a line for each response.
         tracing: makes a span of each request; None for no traces.
+        accounts: use of the server by each key, which responses to a key with limits tell in headers.
     """
 
     def __init__(
-        self, app: ASGIApp, keys: KeyRing, metrics: Metrics, routes: frozenset[str], *, access_log: bool = True,
-        tracing: Tracing | None = None,
+        self, app: ASGIApp, keys: KeyRing, accounts: Accounts, metrics: Metrics, routes: frozenset[str], *,
+        access_log: bool = True, tracing: Tracing | None = None,
     ) -> None:  # fmt: skip
         self.app = app
         self.keys = keys
+        self._accounts = accounts
         self.metrics = metrics
         self._routes = frozenset(path for path in routes if "{" not in path)
         self._patterns = [_pattern(path) for path in sorted(routes - self._routes)]
@@ -88,6 +90,8 @@ class Observe:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
                 if speaks_anthropic(scope["path"]):
                     message["headers"].append((b"request-id", request_id))
+                if tenant.is_limited:
+                    message["headers"] += self._accounts.of(tenant).headers(tenant)
                 ignored = scope["state"].get("ignored_fields")
                 if ignored:
                     message["headers"].append((IGNORED_HEADER, ", ".join(ignored).encode()))
