@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from radixrt import channel
 from radixrt.channel import UNDECODABLE, LocalChannel, ZmqInbox, ZmqOutbox
-from radixrt.messages.client import OutputBatch, RequestOutput, TokenLogprob, ToMain
+from radixrt.messages.client import OutputBatch, RequestOutput, ToMain
+from radixrt.messages.reads import TokenLogprob
 from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq, ToScheduler
 
 WAIT_S = 30.0

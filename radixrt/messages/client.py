@@ -21,12 +21,12 @@ from radixrt.messages.parts import (
     ConstraintInfo,
     FillInTokens,
     Finish,
-    HiddenStates,
     Pooling,
     PromptPart,
     Timings,
     Usage,
 )
+from radixrt.messages.reads import PromptValues, ReportsPrompt, TokenLogprob
 from radixrt.messages.request import Envelope
 from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq, ReleaseReq, SchedulerReady, TokenBatch
 from radixrt.messages.scheduler_stats import SchedulerStats
@@ -149,25 +149,6 @@ class ClientRequest(Message, frozen=True, array_like=True, tag=True):
         return self.sampling is not None or any(row.pooling or row.targets or row.continuations for row in self.rows)
 
 
-class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probability of one token (None for the first token of a prompt), with the alternatives at its position.
-
-    Attributes:
-        text, data: the token as text (with U+FFFD for bytes that are not UTF-8) and as bytes.
-        top: the most probable tokens at the position, best first.
-        allowed: number of tokens that the request's constraint allowed there; None without one.
-        forced: the constraint determined the text that follows.
-    """
-
-    token_id: int
-    text: str
-    data: bytes
-    logprob: float | None
-    top: list[TokenLogprob] = []
-    allowed: int | None = None
-    forced: bool = False
-
-
 class ContinuationTokens(msgspec.Struct, frozen=True, array_like=True):
     """Tokens of continuations.
 
@@ -181,7 +162,7 @@ class ContinuationTokens(msgspec.Struct, frozen=True, array_like=True):
     kept: int
 
 
-class RequestOutput(msgspec.Struct, frozen=True, array_like=True, dict=True):
+class RequestOutput(msgspec.Struct, ReportsPrompt, frozen=True, array_like=True, dict=True):
     """Output of a request: an increment, or the whole output (`radixrt.client.collector` merges increments).
 
     The text of an increment never ends inside a code point or inside a text that a stop string could still match. Such
@@ -193,15 +174,13 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True, dict=True):
         finish: set on the last increment only.
         usage, timings, constraint: set together with `finish`.
         logprobs: one entry for each token of `output_ids`, if requested.
-        prompt_logprobs: one entry for each token of the prompt, if requested; on the first increment.
+        prompt_values: values read of the prompt, if requested; on the first increment.
         prompt_ids: int32[n] column of the tokenized prompt, on the first increment, unless the request declined it.
         values: float32 column of the values that the rows of a request without sampling read, row by row, on its only
             output: pooled hidden states or logits, log-probabilities of targets, or log-probabilities of each token of
             each continuation, followed by the log-probabilities without the prompt, if requested. None after an error
             or an abort.
         continuations: tokens of a row's continuations.
-        hidden_states: hidden states of the prompt's last token or of all prompt tokens, if requested; on the first
-            increment.
         kept: number of leading output tokens whose text is a prefix of the whole `text`; set together with `finish`
             for a generated text. Fewer than the output tokens if a stop token was excluded from the text, if a stop
             string begins inside a token, or after a special token that the text hides.
@@ -215,14 +194,13 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True, dict=True):
     usage: Usage | None = None
     timings: Timings | None = None
     logprobs: list[TokenLogprob] | None = None
-    prompt_logprobs: list[TokenLogprob] | None = None
+    prompt_values: PromptValues | None = None
     prompt_ids: bytes | None = None
     constraint: ConstraintInfo | None = None
     kept: int | None = None
     tail: str = ""
     values: bytes | None = None
     continuations: ContinuationTokens | None = None
-    hidden_states: HiddenStates | None = None
 
     @cached_property
     def token_ids(self) -> list[int]:

@@ -7,8 +7,6 @@ from typing import Final, Literal
 
 import msgspec
 
-from radixrt.messages.wire import Float32Array, unpack_f32
-
 FINISH_STOP: Final = "stop"
 FINISH_LENGTH: Final = "length"
 FINISH_ABORT: Final = "abort"
@@ -223,23 +221,6 @@ class ProgramHint(msgspec.Struct, frozen=True, array_like=True):
     fork_len: int = 0
     siblings: int = 1
     will_continue: bool = False
-
-
-class HiddenStates(msgspec.Struct, frozen=True, array_like=True):
-    """Final hidden states of consecutive tokens, the final norm applied.
-
-    Attributes:
-        size: numbers of one hidden state.
-        data: float32[n * size] column.
-    """
-
-    size: int
-    data: bytes
-
-    @property
-    def array(self) -> Float32Array:
-        """Read-only view of the column, [n, size]."""
-        return unpack_f32(self.data).reshape(-1, self.size)
 
 
 Pooling = Literal["last", "mean"]

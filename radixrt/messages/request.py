@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from radixrt.messages.parts import Pooling, ProgramHint
+from radixrt.messages.reads import HiddenRead, LogprobRead, prompt_reads
 from radixrt.messages.wire import Int32Array, Message, pack_i32, unpack_i32
 from radixrt.sampling_params import SamplingParams
 
@@ -33,30 +34,6 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
     timeout_s: float | None = None
     program: ProgramHint | None = None
     tenant: str = ""
-
-
-class LogprobRead(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probabilities of given tokens as the next token after positions of a row.
-
-    Attributes:
-        positions: int32[q], ascending positions in the row; several targets may have the same position.
-        targets: int32[q], token ids.
-        top: number of most probable tokens that are returned with each target.
-    """
-
-    positions: bytes
-    targets: bytes
-    top: int = 0
-
-
-class HiddenRead(msgspec.Struct, frozen=True, array_like=True):
-    """Means of final hidden states (the final norm applied), or their logits if the model has a classification head.
-
-    Attributes:
-        spans: int32[m * 2], (first, count) of the consecutive positions of each mean, in ascending order, disjoint.
-    """
-
-    spans: bytes
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
@@ -113,7 +90,7 @@ class Request(Message, frozen=True, array_like=True, tag=True):
     ) -> Request:
         """Create the request that continues an int32[n] prompt, with the reads that its sampling parameters ask for."""
         envelope = Envelope(rid, priority, cache_salt, timeout_s, program)
-        row = Row(input_ids, -1, *_reads_of(unpack_i32(input_ids), sampling))
+        row = Row(input_ids, -1, *prompt_reads(unpack_i32(input_ids), sampling))
         return Request(envelope, [row], [], sampling, turn_len, resume_ids)
 
     def tokens(self, index: int) -> Int32Array:
@@ -147,15 +124,3 @@ def pooled_row(ids: bytes, pooling: Pooling) -> Row:
     """Return the row of an int32[n] prompt whose final hidden states are pooled."""
     length = len(ids) // 4
     return Row(ids, hidden=HiddenRead(pack_i32([length - 1, 1] if pooling == "last" else [0, length])))
-
-
-def _reads_of(ids: Int32Array, sampling: SamplingParams) -> tuple[LogprobRead | None, HiddenRead | None]:
-    """Return the reads of a prompt for which sampling parameters ask."""
-    logprobs = hidden = None
-    if sampling.prompt_logprobs is not None:
-        logprobs = LogprobRead(pack_i32(np.arange(len(ids) - 1)), pack_i32(ids[1:]), sampling.prompt_logprobs)
-    if sampling.return_hidden_states is not None:
-        first = 0 if sampling.return_hidden_states == "prompt" else len(ids) - 1
-        positions = np.arange(first, len(ids))
-        hidden = HiddenRead(pack_i32(np.stack([positions, np.ones_like(positions)], axis=1).reshape(-1)))
-    return logprobs, hidden

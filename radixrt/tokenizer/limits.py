@@ -6,7 +6,7 @@ import math
 
 from radixrt.errors import RequestError
 from radixrt.messages.request import Envelope
-from radixrt.sampling_params import MAX_HIDDEN_BYTES, SamplingParams
+from radixrt.sampling_params import SamplingParams
 
 MAX_RID_CHARS = 256
 """More than the server lets its clients choose: it puts the tenant's name in front of a program, and a number behind
@@ -47,27 +47,3 @@ def check_logprobs(sampling: SamplingParams, prompt_tokens: int, context_length:
                 f"ask for at most {MAX_ALTERNATIVES // tokens} of each",
                 param=name,
             )
-
-
-def check_hidden_states(sampling: SamplingParams, prompt_tokens: int, size: int | None) -> None:
-    """Limit the hidden states of a request, which one frame carries; raises RequestError.
-
-    Args:
-        size: hidden size of the model; None if its folder does not say.
-    """
-    if sampling.return_hidden_states != "prompt":
-        return
-    if size is None:
-        raise RequestError(
-            "return_hidden_states of a whole prompt needs a model whose config.json names its hidden_size; ask for "
-            '"last"',
-            param="return_hidden_states",
-        )
-    most = MAX_HIDDEN_BYTES // (4 * size)
-    if prompt_tokens > most:
-        raise RequestError(
-            f"the hidden states of {prompt_tokens} tokens take {4 * size * prompt_tokens} bytes; at most "
-            f'{MAX_HIDDEN_BYTES} are returned, which are {most} tokens of this model; ask for "last", or cut the '
-            "prompt",
-            param="return_hidden_states",
-        )

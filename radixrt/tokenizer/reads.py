@@ -8,7 +8,8 @@ import numpy as np
 
 from radixrt.messages.client import ContinuationTokens, InputRow, RequestOutput
 from radixrt.messages.parts import FINISH_STOP, Finish, FinishError
-from radixrt.messages.request import LogprobRead, Row, pooled_row
+from radixrt.messages.reads import LogprobRead
+from radixrt.messages.request import Row, pooled_row
 from radixrt.messages.scheduler import TokenDelta
 from radixrt.messages.wire import Int32Array, pack_f32, pack_i32, unpack_f32
 from radixrt.tokenizer.choices import ChoiceTokens

@@ -9,8 +9,9 @@ from itertools import accumulate, takewhile
 
 import msgspec
 
-from radixrt.messages.client import RequestOutput, TokenLogprob
-from radixrt.messages.parts import FINISH_STOP, Finish, FinishError, HiddenStates, LogprobColumns, ReadValues, Usage
+from radixrt.messages.client import RequestOutput
+from radixrt.messages.parts import FINISH_STOP, Finish, FinishError, LogprobColumns, ReadValues, Usage
+from radixrt.messages.reads import PromptValues, TokenLogprob
 from radixrt.messages.scheduler import TokenDelta
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.detokenizer import Detokenizer, IdsOnly
@@ -34,7 +35,6 @@ class RequestState:
 
     __slots__ = (
         "_detokenizer",
-        "_hidden_states",
         "_ids",
         "_last_excluded",
         "_logprobs",
@@ -44,8 +44,8 @@ class RequestState:
         "_num_tokens",
         "_output_ids",
         "_prompt_ids",
-        "_prompt_logprobs",
         "_prompt_tokens",
+        "_prompt_values",
         "_rid",
         "_sampling",
         "_stream",
@@ -82,8 +82,7 @@ class RequestState:
         self._text: list[str] = []
         self._ids: list[bytes] = []
         self._logprobs: list[TokenLogprob] | None = None if sampling.logprobs is None else []
-        self._prompt_logprobs: list[TokenLogprob] | None = None
-        self._hidden_states: HiddenStates | None = None
+        self._prompt_values: PromptValues | None = None
         self.stop_found = False
         self.closed = False
         self.takes_plain = self._matcher is None
@@ -156,12 +155,9 @@ class RequestState:
             self._logprobs += token_logprobs(self._tokenizer, ids, delta.logprobs)[:num_read]
 
     def _read_values(self, values: ReadValues) -> None:
-        """Keep the log-probabilities and the hidden states of the prompt for the next output."""
-        if values.logprobs:
-            self._prompt_logprobs = self._rows_of_prompt(values.logprobs[0])
-        if values.hidden:
-            count = self._prompt_tokens if self._sampling.return_hidden_states == "prompt" else 1
-            self._hidden_states = HiddenStates(len(values.hidden) // (4 * count), values.hidden)
+        """Keep the values of the prompt for the next output."""
+        logprobs = self._rows_of_prompt(values.logprobs[0]) if values.logprobs else None
+        self._prompt_values = PromptValues.of(values, logprobs, self._sampling, self._prompt_tokens)
 
     def _read_until_stop(self, ids: Sequence[int], matcher: Matcher, *, final: bool) -> tuple[str, int]:
         """Text of the tokens up to a stop string, and the number of tokens read to find it."""
@@ -200,7 +196,7 @@ class RequestState:
 
     def _unsent(self) -> RequestOutput | None:
         """Return all unsent output as an increment; None if all output was sent."""
-        if not self._text and not self._ids and self._prompt_logprobs is None and self._hidden_states is None:
+        if not self._text and not self._ids and self._prompt_values is None:
             return None
         return self._increment()
 
@@ -213,14 +209,9 @@ class RequestState:
         logprobs = self._logprobs
         if logprobs is not None:
             self._logprobs = []
-        prompt_logprobs, prompt_ids = self._prompt_logprobs, self._prompt_ids
-        if prompt_ids is not None:
-            self._prompt_logprobs = self._prompt_ids = None
-        hidden_states, self._hidden_states = self._hidden_states, None
-        output = RequestOutput(self._rid, text, output_ids, None, None, None, logprobs, prompt_logprobs, prompt_ids)
-        if hidden_states is None:
-            return output
-        return msgspec.structs.replace(output, hidden_states=hidden_states)
+        prompt_values, prompt_ids = self._prompt_values, self._prompt_ids
+        self._prompt_values = self._prompt_ids = None
+        return RequestOutput(self._rid, text, output_ids, None, None, None, logprobs, prompt_values, prompt_ids)
 
     def _last(self, finish: Finish, delta: TokenDelta, usage: Usage | None) -> RequestOutput:
         """Everything unsent, as the last increment."""

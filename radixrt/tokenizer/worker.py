@@ -31,6 +31,7 @@ from radixrt.messages.client import (
 )
 from radixrt.messages.fleet import FromRouter
 from radixrt.messages.parts import FINISH_ABORT, FINISH_STOP, Finish, FinishError, Timings, Usage
+from radixrt.messages.reads import check_prompt_reads
 from radixrt.messages.request import Request, Row
 from radixrt.messages.scheduler import (
     AbortReq,
@@ -48,7 +49,7 @@ from radixrt.models.model_tasks import ModelTasks
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.fill_in import find_fill_in_tokens
 from radixrt.tokenizer.info import tokenizer_info
-from radixrt.tokenizer.limits import check_envelope, check_hidden_states, check_logprobs
+from radixrt.tokenizer.limits import check_envelope, check_logprobs
 from radixrt.tokenizer.pairs import PairEncoder
 from radixrt.tokenizer.prompt_encoder import PromptEncoder, max_input_tokens, needs_encoding
 from radixrt.tokenizer.prompt_queue import EVERYTHING, Prepare, PromptQueue, Start
@@ -206,7 +207,7 @@ class TokenizerWorker:
             self._prompts.check_text(sampling.constraint.kind)
         ids = self._input_ids(req, row)
         check_logprobs(sampling, len(ids) // 4, self._context_length)
-        check_hidden_states(sampling, len(ids) // 4, self._tasks.embedding.size)
+        check_prompt_reads(sampling, len(ids) // 4, self._tasks.embedding.size)
         state = RequestState(
             req.rid,
             sampling,

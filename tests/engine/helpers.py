@@ -11,7 +11,7 @@ import pytest
 
 from radixrt.engine.engine import Completion, Engine
 from radixrt.errors import RequestError
-from radixrt.messages.client import TokenLogprob
+from radixrt.messages.reads import TokenLogprob
 
 CONTEXT = 512
 WAIT_S = 60.0

@@ -110,8 +110,7 @@ def test_streams_constraints_and_routes(tiny_model: Callable[[str], Path]) -> No
 
 def test_a_bound_on_their_bytes(tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     with start(tiny_model("llama")) as engine:
-        monkeypatch.setattr("radixrt.tokenizer.limits.MAX_HIDDEN_BYTES", 4 * 64 * 10)
-        monkeypatch.setattr("radixrt.server.serving.request_groups.MAX_HIDDEN_BYTES", 4 * 64 * 10)
+        monkeypatch.setattr("radixrt.messages.reads.MAX_HIDDEN_BYTES", 4 * 64 * 10)
         assert engine.generate([5] * 10, NOTHING, return_hidden_states="prompt").hidden_states is not None
         assert engine.generate([5] * 20, NOTHING, return_hidden_states="last").hidden_states is not None
         with pytest.raises(RequestError, match=r"11 tokens take 2816 bytes; at most 2560 .*10 tokens") as raised:

@@ -27,11 +27,18 @@ def test_the_loops_call_what_their_files_call(loop: str, file: str) -> None:
     assert [call for call in sorted(calls) if f"{call.removeprefix('self.')}(" not in source] == []
 
 
-def test_the_files_of_a_sampling_field_are_all_listed() -> None:
-    row = re.search(r"^\| a sampling field \| (.*) \|$", DOCUMENT, re.MULTILINE)
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("a sampling field", "repetition_penalty"),
+        ("a value read of the prompt", r"return_hidden_states|\bHiddenStates\b"),
+    ],
+)
+def test_the_files_of_a_field_are_all_listed(kind: str, name: str) -> None:
+    row = re.search(rf"^\| {kind} \| (.*) \|$", DOCUMENT, re.MULTILINE)
     assert row is not None
-    files = [path for path in (ROOT / "radixrt").rglob("*.py") if "repetition_penalty" in path.read_text()]
-    assert len(files) > 3
+    files = [path for path in (ROOT / "radixrt").rglob("*.py") if re.search(name, path.read_text())]
+    assert 3 < len(files) <= 6
     assert [str(path) for path in files if f"{path.parent.name}/{path.name}" not in _with_folders(row[1])] == []
 
 

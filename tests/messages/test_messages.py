@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixrt.messages import cache_events, client, fleet, parts, runner, scheduler, scheduler_stats, wire
-from radixrt.messages.client import OutputBatch, RequestOutput, TokenLogprob, ToMain, ToTokenizer
+from radixrt.messages.client import OutputBatch, RequestOutput, ToMain, ToTokenizer
 from radixrt.messages.fleet import ToRouter
 from radixrt.messages.parts import Finish
+from radixrt.messages.reads import TokenLogprob
 from radixrt.messages.runner import FromRunner, ToRunner
 from radixrt.messages.scheduler import ToScheduler
 from radixrt.messages.wire import Message, pack_f32, pack_i32, unpack_f32, unpack_i32

@@ -11,7 +11,8 @@ import pytest
 
 from benchmarks.common.simulated_engine import SimulatedEngine, SimulatedRequest
 from radixrt.messages.parts import FinishError
-from radixrt.messages.request import LogprobRead, Request, Row
+from radixrt.messages.reads import LogprobRead
+from radixrt.messages.request import Request, Row
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.parts.overload.scheduler import Overload
 from radixrt.sampling_params import SamplingParams

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from radixrt.messages.request import LogprobRead, Row
+from radixrt.messages.reads import LogprobRead
+from radixrt.messages.request import Row
 from radixrt.messages.wire import pack_i32, unpack_i32
 from tests.requests import score_request
 from tests.scheduler.fake_runner import EOS, Harness

@@ -28,7 +28,8 @@ from radixrt.messages.client import (
     ToMain,
     ToTokenizer,
 )
-from radixrt.messages.parts import ChatPrompt, Finish, FinishError, HiddenStates, Timings, Usage
+from radixrt.messages.parts import ChatPrompt, Finish, FinishError, Timings, Usage
+from radixrt.messages.reads import HiddenStates, PromptValues
 from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq, ReleaseReq
 from radixrt.messages.scheduler_stats import LoadStats, ProgramStats, SchedulerStats, StepTimes
 from radixrt.messages.wire import pack_f32, pack_i32
@@ -141,12 +142,13 @@ def speak(request: Sent, words: list[str], pause: float = 0.0) -> Iterable[Reque
     if sampling.return_hidden_states is not None:
         rows_of_prompt = 10 if sampling.return_hidden_states == "prompt" else 1
         hidden = HiddenStates(2, pack_f32([[0.5, -1.0]] * rows_of_prompt))
+    values = PromptValues(prompt_rows, hidden)
     ids = [len(word) for word in words]
     prompt_ids = pack_i32(range(10))
     if not request.stream or not words:
         yield RequestOutput(
-            request.rid, "".join(words), pack_i32(ids), logprobs=rows, prompt_logprobs=prompt_rows,
-            prompt_ids=prompt_ids, hidden_states=hidden, **last,
+            request.rid, "".join(words), pack_i32(ids), logprobs=rows, prompt_values=values,
+            prompt_ids=prompt_ids, **last,
         )  # fmt: skip
         return
     for i, word in enumerate(words):
@@ -157,9 +159,8 @@ def speak(request: Sent, words: list[str], pause: float = 0.0) -> Iterable[Reque
             word,
             pack_i32([ids[i]]),
             logprobs=None if rows is None else [rows[i]],
-            prompt_logprobs=prompt_rows if i == 0 else None,
+            prompt_values=values if i == 0 else None,
             prompt_ids=prompt_ids if i == 0 else None,
-            hidden_states=hidden if i == 0 else None,
             **(last if i == len(words) - 1 else {}),
         )
 

@@ -17,9 +17,10 @@ from benchmarks.common.synthetic_scheduler import SyntheticScheduler
 from radixrt.config import ServerConfig
 from radixrt.lang.observe.report_page import report_page
 from radixrt.messages.cache_events import FromWatched, ToWatched
-from radixrt.messages.client import RequestOutput, TokenLogprob
+from radixrt.messages.client import RequestOutput
 from radixrt.messages.fleet import ROUTER_OBSTACLES, HeldRequest, RouterQueue
 from radixrt.messages.parts import Finish, Timings, Usage
+from radixrt.messages.reads import TokenLogprob
 from radixrt.messages.wire import pack_i32
 from radixrt.server import create_app
 from tests.lang.observe.runs import large_run, small_run

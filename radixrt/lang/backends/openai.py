@@ -21,8 +21,9 @@ from radixrt.constraint import StructuredOptions
 from radixrt.errors import ConfigError, EngineError, RequestError
 from radixrt.lang.backends.base import Backend, Call, ChatOutput, EmbedCall, Prompt, RerankCall, Unsupported
 from radixrt.lang.backends.openai_schema import Format, response_format
-from radixrt.messages.client import RequestOutput, TokenLogprob
+from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import ConstraintInfo, Finish, ProgramHint, SelectMethod, Timings, Usage
+from radixrt.messages.reads import PROMPT_READS, TokenLogprob
 from radixrt.sampling_params import DrawParams, SamplingParams
 from radixrt.tasks.embed import Embedding
 from radixrt.tasks.prompts import Part
@@ -292,10 +293,9 @@ class OpenAI(Backend):
 
 def _sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
     """Fields of OpenAI's API. Raises Unsupported for parameters that it lacks."""
-    if sampling.prompt_logprobs is not None:
-        raise Unsupported("rt.OpenAI cannot give prompt_logprobs: OpenAI's chat API has none")
-    if sampling.return_hidden_states is not None:
-        raise Unsupported("rt.OpenAI cannot give hidden states: OpenAI's chat API has none")
+    for name in PROMPT_READS:
+        if getattr(sampling, name) is not None:
+            raise Unsupported(f"rt.OpenAI has no {name}: OpenAI's chat API does not report values of the prompt")
     options = sampling.structured
     if options.reasoning_end is not None or options.whitespace != StructuredOptions().whitespace:
         raise Unsupported("rt.OpenAI cannot set reasoning_end or whitespace: how a schema is enforced is the server's")

@@ -14,13 +14,12 @@ from radixrt.chat.plan import ChatPlan
 from radixrt.chat.reasoning import Reasoning, Thinking
 from radixrt.chat.tool_parser import CallArguments, CallBegin, Text, new_call_id
 from radixrt.messages.client import RequestOutput
-from radixrt.messages.client import TokenLogprob as LogprobRow
 from radixrt.messages.parts import FINISH_STOP, Finish
+from radixrt.messages.reads import TokenLogprob as LogprobRow
 from radixrt.server.answers.base import DONE, Answer, around_choices, data_event, encode
 from radixrt.server.answers.parts import (
     Enforcement,
-    HiddenStates,
-    PromptLogprobs,
+    PromptMembers,
     TokenLogprobs,
     TokenReport,
     Usage,
@@ -77,7 +76,7 @@ class ChatChoice(Answer):
     radixrt: Enforcement | UnsetType = UNSET
 
 
-class ChatCompletion(Answer, kw_only=True):
+class ChatCompletion(PromptMembers, kw_only=True):
     """Answer of /v1/chat/completions."""
 
     id: str
@@ -87,9 +86,6 @@ class ChatCompletion(Answer, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str | None = None
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    hidden_states: HiddenStates | UnsetType = UNSET
 
 
 class FunctionDelta(Answer):
@@ -130,7 +126,7 @@ class ChunkChoice(Answer, kw_only=True):
     radixrt: Enforcement | UnsetType = UNSET
 
 
-class ChatChunk(Answer, kw_only=True):
+class ChatChunk(PromptMembers, kw_only=True):
     """Data of one event of a chat stream; the chunk with the usage has no choices."""
 
     id: str
@@ -140,9 +136,6 @@ class ChatChunk(Answer, kw_only=True):
     system_fingerprint: str | None = None
     choices: list[ChunkChoice] = []
     usage: Usage | UnsetType | None = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    hidden_states: HiddenStates | UnsetType = UNSET
 
 
 # --- from outputs ---

@@ -10,12 +10,11 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from radixrt.messages.client import RequestOutput
-from radixrt.messages.client import TokenLogprob as LogprobRow
+from radixrt.messages.reads import TokenLogprob as LogprobRow
 from radixrt.server.answers.base import DONE, Answer, around_choices, data_event, encode
 from radixrt.server.answers.parts import (
     Enforcement,
-    HiddenStates,
-    PromptLogprobs,
+    PromptMembers,
     TokenReport,
     Usage,
     UsageSum,
@@ -36,7 +35,7 @@ class LegacyLogprobs(Answer):
     text_offset: list[int]
 
 
-class CompletionChoice(Answer):
+class CompletionChoice(PromptMembers, kw_only=True):
     """One completion, or a part of it in a stream."""
 
     index: int
@@ -44,9 +43,6 @@ class CompletionChoice(Answer):
     logprobs: LegacyLogprobs | None = None
     finish_reason: Literal["stop", "length"] | None = None
     token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    hidden_states: HiddenStates | UnsetType = UNSET
     stop_reason: str | int | UnsetType | None = UNSET
     radixrt: Enforcement | UnsetType = UNSET
 
@@ -106,7 +102,9 @@ class Choice:
         about = {} if self._begun else self.report.about_prompt(output)
         self._begun = True
         logprobs = self._legacy_logprobs(rows) if self._with_logprobs else None
-        part = CompletionChoice(self.index, text, logprobs, token_ids=self.report.of_output(output), **about)
+        part = CompletionChoice(
+            index=self.index, text=text, logprobs=logprobs, token_ids=self.report.of_output(output), **about
+        )
         if output.finish is not None:
             part.finish_reason = finish_reason(output.finish)
             part.stop_reason = output.finish.matched
@@ -201,7 +199,7 @@ class CompletionEncoder:
             return text[0] + encode(output.text) + text[1] if output.text else b""
         if text is None:
             # The text is the only empty string behind the id and the model.
-            before, _, after = self._event(CompletionChoice(index, "")).rpartition(b'""')
+            before, _, after = self._event(CompletionChoice(index=index, text="")).rpartition(b'""')
             self._texts[index] = before, after
         part = choice.part(output)
         self._usage.add(index, output.usage)

@@ -7,8 +7,9 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from radixrt.messages.client import RequestOutput, TokenLogprob
+from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import Timings, Usage
+from radixrt.messages.reads import TokenLogprob
 from radixrt.server.answers.base import DONE, Answer, data_event
 from radixrt.server.answers.parts import Enforcement, HiddenStates, clean_logprob, enforcement, hidden_states
 

@@ -10,7 +10,8 @@ from msgspec import UNSET, UnsetType
 
 from radixrt.messages import parts as engine
 from radixrt.messages.client import RequestOutput
-from radixrt.messages.client import TokenLogprob as LogprobRow
+from radixrt.messages.reads import HiddenStates as StateColumns
+from radixrt.messages.reads import TokenLogprob as LogprobRow
 from radixrt.server.answers.base import Answer
 
 LOWEST_LOGPROB = -9999.0
@@ -176,6 +177,14 @@ HiddenStates = list[list[float]]
 """Numbers of each token."""
 
 
+class PromptMembers(Answer, kw_only=True):
+    """Members of an answer about its prompt, if the request asks for them; see `TokenReport.about_prompt`."""
+
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    hidden_states: HiddenStates | UnsetType = UNSET
+
+
 @dataclass(frozen=True, slots=True)
 class TokenReport:
     """Selection of the members of an answer about tokens besides their text, named as in vLLM.
@@ -212,7 +221,7 @@ class TokenReport:
         return output.token_ids if self.ids else UNSET
 
     def about_prompt(self, output: RequestOutput) -> dict[str, Any]:
-        """Return the members of an answer about its prompt."""
+        """Return the `PromptMembers` of an answer."""
         members: dict[str, Any] = {}
         if self.ids and output.prompt_ids is not None:
             members["prompt_token_ids"] = output.prompt_token_ids
@@ -239,7 +248,7 @@ def clean_logprob(value: float | None) -> float | None:
     return None if value is None else max(LOWEST_LOGPROB, value)
 
 
-def hidden_states(states: engine.HiddenStates, *, as_base64: bool = False) -> HiddenStates | str:
+def hidden_states(states: StateColumns, *, as_base64: bool = False) -> HiddenStates | str:
     """Return hidden states as numbers, or as the base64 of their float32 column."""
     if as_base64:
         return base64.b64encode(states.data).decode()

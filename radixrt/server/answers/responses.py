@@ -13,7 +13,8 @@ from radixrt.chat.reasoning import Reasoning
 from radixrt.chat.tool_parser import CallArguments, CallBegin
 from radixrt.errors import RequestError
 from radixrt.messages import parts as engine
-from radixrt.messages.client import RequestOutput, TokenLogprob
+from radixrt.messages.client import RequestOutput
+from radixrt.messages.reads import TokenLogprob
 from radixrt.server.answers import response_types as types
 from radixrt.server.answers.errors import error_detail
 from radixrt.server.answers.parts import (

@@ -161,7 +161,31 @@ class NativeSampling(SamplingFields, kw_only=True):
 
 
 class NativeRequest(UnsupportedFields, kw_only=True):
-    """POST /generate; see `radixrt.server.routes.native`."""
+    """POST /generate. Fields:
+
+    text | input_ids | input_parts
+                        exactly one. str or [str]; [int] or [[int]]; or one prompt in parts, each a str (a user's text,
+                        in which nothing is a special token), [int] (token ids, as they are) or {"template": str} (text
+                        of the chat template). Neighbouring texts are tokenized as one. The model's bos comes before a
+                        user's text that begins the prompt, as with `text`
+    return_prompt_ids   answer with the prompt's token ids
+    sampling_params     object of SamplingParams fields; max_new_tokens is max_tokens' other name. With detokenize
+                        false the answer's text is empty and its output_ids are all there is. A constraint and
+                        `structured` too, and the other names that the OpenAI routes know for constraints
+    stream              events instead of one answer
+    return_logprob      log-probabilities of output tokens, with top_logprobs_num alternatives each; from
+                        logprob_start_len (not negative) on also the prompt's. The same as sampling_params.logprobs and
+                        .prompt_logprobs, which are the alternatives' numbers themselves
+    return_hidden_states
+                        "last" or "prompt": the final hidden states of the prompt's last token, or of all its tokens,
+                        none of which then comes from the cache; also in sampling_params. 64 MiB at most, for all
+                        completions together
+    encoding_format     of these: "float", or "base64" (float32, little-endian)
+    program             where the request stands in a program of many: {"id": str, "branch": str, "fork_len": int,
+                        "siblings": int, "will_continue": bool}, all but id optional; see
+                        `radixrt.messages.parts.ProgramHint`. POST /release says that a program is done
+    model, rid, priority, cache_salt, timeout
+    """
 
     model: str | None = None
     stream: bool | None = None
@@ -279,8 +303,7 @@ def chat_sampling_fields(body: ChatRequest, config: ServerConfig, info: EngineRe
         body,
         max_tokens=answer_limit(asked, config, info, at_least=body.min_tokens or 0),
         logprobs=min(top, info.vocab_size) if body.logprobs else None,
-        prompt_logprobs=asked_prompt_logprobs(body),
-        return_hidden_states=asked_hidden_states(body),
+        **prompt_reads(body),
     )
 
 
@@ -310,19 +333,28 @@ def read_conversation(messages: Sequence[ChatMessage], body: ConversationFields,
     )
 
 
-def asked_prompt_logprobs(body: TokenReportFields) -> int | None:
-    """Return how many alternatives to report beside each prompt token, None for no report."""
-    if body.prompt_logprobs is not None and body.stream:
-        raise RequestError("prompt_logprobs are in whole answers only; leave stream out", param="prompt_logprobs")
-    return body.prompt_logprobs
+def prompt_reads(body: TokenReportFields) -> dict[str, Any]:
+    """Return the sampling parameters that ask for values of the prompt.
+
+    Raises:
+        RequestError: the request streams; such values are in whole answers only.
+    """
+    asked = {
+        "prompt_logprobs": body.prompt_logprobs,
+        "return_hidden_states": hidden_positions(body.return_hidden_states),
+    }
+    for name, value in asked.items():
+        if value is not None and body.stream:
+            raise RequestError(f"{name} is in whole answers only; leave stream out", param=name)
+    return asked
 
 
-def asked_hidden_states(body: TokenReportFields) -> HiddenPositions | None:
-    """Return the prompt tokens whose hidden states to report, None for no report."""
-    wanted = hidden_positions(body.return_hidden_states)
-    if wanted is not None and body.stream:
-        raise RequestError("hidden states are in whole answers only; leave stream out", param="return_hidden_states")
-    return wanted
+def native_prompt_reads(body: NativeRequest, given: NativeSampling) -> dict[str, Any]:
+    """Return the sampling parameters of /generate that ask for values of the prompt, from both places of a body."""
+    return {
+        "prompt_logprobs": given.prompt_logprobs,
+        "return_hidden_states": hidden_positions(body.return_hidden_states) or given.return_hidden_states,
+    }
 
 
 def hidden_positions(given: HiddenPositions | bool | None) -> HiddenPositions | None:

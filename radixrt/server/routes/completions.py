@@ -24,13 +24,12 @@ from radixrt.server.protocol.fields import (
     COMPLETION_MAX_TOKENS,
     MAX_TOP_LOGPROBS,
     CompletionRequest,
-    asked_hidden_states,
-    asked_prompt_logprobs,
     build_sampling,
     check_stream_options,
     completion_decoder,
     envelope_of,
     kept_prompt_tokens,
+    prompt_reads,
     token_report,
 )
 from radixrt.server.protocol.prompts import FILL_IN_NAMES, Prompt, fill_in, make_requests, split_prompts
@@ -87,24 +86,24 @@ def completion_sampling(
     max_tokens = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens == 0 and not body.echo:
         raise RequestError("max_tokens must be at least 1 without echo", param="max_tokens")
-    prompt_logprobs = logprobs if body.echo else asked_prompt_logprobs(body)
+    reads = prompt_reads(body)
     if body.echo and body.prompt_logprobs is not None:
         raise RequestError("echo and prompt_logprobs exclude each other; ask for one", param="prompt_logprobs")
     if body.echo and body.truncate_prompt_tokens is not None:
         raise RequestError(
             "echo and truncate_prompt_tokens exclude each other; leave one out", param="truncate_prompt_tokens"
         )
-    if body.echo and prompt_logprobs is None and (max_tokens == 0 or not isinstance(prompts[0], str)):
+    if body.echo:
         # Token ids are echoed as the text of their log-probability rows, and only such a request may generate nothing.
-        prompt_logprobs = 0
+        needs_rows = max_tokens == 0 or not isinstance(prompts[0], str)
+        reads["prompt_logprobs"] = 0 if logprobs is None and needs_rows else logprobs
     try:
         return build_sampling(
             body,
             vocab_size,
             max_tokens=max_tokens,
             logprobs=own_logprobs,
-            prompt_logprobs=prompt_logprobs,
-            return_hidden_states=asked_hidden_states(body),
+            **reads,
             **structured,
             **ranked,
         )

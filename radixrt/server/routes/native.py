@@ -1,30 +1,6 @@
 """POST /generate: radixrt's own route, close to SGLang's.
 
-Request (see `NativeRequest` and `NativeSampling`):
-
-    text | input_ids | input_parts
-                        exactly one. str or [str]; [int] or [[int]]; or one prompt in parts, each a str (a user's text,
-                        in which nothing is a special token), [int] (token ids, as they are) or {"template": str} (text
-                        of the chat template). Neighbouring texts are tokenized as one. The model's bos comes before a
-                        user's text that begins the prompt, as with `text`
-    return_prompt_ids   answer with the prompt's token ids
-    sampling_params     object of SamplingParams fields; max_new_tokens is max_tokens' other name. With detokenize
-                        false the answer's text is empty and its output_ids are all there is. A constraint and
-                        `structured` too, and the other names that the OpenAI routes know for constraints
-    stream              events instead of one answer
-    return_logprob      log-probabilities of output tokens, with top_logprobs_num alternatives each; from
-                        logprob_start_len (not negative) on also the prompt's. The same as sampling_params.logprobs and
-                        .prompt_logprobs, which are the alternatives' numbers themselves
-    return_hidden_states
-                        "last" or "prompt": the final hidden states of the prompt's last token, or of all its tokens,
-                        none of which then comes from the cache; also in sampling_params. 64 MiB at most, for all
-                        completions together
-    encoding_format     of these: "float", or "base64" (float32, little-endian)
-    program             where the request stands in a program of many: {"id": str, "branch": str, "fork_len": int,
-                        "siblings": int, "will_continue": bool}, all but id optional; see
-                        `radixrt.messages.parts.ProgramHint`. POST /release says that a program is done
-    model, rid, priority, cache_salt, timeout
-
+The request is a `radixrt.server.protocol.fields.NativeRequest`.
 The answer is a `radixrt.server.answers.native.Generation` for one prompt with n = 1, otherwise a list of them,
 prompt-major. A stream sends one for each delta and ends with [DONE]; an error after the first event comes as
 {"error": {...}}.
@@ -58,8 +34,8 @@ from radixrt.server.protocol.fields import (
     build_sampling,
     check_supported,
     envelope_of,
-    hidden_positions,
     native_decoder,
+    native_prompt_reads,
 )
 from radixrt.server.protocol.prompts import make_requests, read_parts, split_prompts
 from radixrt.server.routes.engine_calls import answer_call, is_engine_client
@@ -131,7 +107,7 @@ def _prefixed(names: FieldNames) -> dict[str, str]:
 
 def native_sampling(body: NativeRequest, asked: RequestedConstraint | None, vocab_size: int) -> SamplingParams:
     given = body.sampling_params or NativeSampling()
-    logprobs, prompt_logprobs = given.logprobs, given.prompt_logprobs
+    logprobs, reads = given.logprobs, native_prompt_reads(body, given)
     if body.return_logprob:
         top = body.top_logprobs_num or 0
         of_prompt = body.logprob_start_len is not None and body.logprob_start_len >= 0
@@ -139,19 +115,17 @@ def native_sampling(body: NativeRequest, asked: RequestedConstraint | None, voca
         if not 0 <= top <= most:
             raise RequestError(f"top_logprobs_num must be between 0 and {most}", param="top_logprobs_num")
         logprobs = top if logprobs is None else logprobs
-        if of_prompt and prompt_logprobs is None:
-            prompt_logprobs = top
+        if of_prompt and reads["prompt_logprobs"] is None:
+            reads["prompt_logprobs"] = top
     max_tokens = given.max_tokens if given.max_new_tokens is None else given.max_new_tokens
-    hidden = hidden_positions(body.return_hidden_states)
     try:
         return build_sampling(
             given,
             vocab_size,
             max_tokens=DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
             logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
             detokenize=given.detokenize is not False,
-            return_hidden_states=hidden or given.return_hidden_states,
+            **reads,
             **constraint_fields(asked, given.structured),
         )
     except RequestError as error:

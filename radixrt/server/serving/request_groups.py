@@ -19,7 +19,7 @@ from radixrt.client.engine_client import EngineClient
 from radixrt.errors import RequestError
 from radixrt.messages.client import ClientRequest, RequestOutput
 from radixrt.messages.parts import FINISH_ABORT, Finish
-from radixrt.sampling_params import MAX_HIDDEN_BYTES
+from radixrt.messages.reads import check_total
 from radixrt.server.access.request_context import RequestContext
 from radixrt.server.access.tenants import Account, Accounts, Tenant
 from radixrt.server.metrics.requests import GroupRecord, RequestMetrics, RequestRecord
@@ -92,14 +92,14 @@ class RequestGroups:
             RequestError: the engine refuses a request or ends it with an error; all requests of the group end then.
         """
         _check_copies(group.requests)
-        hidden_bytes = 0
+        prompt_bytes = 0
         with self._sent(group.context, group.rid, group.requests) as (streams, begun, records):
             unfinished = len(streams)
             async with aclosing(_merge(streams, begun)) as outputs:
                 async for index, output in outputs:
-                    if output.hidden_states is not None:
-                        hidden_bytes += len(output.hidden_states.data)
-                        _check_hidden_bytes(hidden_bytes)
+                    if output.prompt_values is not None:
+                        prompt_bytes += output.prompt_values.num_bytes
+                        check_total(prompt_bytes)
                     if records[index].first_at is None:
                         records[index].first_at = time.monotonic()
                     if output.finish is not None:
@@ -218,15 +218,6 @@ def _check_copies(requests: Sequence[ClientRequest]) -> None:
     if size > MAX_COPIES_BYTES:
         raise RequestError(
             f"n copies of this request are {size} bytes; at most {MAX_COPIES_BYTES} are served at a time", param="n"
-        )
-
-
-def _check_hidden_bytes(total: int) -> None:
-    if total > MAX_HIDDEN_BYTES:
-        raise RequestError(
-            f"the hidden states of this request's completions take more than {MAX_HIDDEN_BYTES} bytes; ask for fewer "
-            'completions at once, or for "last"',
-            param="return_hidden_states",
         )
 
 

@@ -149,7 +149,7 @@ def test_formats() -> None:
         ({"top_k": 3}, r'top_k .*extensions=\["top_k"\]'),
         ({"ignore_eos": True}, "ignore_eos"),
         ({"prompt_logprobs": 0}, "prompt_logprobs"),
-        ({"return_hidden_states": "last"}, "hidden states"),
+        ({"return_hidden_states": "last"}, "return_hidden_states"),
     ],
 )
 async def test_refusals(backend: OpenAI, sampling: dict[str, Any], words: str) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from radixrt.messages.parts import LogprobColumns
-from radixrt.messages.request import HiddenRead, LogprobRead, Row
+from radixrt.messages.reads import HiddenRead, LogprobRead
+from radixrt.messages.request import Row
 from radixrt.messages.wire import pack_f32, pack_i32, unpack_f32, unpack_i32
 from radixrt.parts.reads.scheduler import RowReads, reads_of
 
