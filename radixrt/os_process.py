@@ -1,13 +1,14 @@
 """Facts about Linux processes from /proc, and children that the kernel ends together with their parent.
 
-`python -m radixrt.os_process MODULE ARGUMENT...` runs a module as such a child. The module imports nothing heavy, so
-that the kernel is told as soon as possible.
+`child_command` returns the command of such a child, which runs this file as a script. The module imports nothing heavy,
+so that the kernel is told as soon as possible.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
 import os
 import runpy
 import signal
@@ -112,12 +113,43 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def child_command(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module in a process which the kernel kills when the starting thread ends."""
-    return [sys.executable, "-m", "radixrt.os_process", module, *arguments]
+OUTLIVES_THREAD = "--outlives-thread"
+
+
+def child_command(module: str, *arguments: str, outlives_thread: bool = False) -> list[str]:
+    """Return the command that runs a module of radixrt in a process which the kernel kills when the starting thread
+    ends.
+
+    The process imports the parent's copy of radixrt, and everything else from its interpreter's library, PYTHONPATH and
+    installed packages. Python files of the current folder are never imported (`python -P`): a user's `queue.py` or
+    `secrets.py` replaces no module.
+
+    Args:
+        outlives_thread: the kernel does not kill the process.
+    """
+    flags = [OUTLIVES_THREAD] if outlives_thread else []
+    return [sys.executable, "-P", os.path.abspath(__file__), *flags, module, *arguments]
+
+
+def _import_own_package() -> None:
+    """Import the copy of radixrt that this file belongs to, even where Python would find another copy or none."""
+    if "radixrt" in sys.modules:  # by the site's own modules
+        return
+    folder = os.path.dirname(os.path.abspath(__file__))
+    spec = importlib.util.spec_from_file_location(
+        "radixrt", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["radixrt"] = package = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(package)
 
 
 if __name__ == "__main__":
-    die_with_parent()
-    sys.argv = sys.argv[1:]
+    if sys.argv[1] == OUTLIVES_THREAD:
+        del sys.argv[1]
+    else:
+        die_with_parent()
+    del sys.argv[0]
+    _import_own_package()
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -19,6 +19,8 @@ from tests.tiny_models import make_tiny_model
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Workers import nothing from the current folder. Those of the suite's own are found here.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 # Read when torch is loaded, which nothing has done yet. A step's threads wait for each other hundreds of times; were
 # they to spin meanwhile, as is the default, they would take the cores from this suite's other processes.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

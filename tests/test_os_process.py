@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from radixrt.os_process import end_group, interrupts_deferred, is_alive, read_stat
+from radixrt import os_process
+from radixrt.os_process import child_command, end_group, interrupts_deferred, is_alive, read_stat
 from tests.server_process import wait_for
 
 CHILD = "import time, radixrt.os_process as p; p.die_with_parent(); print('up', flush=True); time.sleep(600)"
@@ -113,3 +116,22 @@ def test_interrupts_are_deferred_in_the_main_thread_alone() -> None:
     thread.start()
     thread.join()
     assert seen == [handler]
+
+
+@pytest.mark.parametrize("outlives_thread", [False, True])
+def test_a_child_imports_the_copy_of_its_parent_and_nothing_of_the_current_folder(
+    outlives_thread: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, folder = tmp_path / "checkout" / "radixrt", tmp_path / "folder"
+    for made in (package, folder / "radixrt"):
+        made.mkdir(parents=True)
+        (made / "__init__.py").touch()
+    (package / "probe.py").write_text("import queue, radixrt, sys\nprint(queue.__file__, radixrt.__file__, sys.argv)\n")
+    (folder / "queue.py").touch()
+    monkeypatch.setattr(os_process, "__file__", shutil.copy(os_process.__file__, package))
+    command = child_command("radixrt.probe", "an argument", outlives_thread=outlives_thread)
+    said = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
+    import queue
+
+    argv = [str(package / "probe.py"), "an argument"]
+    assert said == f"{queue.__file__} {package / '__init__.py'} {argv}\n"

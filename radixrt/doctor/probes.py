@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 from radixrt._version import __version__
 from radixrt.doctor.facts import CacheFolder, Facts, Gpu, Tool
 from radixrt.models.loading.source import DEFAULT_PACKAGE, cache_folder
+from radixrt.os_process import child_command
 
 PACKAGES = (
     "torch",
@@ -146,7 +147,7 @@ def ask_child(probes: Iterable[str], unknown: dict[str, str]) -> dict[str, dict[
 def _run_child(probes: list[str], answers: dict[str, dict[str, Any]]) -> str:
     """Add the answers of one child to `answers`; return how the child ended."""
     child = subprocess.Popen(
-        [sys.executable, "-m", "radixrt.doctor.child", *probes],
+        child_command("radixrt.doctor.child", *probes),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -101,8 +101,8 @@ def fake_child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     def popen(command: list[str], **options: object) -> object:
         # Only the child that begins with the hanging probe is ended, be the machine as slow as it may.
-        monkeypatch.setattr(probes, "CHILD_TIMEOUT_S", 0.5 if command[3] == "hangs" else 240.0)
-        return start([command[0], str(script), *command[3:]], **options)  # type: ignore[call-overload]
+        monkeypatch.setattr(probes, "CHILD_TIMEOUT_S", 0.5 if command[4] == "hangs" else 240.0)
+        return start([command[0], str(script), *command[4:]], **options)  # type: ignore[call-overload]
 
     monkeypatch.setattr(probes.subprocess, "Popen", popen)
 

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
+from radixrt.engine.cluster.driver_process import DriverProcess
 from tests.server_process import LIMIT_S, wait_for
 
 needs_ray = pytest.mark.skipif(
@@ -72,6 +73,15 @@ class RayNodes:
         self._process.kill()
         self._process.communicate(timeout=LIMIT_S)
         assert wait_for(lambda: not any(process.is_running() for process in processes))
+
+
+def next_report(driver: DriverProcess) -> dict[str, Any]:
+    """Wait for a single report of a driver."""
+    while (reports := driver.reports()) == []:
+        pass
+    assert reports is not None, driver.error
+    (report,) = reports
+    return report
 
 
 def main() -> None:

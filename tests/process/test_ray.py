@@ -20,7 +20,7 @@ from radixrt.engine.cluster.ray_driver import DriverSettings, Spawn
 from radixrt.errors import EngineError
 from tests.equivalence.reference import greedy
 from tests.process.helpers import gone
-from tests.process.ray_nodes import ENVIRONMENT, RayNodes, needs_ray
+from tests.process.ray_nodes import ENVIRONMENT, RayNodes, needs_ray, next_report
 from tests.server_process import LIMIT_S, wait_for
 
 pytestmark = needs_ray
@@ -125,14 +125,6 @@ def test_the_process_that_speaks_with_ray_reports_and_ends_while_it_waits(nodes:
     assert driver.reap(LIMIT_S)
     assert driver.exit_code == 0
     assert wait_for(lambda: gone(started["pid"]))
-
-
-def next_report(driver: DriverProcess) -> dict[str, Any]:
-    while (reports := driver.reports()) == []:
-        pass
-    assert reports is not None, driver.error
-    (report,) = reports
-    return report
 
 
 def test_a_killed_rank_is_started_anew_and_its_requests_go_on(

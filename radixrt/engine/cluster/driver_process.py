@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,7 +29,7 @@ class DriverProcess:
 
     def __init__(self, settings: DriverSettings, *, outlives_thread: bool = False) -> None:
         module = "radixrt.engine.cluster.ray_driver"
-        command = [sys.executable, "-m", module] if outlives_thread else child_command(module)
+        command = child_command(module, outlives_thread=outlives_thread)
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
         self._buffer = b""
         self.error = ""

@@ -15,11 +15,11 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 
 from radixrt._version import __version__
+from radixrt.os_process import child_command
 
 MODULES = {"rank": "radixrt.engine.cluster.rank_process"}
 """Modules that an agent runs, by kind of process."""
@@ -59,21 +59,24 @@ class NodeAgent:
         descriptor = fcntl.fcntl(self._store, fcntl.F_DUPFD, FIRST_INHERITED)
         return json.dumps({"port": self._store.getsockname()[1], "descriptor": descriptor})
 
-    async def spawn(self, kind: str, settings_json: str) -> int:
+    async def spawn(self, kind: str, settings_json: str, folder: str) -> int:
         """Start a process and return its pid.
 
         Args:
             kind: a key of `MODULES`.
             settings_json: one line for the process's stdin. The process inherits the descriptor that the field
                 `store_descriptor` names.
+            folder: current folder of the engine, to which relative paths refer. Where the node has no such folder, the
+                process starts in the agent's.
         """
         inherited = json.loads(settings_json).get("store_descriptor")
         shell = subprocess.Popen(
-            ["/bin/sh", "-c", SHELL, "sh", sys.executable, "-m", MODULES[kind]],
+            ["/bin/sh", "-c", SHELL, "sh", *child_command(MODULES[kind], outlives_thread=True)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=process_environment(os.environ, visible_devices()),
+            cwd=folder if os.path.isdir(folder) else None,
             start_new_session=True,
             pass_fds=() if inherited is None else (inherited,),
         )

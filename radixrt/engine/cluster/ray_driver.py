@@ -108,7 +108,9 @@ def connect(address: str, option: str) -> str:
     if address == "local":
         options.update(include_dashboard=False, object_store_memory=80 * 1024 * 1024)
     try:
-        ray.init(address=address, **options)
+        # Ray has its workers search the driver's current folder for modules, before the standard library.
+        with contextlib.chdir("/"):
+            ray.init(address=address, **options)
     except Exception as error:  # of many kinds, some of them private to Ray
         if address == "auto" and isinstance(error, ConnectionError):  # Ray's text would name Ray's options
             raise ConfigError(
@@ -220,7 +222,7 @@ class Driver:
                     store = {"store_address": given["address"], "store_port": opened["port"]}
                     given["store_descriptor"] = opened["descriptor"]
                 given.update(store)
-            self._starting[agent.spawn.remote(each.kind, json.dumps(given))] = each
+            self._starting[agent.spawn.remote(each.kind, json.dumps(given), os.getcwd())] = each
 
     def reports(self) -> list[dict[str, Any]]:
         """Return the starts and ends of processes since the last call, after waiting for at most POLL_S."""

@@ -53,13 +53,20 @@ def settings(folder: Path, **more: object) -> str:
 
 
 async def test_a_process_reports_its_error_its_code_and_its_last_output(agent: NodeAgent, tmp_path: Path) -> None:
-    pid = await agent.spawn("test", settings(tmp_path, error="no such model"))
+    pid = await agent.spawn("test", settings(tmp_path, error="no such model"), str(tmp_path))
     ended = json.loads(await agent.wait(pid))
     assert ended == {"code": 3, "error": "no such model", "tail": "gpus 2,3\n"}
 
 
+async def test_a_process_starts_in_the_engines_folder_if_the_node_has_it(agent: NodeAgent, tmp_path: Path) -> None:
+    for folder, expected in ((tmp_path, tmp_path), (tmp_path / "elsewhere", Path.cwd())):
+        pid = await agent.spawn("test", settings(tmp_path), str(folder))
+        assert Path(f"/proc/{pid}/cwd").resolve() == expected.resolve()
+    await agent.stop()
+
+
 async def test_a_killed_process_reports_the_signal(agent: NodeAgent, tmp_path: Path) -> None:
-    pid = await agent.spawn("test", settings(tmp_path))
+    pid = await agent.spawn("test", settings(tmp_path), str(tmp_path))
     waiting = asyncio.create_task(agent.wait(pid))
     os.kill(pid, signal.SIGKILL)
     ended = json.loads(await waiting)
@@ -67,7 +74,7 @@ async def test_a_killed_process_reports_the_signal(agent: NodeAgent, tmp_path: P
 
 
 async def test_stop_kills_what_runs(agent: NodeAgent, tmp_path: Path) -> None:
-    pid = await agent.spawn("test", settings(tmp_path))
+    pid = await agent.spawn("test", settings(tmp_path), str(tmp_path))
     assert not gone(pid)
     await agent.stop()
     assert wait_for(lambda: gone(pid))
@@ -76,7 +83,7 @@ async def test_stop_kills_what_runs(agent: NodeAgent, tmp_path: Path) -> None:
 
 async def test_a_process_learns_from_its_input_that_the_agent_is_gone(agent: NodeAgent, tmp_path: Path) -> None:
     """Ray kills an agent's children, which is the shell alone."""
-    pid = await agent.spawn("test", settings(tmp_path))
+    pid = await agent.spawn("test", settings(tmp_path), str(tmp_path))
     assert wait_for((tmp_path / "ready").exists)
     shell = agent._processes[pid]
     os.kill(shell.pid, signal.SIGKILL)
@@ -89,7 +96,7 @@ async def test_a_process_learns_from_its_input_that_the_agent_is_gone(agent: Nod
 
 async def test_the_first_rank_inherits_the_socket_of_the_rendezvous(agent: NodeAgent, tmp_path: Path) -> None:
     opened = json.loads(await agent.open_store())
-    pid = await agent.spawn("test", settings(tmp_path, store_descriptor=opened["descriptor"]))
+    pid = await agent.spawn("test", settings(tmp_path, store_descriptor=opened["descriptor"]), str(tmp_path))
     reader, writer = await asyncio.open_connection("127.0.0.1", opened["port"])
     assert await reader.read() == b"here"
     writer.close()
