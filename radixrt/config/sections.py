@@ -206,8 +206,8 @@ class ServerConfig:
     cors_origins: str = option("", "comma-separated origins that browsers may call from, * for all; default: none")
     allowed_hosts: str = option(
         "",
-        "comma-separated public names by which /ui and the routes of operators are reached on a server without API "
-        "keys; localhost, IP addresses and private names need not be listed",
+        "comma-separated public names by which a server without API keys is reached, * for all; localhost, IP "
+        "addresses and private names need not be listed",
     )
     ui: bool = option(True, "serve the page /ui")
     ui_text: bool = option(False, "/ui shows texts of cached prompts and answers, to whoever may open it")

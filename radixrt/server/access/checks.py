@@ -1,14 +1,15 @@
 """Access: which paths and actions need a key, and which an admin's, once the server has keys; and checks of Host and
-Origin on the routes of operators, which pages of other sites must not reach through a browser.
+Origin, because pages of other sites must not reach the server through a browser.
 
 A page can have a domain of its own that resolves to 127.0.0.1 (DNS rebinding). The browser then takes this server for
-the page's own origin, and lets it read answers. But it sends the domain as Host. So on a server without API keys these
-routes answer only to names that no stranger can register: IP addresses, localhost, names of a private network, and
-those that the operator lists. With keys, the page has none.
+the page's own origin, and lets it send requests and read answers. But it sends the domain as Host. So a server without
+API keys answers only to names that no stranger can register: IP addresses, localhost, names of a private network, and
+those that the operator lists. With keys, the page has none, and only the routes of operators check Origin.
 """
 
 from __future__ import annotations
 
+import re
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -31,6 +32,9 @@ ADMIN_PATHS = frozenset({"/metrics", "/flush_cache", "/ui/events", "/ui/text", *
 
 PRIVATE = (".localhost", ".local", ".internal", ".lan", ".home.arpa", ".svc")
 """Ends of names that are not in the public DNS; names without a dot, such as those of containers, are not either."""
+
+_HOST = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9_.-]+))(?::[0-9]{0,5})?")
+"""A Host header: a name or an address, perhaps a port, and nothing else, so no user before an @."""
 
 CHECKED_PATHS = frozenset({"/abort", "/flush_cache", "/metrics", *REPLICA_PATHS})
 UI = "/ui"
@@ -76,12 +80,12 @@ def check_admin(tenant: Tenant, action: str) -> None:
 
 
 class HostCheck:
-    """The names under which the routes of operators are served.
+    """The names under which a server without API keys is served, and the origins whose pages may use it.
 
     Args:
         host: address or name that the server listens on.
-        allowed_hosts: comma-separated names, without ports.
-        cors_origins: comma-separated origins that may call from a browser.
+        allowed_hosts: comma-separated names, without ports; * for all.
+        cors_origins: comma-separated origins that may call from a browser; * for all, except for routes of operators.
     """
 
     def __init__(self, host: str, allowed_hosts: str, cors_origins: str) -> None:
@@ -89,42 +93,60 @@ class HostCheck:
         self._origins = set(listed(cors_origins))
 
     def check(self, path: str, headers: Headers, tenant: Tenant) -> None:
-        """Refuse a request for a route of operators by a foreign name, or from a page of a foreign origin.
+        """Refuse a request by a foreign name, or from a page of a foreign origin.
 
         Raises:
-            RequestError: 403; names the header and the option.
+            RequestError: 403, names the header and the option; 400 for several Host headers.
         """
-        if path not in CHECKED_PATHS and path != UI and not path.startswith(f"{UI}/"):
+        hosts = headers.getlist("host")
+        if len(hosts) > 1:
+            raise RequestError("the request has several Host headers; send one", param="Host", status=400)
+        for_operators = path in CHECKED_PATHS or path == UI or path.startswith(f"{UI}/")
+        if tenant == EVERYONE:
+            # Every browser sends Host. Probes that speak HTTP/1.0 do not.
+            if hosts and not self._is_own(hosts[0]):
+                raise RequestError(
+                    f"{path} is not served as {shown(hosts[0])}: use an IP address or localhost, list the name with "
+                    "--allowed-hosts, or start the server with an --api-key",
+                    param="Host", code="host_not_allowed", status=403,
+                )  # fmt: skip
+        elif not for_operators:
             return
-        host = headers.get("host", "")
-        if tenant == EVERYONE and not self._is_own(host):
-            raise RequestError(
-                f"{path} is not served as {shown(host)}: use an IP address or localhost, or list the name with "
-                "--allowed-hosts",
-                param="Host", code="host_not_allowed", status=403,
-            )  # fmt: skip
-        origin = headers.get("origin")
-        foreign = origin is not None and origin not in self._origins and not _is_of(origin, host)
-        # Browsers send no Origin with every GET; following a link to the page itself is harmless.
-        crossed = headers.get("sec-fetch-site") in ("cross-site", "same-site") and origin is None
-        if foreign or (crossed and headers.get("sec-fetch-mode") != "navigate"):
+        if "*" in self._origins and not for_operators:
+            return
+        if self._is_foreign(headers):
             raise RequestError(
                 f"{path} is not served to pages of other origins; list them with --cors-origins",
                 param="Origin", code="origin_not_allowed", status=403,
             )  # fmt: skip
 
+    def _is_foreign(self, headers: Headers) -> bool:
+        """Return whether a browser sends the request for a page of another origin that is not listed."""
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+        if origin is None:
+            # Browsers send no Origin with every GET; following a link to a page is harmless.
+            return site in ("cross-site", "same-site") and headers.get("sec-fetch-mode") != "navigate"
+        # A proxy may change Host, so that the origin of the server's own pages differs.
+        return origin not in self._origins and site != "same-origin" and not _is_of(origin, headers.get("host", ""))
+
     def _is_own(self, host: str) -> bool:
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            return False
-        if name in self._names or name.endswith(PRIVATE) or (name and "." not in name and ":" not in name):
+        if "*" in self._names:
             return True
-        try:
-            ip_address(name)
-        except ValueError:
+        found = _HOST.fullmatch(host.lower())
+        if found is None:
             return False
-        return True
+        name = found["name"] or ""
+        if name:
+            return name in self._names or name.endswith(PRIVATE) or "." not in name or _is_address(name)
+        return _is_address(found["ipv6"])
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_of(origin: str, host: str) -> bool:

@@ -135,7 +135,7 @@ class Guard:
     """Refuses what the tenant of a request may not use, and converts uncaught exceptions to a 500 of the usual form.
 
     Args:
-        hosts: the names under which the routes of operators are served.
+        hosts: the names under which the server is reached, and the origins of pages that may use it.
     """
 
     def __init__(self, app: ASGIApp, hosts: HostCheck) -> None:
