@@ -17,7 +17,9 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     """Return a parser with the options of every example, to which some examples add."""
     made = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     made.add_argument("--model", help="folder, hub id or GGUF file to run in this process; default: the embedded model")
-    made.add_argument("--base-url", help="run on this radixrt server instead, e.g. http://127.0.0.1:30000")
+    made.add_argument(
+        "--url", "--base-url", dest="base_url", help="run on this radixrt server instead, e.g. http://127.0.0.1:30000"
+    )
     return made
 
 

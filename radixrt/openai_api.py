@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 from dataclasses import dataclass, field
 
 import httpx
@@ -50,12 +51,10 @@ def find_server(url: str, model: str | None = None, api_key: str | None = None) 
     headers = {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {key}"} if key else {})}
     timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
     try:
-        response = httpx.get(f"{base}/models", headers=headers, timeout=timeout, trust_env=False)
+        response = httpx.get(f"{base}/models", headers=headers, timeout=timeout, trust_env=False, verify=tls_context())
     except httpx.HTTPError as error:
-        reason = str(error) or type(error).__name__
-        raise ConfigError(
-            f"{base} does not answer: {reason}; start a server with radixrt launch, or name another with --url"
-        ) from None
+        fix = "start a server with radixrt launch, or name another with --url"
+        raise ConfigError(no_answer(base, error, fix)) from None
     if response.status_code in (401, 403):
         fix = f"give the right one with --api-key or {name}" if key else f"give one with --api-key or {name}"
         raise ConfigError(
@@ -65,6 +64,35 @@ def find_server(url: str, model: str | None = None, api_key: str | None = None) 
     if model is None and not served:
         raise ConfigError(f"{base}/models lists no models ({response.status_code}); name one with --model")
     return OpenAIServer(base, model or served[0], headers)
+
+
+def tls_context() -> ssl.SSLContext:
+    """Return a TLS context that trusts the file SSL_CERT_FILE of the environment, else the usual authorities.
+
+    httpx reads the variable itself, but not where it is to ignore the proxies of the environment.
+    """
+    return httpx.create_ssl_context()
+
+
+def no_answer(url: str, error: Exception, fix: str) -> str:
+    """Return an error text for a server that could not be reached.
+
+    Args:
+        fix: what helps if no server listens at the URL. The reason shows whether a certificate is the cause instead.
+    """
+    reason = str(error) or type(error).__name__
+    return f"{url} does not answer: {reason}; {certificate_fix(reason) or fix}"
+
+
+def certificate_fix(reason: str) -> str | None:
+    """Return what helps against a failed TLS handshake; None if the reason of a failure is another."""
+    if "Hostname mismatch" in reason or "IP address mismatch" in reason:
+        return "use the host name for which the certificate was issued"
+    if "CERTIFICATE_VERIFY_FAILED" in reason:
+        return "name the PEM file of the authority that issued its certificate with --cacert, or SSL_CERT_FILE"
+    if "WRONG_VERSION_NUMBER" in reason:
+        return "the server speaks no TLS there; use http:// in place of https://"
+    return None
 
 
 def error_message(response: httpx.Response) -> str:

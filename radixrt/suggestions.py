@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+import re
+from collections.abc import Callable, Collection
+
+from radixrt.peer_options import SAME_OPTIONS, sentence
+
+ALIKE = 0.7
+TYPING_MISTAKE = 0.93
+"""Ratios of difflib, from 0 to 1: names that may be meant, and names that differ by a letter or two."""
 
 PEER_COMMANDS = {
-    "serve": "launch",
     "server": "launch",
     "start": "launch",
     "launch_server": "launch",
@@ -17,54 +23,10 @@ PEER_COMMANDS = {
 }
 """Commands of vLLM, SGLang, Ollama and their like, with the command that does the same here."""
 
-PEER_OPTIONS: dict[str, tuple[str, object]] = {
-    "model_path": ("model", None),
-    "tokenizer_path": ("tokenizer", None),
-    "max_model_len": ("context_length", None),
-    "max_total_tokens": ("kv_cache_tokens", None),
-    "ctx_size": ("context_length", None),
-    "n_ctx": ("context_length", None),
-    "tensor_parallel_size": ("tp", None),
-    "tp_size": ("tp", None),
-    "pipeline_parallel_size": ("pp", None),
-    "pp_size": ("pp", None),
-    "data_parallel_size": ("replicas", None),
-    "dp_size": ("replicas", None),
-    "dp": ("replicas", None),
-    "gpu_memory_utilization": ("memory_fraction", None),
-    "mem_fraction_static": ("memory_fraction", None),
-    "num_gpu_blocks_override": ("kv_cache_tokens", None),
-    "block_size": ("page_size", None),
-    "max_num_seqs": ("max_running_requests", None),
-    "max_num_batched_tokens": ("chunked_prefill_size", None),
-    "enable_prefix_caching": ("prefix_cache", True),
-    "no_enable_prefix_caching": ("prefix_cache", False),
-    "disable_radix_cache": ("prefix_cache", False),
-    "radix_eviction_policy": ("eviction_policy", None),
-    "scheduling_policy": ("schedule_policy", None),
-    "enforce_eager": ("cuda_graph", "off"),
-    "disable_cuda_graph": ("cuda_graph", "off"),
-    "disable_overlap_schedule": ("max_inflight_steps", 1),
-    "disable_custom_all_reduce": ("all_reduce", "nccl"),
-    "distributed_executor_backend": ("executor", None),
-    "guided_decoding_backend": ("grammar_backend", None),
-    "tool_call_parser": ("tool_call_format", None),
-    "allowed_origins": ("cors_origins", None),
-    "random_state": ("random_seed", None),
-    "seed": ("random_seed", None),
-    "threads": ("num_threads", None),
-    "otlp_traces_endpoint": ("otlp_endpoint", None),
-    "disable_log_requests": ("access_log", False),
-    "disable_uvicorn_access_log": ("access_log", False),
-    "disable_log_stats": ("log_stats_interval_s", 0),
-    "decode_log_interval": ("log_stats_interval_s", None),
-}
-"""Options of vLLM, SGLang and llama.cpp, with the option that does the same here and, where it is fixed, its value."""
 
-
-def similar(name: str, known: Collection[str]) -> str | None:
+def similar(name: str, known: Collection[str], cutoff: float = ALIKE) -> str | None:
     """Return the known name that is spelled most like `name`; None if none is alike."""
-    found = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    found = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     return found[0] if found else None
 
 
@@ -81,10 +43,30 @@ def option_meant(name: str, known: Collection[str]) -> tuple[str, object] | None
         name: with underscores, e.g. "max_model_len".
         known: the options that there are, spelled likewise.
     """
-    peer = PEER_OPTIONS.get(name)
-    if peer is not None and peer[0] in known:
-        return peer
-    alike = similar(name, [*known, *(each for each, (ours, _) in PEER_OPTIONS.items() if ours in known)])
+    peer = SAME_OPTIONS.get(name)
+    return peer if peer is not None and peer[0] in known else _alike(name, known, ALIKE)
+
+
+def about_option(name: str, known: Collection[str], spelled: Callable[[str, object], str]) -> str:
+    """Return the rest of a sentence that begins with "there is no option NAME": the option that was meant, or why there
+    is none. It is empty where nothing is known about the name.
+
+    Args:
+        name, known: as for `option_meant`.
+        spelled: returns an option, with a value or None, as the user writes it.
+    """
+    meant = SAME_OPTIONS.get(name) or _alike(name, known, TYPING_MISTAKE)
+    if (meant is None or meant[0] not in known) and (text := sentence(name)) is not None:
+        named = set(re.findall(r"{(\w+)}", text))
+        if named <= set(known):
+            return f": {text.format(**{each: spelled(each, None) for each in named})}"
+    meant = option_meant(name, known)
+    return "" if meant is None else f"; did you mean {spelled(*meant)}?"
+
+
+def _alike(name: str, known: Collection[str], cutoff: float) -> tuple[str, object] | None:
+    peers = (each for each, (ours, _) in SAME_OPTIONS.items() if ours in known)
+    alike = similar(name, [*known, *peers], cutoff)
     if alike is None:
         return None
-    return (alike, None) if alike in known else PEER_OPTIONS[alike]
+    return (alike, None) if alike in known else SAME_OPTIONS[alike]

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 import radixrt
-from radixrt.cli import main
+from radixrt.cli import _parse, build_parser, main
+from radixrt.cli.engines import _options
 
 HEAVY = {
     "torch",
@@ -111,6 +112,18 @@ def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"^ +schema +check a schema, a regex or a grammar$", out, re.MULTILINE)
 
 
+def test_names_of_vllm_and_sglang_are_aliases() -> None:
+    line = "serve -tp 2 some/model --max-model-len=9 --max-num-seqs 3 --disable-radix-cache --enforce-eager --seed 5"
+    options = _options(_parse(build_parser(), line.split()))
+    ours = "launch some/model --tp 2 --context-length 9 --max-running-requests 3 --no-prefix-cache --random-seed 5"
+    assert options == _options(_parse(build_parser(), [*ours.split(), "--cuda-graph", "off"]))
+    assert options["tp"] == 2
+    vllm = ["serve", "--no-enable-prefix-caching", "--disable-log-stats", "--disable-overlap-schedule", "--dp", "2"]
+    options = _options(_parse(build_parser(), vllm))
+    given = {"prefix_cache": False, "log_stats_interval_s": 0.0, "max_inflight_steps": 1, "replicas": 2}
+    assert options.items() >= given.items()
+
+
 # --- mistakes: exit code 2 and one line that names the culprit ---
 
 
@@ -119,16 +132,18 @@ def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], ["COMMAND"]),
         (["frobnicate"], ["'frobnicate'", "launch", "generate"]),
-        (["serve", "some/model", "--max-model-len", "9"], ["'serve'", "did you mean radixrt launch?"]),
+        (["start", "some/model"], ["'start'", "did you mean radixrt launch?"]),
         (["lauch"], ["'lauch'", "did you mean radixrt launch?"]),
         (["launch", "--no-such-flag"], ["no option --no-such-flag"]),
-        (["launch", "--max-model-len", "9"], ["no option --max-model-len", "did you mean --context-length?"]),
-        (["launch", "--tensor-parallel-size=2", "--model-path", "x"], ["did you mean --tp?", "did you mean --model?"]),
-        (["launch", "--data-parallel-size", "2"], ["did you mean --replicas?"]),
-        (["launch", "--dp-size", "2"], ["did you mean --replicas?"]),
-        (["launch", "--disable-radix-cache"], ["did you mean --no-prefix-cache?"]),
-        (["launch", "--enforce-eager"], ["did you mean --cuda-graph off?"]),
-        (["launch", "some/model"], ["did you mean --model some/model?"]),
+        (["serve", "--no-such-flag"], ["radixrt launch: there is no option --no-such-flag"]),
+        (["launch", "-q", "awq", "--enable-lora"], ["no option -q: not needed", "no option --enable-lora: LoRA"]),
+        (["launch", "--gpu-memory-utilization", "0.9"], ["no option --gpu-memory-utilization: --memory-fraction is"]),
+        (["launch", "-q", "awq", "--page-size", "many", "-tp"], ["'many'", "no option -q: not needed"]),
+        (["launch", "--max-model-len", "many"], ["--max-model-len", "'many'"]),
+        (["doctor", "--tensor-parallel-size", "2"], ["no option --tensor-parallel-size; did you mean --tp?"]),
+        (["launch", "some/model", "--model", "another"], ["some/model", "another", "one model"]),
+        (["launch", "some/model", "another"], ["unexpected 'another'", "'some/model'"]),
+        (["generate", "a prompt", "some/model"], ["did you mean --model some/model?"]),
         (["launch", "--page-size", "many"], ["--page-size", "'many'"]),
         (["launch", "--page-size"], ["--page-size"]),
         (["launch", "--page-size", "0"], ["page_size", "at least 1", "0"]),
@@ -141,7 +156,8 @@ def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         (["generate", "hello", "--port", "80"], ["--port"]),
         (["generate", "hello", "--max-tokens", "x"], ["--max-tokens", "'x'"]),
         (["tree", "--base-url", "http://127.0.0.1:1"], ["http://127.0.0.1:1", "does not answer"]),
-        (["tree", "--base-url", "nowhere"], ["--base-url must be like", "'nowhere'"]),
+        (["tree", "--base-url", "nowhere"], ["--url must be like", "'nowhere'"]),
+        (["tree", "--cacert", "missing.pem"], ["--cacert missing.pem", "No such file"]),
         (["chat", "--url", "http://127.0.0.1:1/v1"], ["http://127.0.0.1:1/v1", "does not answer", "radixrt launch"]),
         (["chat", "--url", "nowhere"], ["--url", "'nowhere'"]),
         (["chat", "--schema", "/nowhere/s.json"], ["/nowhere/s.json", "cannot be read"]),

@@ -45,6 +45,7 @@ REWRITTEN = (
     "sampling_params.py",
     "scheduler",
     "start_log.py",
+    "peer_options.py",
     "suggestions.py",
     "task_thread.py",
     "tasks",

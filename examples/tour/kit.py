@@ -25,7 +25,9 @@ def output(name: str) -> Path:
 def _arguments(doc: str | None, size: int, url: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     parser.add_argument("--size", type=int, default=size, help="number of items that are worked on")
-    parser.add_argument("--base-url", default=url, help="a radixrt server, e.g. http://127.0.0.1:30000")
+    parser.add_argument(
+        "--url", "--base-url", dest="base_url", default=url, help="a radixrt server, e.g. http://127.0.0.1:30000"
+    )
     if url is None:
         parser.add_argument("--model", help="folder, hub id or GGUF file to run in this process")
     return parser.parse_args()

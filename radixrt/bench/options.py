@@ -11,11 +11,16 @@ DATASETS = ("random", "shared-prefix", "sharegpt", "trace")
 WIDE = argparse.ArgumentDefaultsHelpFormatter
 
 
-def add_bench(parser: argparse.ArgumentParser, add_engine_options: Callable[[argparse.ArgumentParser], None]) -> None:
+def add_bench(
+    parser: argparse.ArgumentParser,
+    add_engine_options: Callable[[argparse.ArgumentParser], None],
+    add_server: Callable[[argparse.ArgumentParser, str], None],
+) -> None:
     """Add the actions of `radixrt bench`.
 
     Args:
         add_engine_options: adds the flags of an Engine.
+        add_server: adds the flags of a client, with a default URL.
     """
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     serve = actions.add_parser(
@@ -23,6 +28,7 @@ def add_bench(parser: argparse.ArgumentParser, add_engine_options: Callable[[arg
         description="Send requests to any server with OpenAI's API and print what `vllm bench serve` prints. Exit "
         "code 1 if requests failed.",
     )  # fmt: skip
+    add_server(serve, "http://127.0.0.1:30000/v1")
     _add_serve(serve)
     _add_dataset(serve, num_prompts=100)
     throughput = actions.add_parser(
@@ -48,7 +54,6 @@ def add_bench(parser: argparse.ArgumentParser, add_engine_options: Callable[[arg
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default="http://127.0.0.1:30000/v1", help="base URL of the server")
     parser.add_argument("--model", help="the model to request; None: the first that the server lists")
     parser.add_argument(
         "--api-key", help="None: OPENAI_API_KEY of the environment for api.openai.com, RADIXRT_API_KEY for others"

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 from radixrt._version import __version__
@@ -18,7 +20,8 @@ from radixrt.cli.checks import DOCTOR, SCHEMA
 from radixrt.cli.clients import CHAT, REPLAY, REPLICAS, TREE
 from radixrt.cli.engines import BENCH, GENERATE, LAUNCH
 from radixrt.errors import RadixRTError
-from radixrt.suggestions import command_meant, option_meant
+from radixrt.peer_options import SHORT_OPTIONS, full_name
+from radixrt.suggestions import about_option, command_meant
 
 COMMANDS = {
     "launch": LAUNCH,
@@ -33,11 +36,23 @@ COMMANDS = {
 }
 
 
+ALIASES = {"serve": "launch"}
+FLAG = re.compile(r"--?[A-Za-z]")
+
+
+@dataclass
+class _Mistake(Exception):
+    """A command line that argparse refuses, and the parser of the command."""
+
+    parser: argparse.ArgumentParser
+    message: str
+
+
 class _Parser(argparse.ArgumentParser):
-    """Parser that reports an error in a single line, without the long usage text."""
+    """Parser that raises `_Mistake`, so that the error can name all mistakes in a single line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        raise _Mistake(self, message)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -54,33 +69,62 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line. An unknown command or flag exits with code 2 and a line that names the most similar one."""
-    command = next((word for word in argv if not word.startswith("-")), None)
-    if command is not None and command not in COMMANDS and (meant := command_meant(command, COMMANDS)):
-        parser.error(f"there is no command {command!r}; did you mean radixrt {meant}?")
-    args, unknown = parser.parse_known_args(argv)
+    """Parse a command line. A mistake exits with code 2 and a line that names each unknown flag and what it is here."""
+    at, command = next(((i, word) for i, word in enumerate(argv) if not word.startswith("-")), (0, None))
+    argv = [_spelled_out(word) for word in argv]
+    if command in ALIASES:
+        argv[at] = ALIASES[command]
+    elif command is not None and command not in COMMANDS and (meant := command_meant(command, COMMANDS)):
+        return _refuse(parser, [f"there is no command {command!r}; did you mean radixrt {meant}?"])
+    try:
+        args, unknown = parser.parse_known_args(argv)
+    except _Mistake as mistake:
+        options = mistake.parser._option_string_actions
+        flags = [word for word in argv if _flag(word) and _flag(word) not in options]
+        known = {action.dest for action in options.values()}
+        hints = [] if mistake.parser is parser else _about_flags(flags, known)
+        return _refuse(mistake.parser, [mistake.message, *hints])
     if not unknown:
         return args
-    flags = [word.partition("=")[0] for word in unknown if word.startswith("--")]
+    flags = [word for word in unknown if _flag(word)]
     if flags:
-        why = "; ".join(_flag_meant(flag, args) for flag in flags)
+        said = _about_flags(flags, set(vars(args)) - {"command"})
+    elif args.command == "launch":
+        said = [f"unexpected {unknown[0]!r}; one MODEL is served, and {args.named_model!r} is given already"]
     else:  # the first word that is left, as other engines take the model
         model = f"; did you mean --model {unknown[0]}?" if hasattr(args, "model") else ""
-        why = f"unexpected {unknown[0]!r}{model}"
-    prog = f"radixrt {args.command}"
-    return parser.exit(2, f"{prog}: {why} (see {prog} --help)\n")
+        said = [f"unexpected {unknown[0]!r}{model}"]
+    return _refuse(parser, said, f"radixrt {args.command}")
 
 
-def _flag_meant(flag: str, args: argparse.Namespace) -> str:
-    """Return the error text for an unknown flag, with the most similar known flag."""
-    known = [name for name in vars(args) if name != "command"]
-    meant = option_meant(flag.removeprefix("--").replace("-", "_"), known)
-    if meant is None:
-        return f"there is no option {flag}"
-    option, value = meant[0].replace("_", "-"), meant[1]
+def _refuse(parser: argparse.ArgumentParser, said: Sequence[str], prog: str = "") -> NoReturn:
+    prog = prog or parser.prog
+    parser.exit(2, f"{prog}: {'; '.join(said)} (see {prog} --help)\n")
+
+
+def _flag(word: str) -> str:
+    """Return the flag that a word of the command line is, without its value; "" for other words."""
+    return word.partition("=")[0] if FLAG.match(word) else ""
+
+
+def _spelled_out(word: str) -> str:
+    """Return a word of the command line, with the long name of an option that vLLM spells with one dash, e.g. -tp."""
+    flag, equals, value = word.partition("=")
+    option = SHORT_OPTIONS.get(flag[1:]) if flag[:1] == "-" else None
+    return word if option is None else f"--{option}{equals}{value}"
+
+
+def _about_flags(words: Sequence[str], known: Collection[str]) -> list[str]:
+    """Return an error text for each unknown flag."""
+    flags = list(dict.fromkeys(map(_flag, words)))
+    return [f"there is no option {flag}{about_option(full_name(flag), known, _as_flag)}" for flag in flags]
+
+
+def _as_flag(option: str, value: object) -> str:
+    flag = option.replace("_", "-")
     if isinstance(value, bool):
-        return f"there is no option {flag}; did you mean --{option if value else f'no-{option}'}?"
-    return f"there is no option {flag}; did you mean --{option}{'' if value is None else f' {value}'}?"
+        return f"--{flag}" if value else f"--no-{flag}"
+    return f"--{flag}" if value is None else f"--{flag} {value}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from radixrt.cli.command import Command, above_zero, seconds
+from radixrt.cli.command import Command, above_zero, add_server, seconds, trust
 from radixrt.errors import ConfigError
 
 SERVER = "http://127.0.0.1:30000"
@@ -17,7 +17,7 @@ def _admin_key(args: argparse.Namespace) -> str | None:
 
 
 def _add_chat(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default=f"{SERVER}/v1", help="base URL of the server (default: %(default)s)")
+    add_server(parser, f"{SERVER}/v1")
     parser.add_argument("--model", help="the model to request; default: the first that the server lists")
     parser.add_argument(
         "--api-key", help="default: OPENAI_API_KEY of the environment for api.openai.com, RADIXRT_API_KEY for others"
@@ -29,6 +29,7 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
 
 
 def _chat(args: argparse.Namespace) -> int:
+    trust(args.cacert)
     from radixrt.terminal_chat.command import chat
 
     return chat(
@@ -44,7 +45,7 @@ def _chat(args: argparse.Namespace) -> int:
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", help="the JSON lines that rt.trace wrote")
-    parser.add_argument("--base-url", required=True, help="a radixrt server, or any with OpenAI's /v1/completions")
+    add_server(parser)
     parser.add_argument("--model", help="the model to request; default: the first that the server lists")
     parser.add_argument("--api-key", help="the server's API key, if it has one")
     parser.add_argument(
@@ -68,11 +69,12 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
 
 
 def _replay(args: argparse.Namespace) -> int:
+    trust(args.cacert)
     from radixrt.lang.observe.replay import command
 
     return command(
         args.trace,
-        args.base_url,
+        args.url,
         api_key=args.api_key,
         model=args.model,
         speed=args.speed,
@@ -83,22 +85,23 @@ def _replay(args: argparse.Namespace) -> int:
 
 
 def _add_tree(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--base-url", default=SERVER, help="the server")
+    add_server(parser, SERVER)
     parser.add_argument("--api-key", help="an admin's API key, if the server has keys; default: RADIXRT_API_KEY")
     parser.add_argument("--replica", type=int, metavar="N", help="the replica whose tree it is; default: the first one")
     parser.add_argument("--once", action="store_true", help="print the tree and end")
 
 
 def _tree(args: argparse.Namespace) -> int:
+    trust(args.cacert)
     from radixrt.live_tree.command import show_tree
 
-    return show_tree(args.base_url, _admin_key(args), replica=args.replica, once=args.once)
+    return show_tree(args.url, _admin_key(args), replica=args.replica, once=args.once)
 
 
 def _add_replicas(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("list", "add", "drain", "resume", "remove"))
     parser.add_argument("replica", nargs="?", type=int, help="number of the replica to drain, resume or remove")
-    parser.add_argument("--url", default=SERVER, help="the server (default: %(default)s)")
+    add_server(parser, SERVER)
     parser.add_argument("--api-key", help="an admin's API key, if the server has keys; default: RADIXRT_API_KEY")
     parser.add_argument(
         "--timeout-s",
@@ -109,6 +112,7 @@ def _add_replicas(parser: argparse.ArgumentParser) -> None:
 
 
 def _replicas(args: argparse.Namespace) -> int:
+    trust(args.cacert)
     from radixrt.cli.replicas import change_replicas
 
     named = args.action in ("drain", "resume", "remove")

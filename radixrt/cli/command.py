@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from radixrt.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,35 @@ class Command:
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
     shows_defaults: bool = False
+
+
+def add_server(parser: argparse.ArgumentParser, url: str | None = None) -> None:
+    """Add --url and --cacert to a command that sends requests to a server.
+
+    Args:
+        url: default; None requires the flag.
+    """
+    default = (
+        "" if url is None or parser.formatter_class is argparse.ArgumentDefaultsHelpFormatter else f" (default: {url})"
+    )
+    text = f"the server, with or without /v1 at the end{default}"
+    parser.add_argument("--url", "--base-url", default=url, required=url is None, help=text)
+    parser.add_argument("--cacert", metavar="FILE", help="PEM file of the authorities whose certificates are trusted")
+
+
+def trust(cacert: str | None) -> None:
+    """Have connections of this process trust the authorities of a PEM file, and no others.
+
+    Raises:
+        ConfigError: the file cannot be read, or has no certificate.
+    """
+    if cacert is None:
+        return
+    try:
+        ssl.create_default_context(cafile=cacert)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"--cacert {cacert} is not a PEM file of certificates: {error}") from None
+    os.environ["SSL_CERT_FILE"] = cacert
 
 
 def above_zero(kind: type[int] | type[float]) -> Callable[[str], float]:

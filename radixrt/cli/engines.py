@@ -9,27 +9,42 @@ import sys
 from typing import Any
 
 from radixrt.bench.options import add_bench
-from radixrt.cli.command import Command
-from radixrt.config import SECTIONS, ServerConfig, field_type, make_config
+from radixrt.cli.command import Command, add_server, trust
+from radixrt.config import DEFAULT_MODEL, SECTIONS, ServerConfig, field_type, make_config
+from radixrt.errors import ConfigError
 from radixrt.logs import configure_logging
+from radixrt.peer_options import SAME_OPTIONS
 
 
 def _add_options(parser: argparse.ArgumentParser, *, server: bool = False) -> None:
-    """Add a flag for each field of the config's sections."""
+    """Add a flag for each field of the config's sections, with the names of vLLM and SGLang as aliases."""
     for title, section in SECTIONS.items():
         if section is ServerConfig and not server:
             continue
         group = parser.add_argument_group(title)
         for field in dataclasses.fields(section):
             kind, _ = field_type(section, field.name)
-            flag = "--" + field.name.replace("_", "-")
+            taken = parser._option_string_actions  # `radixrt bench` has a --seed of its own
+            peers = {f"--{name.replace('_', '-')}": value for name, (ours, value) in SAME_OPTIONS.items()
+                     if ours == field.name and not name.startswith("no_")}  # fmt: skip
+            aliases = [alias for alias, value in peers.items() if _is_open(value) and alias not in taken]
+            flags = ["--" + field.name.replace("_", "-"), *aliases]
             given: dict[str, Any] = {"help": field.metadata["help"], "default": field.default, "dest": field.name}
             if kind is bool:
-                group.add_argument(flag, action=argparse.BooleanOptionalAction, **given)
+                group.add_argument(*flags, action=argparse.BooleanOptionalAction, **given)
             elif field.metadata["choices"]:
-                group.add_argument(flag, choices=field.metadata["choices"], **given)
+                group.add_argument(*flags, choices=field.metadata["choices"], **given)
             else:
-                group.add_argument(flag, type=kind, metavar=kind.__name__.upper(), **given)
+                group.add_argument(*flags, type=kind, metavar=kind.__name__.upper(), **given)
+            for alias, value in peers.items():
+                if not _is_open(value):
+                    hidden = {"action": "store_const", "const": value, "help": argparse.SUPPRESS}
+                    group.add_argument(alias, **{**given, **hidden})
+
+
+def _is_open(value: object) -> bool:
+    """Return True if the name of a peer's option leaves the value to the command line."""
+    return value is None or value is True
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
@@ -39,10 +54,15 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _add_launch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("named_model", metavar="MODEL", nargs="?", help="the same as --model")
     _add_options(parser, server=True)
 
 
 def _launch(args: argparse.Namespace) -> int:
+    if args.named_model is not None:
+        if args.model not in (DEFAULT_MODEL, args.named_model):
+            raise ConfigError(f"one model is served, and two are named: {args.named_model} and --model {args.model}")
+        args.model = args.named_model
     config = make_config(**_options(args))
     configure_logging(config.server.log_level, "main", format=config.server.log_format)
     from radixrt.server.launch import launch
@@ -93,18 +113,19 @@ def _generate(args: argparse.Namespace) -> int:
 
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
-    add_bench(parser, _add_options)
+    add_bench(parser, _add_options, add_server)
 
 
 def _bench(args: argparse.Namespace) -> int:
     from radixrt.bench.options import run
 
+    trust(getattr(args, "cacert", None))
     return run(args, {} if args.action == "serve" else _options(args))
 
 
 LAUNCH = Command(
     "start the OpenAI-compatible server",
-    "Start the OpenAI-compatible server.",
+    "Start the OpenAI-compatible server; `radixrt serve` does the same.",
     _add_launch,
     _launch,
     shows_defaults=True,

@@ -8,7 +8,7 @@ from typing import Any, Literal, TextIO
 import httpx
 
 from radixrt.errors import ConfigError, shown
-from radixrt.openai_api import error_message
+from radixrt.openai_api import error_message, no_answer
 
 TIMEOUT_S = 30.0
 COLUMNS = ("replica", "state", "open", "queued", "running", "wait s", "hit rate", "slots used", "reason")
@@ -43,7 +43,7 @@ def change_replicas(
     if action == "remove" and timeout_s is not None:
         body["timeout_s"] = timeout_s
     try:
-        with httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=TIMEOUT_S) as client:
+        with httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=TIMEOUT_S) as client:
             if action != "list":
                 path = "drain" if action == "resume" else action
                 _checked(url, client.post(f"/replicas/{path}", json=body))
@@ -51,7 +51,7 @@ def change_replicas(
     except (httpx.InvalidURL, httpx.UnsupportedProtocol):
         raise ConfigError(f"--url must be like http://127.0.0.1:30000, not {shown(url)}") from None
     except httpx.HTTPError as error:
-        raise ConfigError(f"{url} does not answer: {error}; start a server with radixrt launch --replicas 1") from None
+        raise ConfigError(no_answer(url, error, "start a server with radixrt launch --replicas 1")) from None
     out.write(table(found))
     return 0
 

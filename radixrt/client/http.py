@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from radixrt.errors import ConfigError, EngineError
+from radixrt.openai_api import certificate_fix
 
 CONNECT_TIMEOUT_S = 10.0
 IDLE_S = 4.0
@@ -63,7 +64,8 @@ class HttpClient:
         except httpx.ConnectTimeout:
             raise EngineError(f"{self._where} did not accept a connection within {CONNECT_TIMEOUT_S:g} s") from None
         except httpx.ConnectError as error:
-            raise EngineError(f"cannot connect to {self._where}: {error}; is the server running?") from None
+            fix = certificate_fix(str(error)) or "is the server running?"
+            raise EngineError(f"cannot connect to {self._where}: {error}; {fix}") from None
         except httpx.RequestError as error:
             reason = str(error) or type(error).__name__
             raise EngineError(f"the connection to {self._where} broke: {reason}") from None

@@ -11,7 +11,7 @@ from typing import Any
 
 from radixrt.config.sections import SECTIONS, Config
 from radixrt.errors import ConfigError, shown
-from radixrt.suggestions import option_meant
+from radixrt.suggestions import about_option
 
 
 def field_type(section: type, name: str) -> tuple[type, bool]:
@@ -33,19 +33,18 @@ def make_config(**options: Any) -> Config:
     for name, value in options.items():
         if name not in homes:
             known = sorted(homes)
-            raise ConfigError(f"unknown option {name!r}; {_meant(name, known)}the options are {', '.join(known)}")
+            about = about_option(name, known, _spelled)
+            raise ConfigError(
+                f"unknown option {name!r}{about}{'' if about.endswith('?') else ';'} the options are {', '.join(known)}"
+            )
         chosen[homes[name]][name] = _checked(SECTIONS[homes[name]], name, value)
     config = Config(**{section: cls(**chosen[section]) for section, cls in SECTIONS.items()})
     _check_together(config)
     return config
 
 
-def _meant(name: str, known: list[str]) -> str:
-    meant = option_meant(name, known)
-    if meant is None:
-        return ""
-    option, value = meant
-    return f"did you mean {option}{'' if value is None else f'={value!r}'}? "
+def _spelled(option: str, value: object) -> str:
+    return option if value is None else f"{option}={value!r}"
 
 
 def _checked(section: type, name: str, value: Any) -> Any:

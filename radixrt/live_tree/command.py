@@ -13,7 +13,7 @@ import httpx
 from radixrt.errors import ConfigError, shown
 from radixrt.live_tree.feed import LiveTree
 from radixrt.live_tree.picture import picture
-from radixrt.openai_api import error_message
+from radixrt.openai_api import error_message, no_answer
 
 DRAW_S = 0.5
 SILENCE_S = 30.0
@@ -42,7 +42,7 @@ def show_tree(
     tree = LiveTree()
     try:
         with httpx.stream(
-            "GET", f"{url.rstrip('/')}/ui/events", params=params, headers=headers, timeout=SILENCE_S
+            "GET", f"{url.rstrip('/').removesuffix('/v1')}/ui/events", params=params, headers=headers, timeout=SILENCE_S
         ) as response:
             if response.status_code != 200:
                 response.read()
@@ -51,9 +51,9 @@ def show_tree(
                 out.write("\x1b[?1049h\x1b[?25l")  # the other screen, without a cursor
             _follow(response, tree, out, live=live)
     except (httpx.InvalidURL, httpx.UnsupportedProtocol):
-        raise ConfigError(f"--base-url must be like http://127.0.0.1:30000, not {shown(url)}") from None
+        raise ConfigError(f"--url must be like http://127.0.0.1:30000, not {shown(url)}") from None
     except httpx.HTTPError as error:
-        raise ConfigError(f"{url} does not answer: {error}; start a server with radixrt launch") from None
+        raise ConfigError(no_answer(url, error, "start a server with radixrt launch")) from None
     except KeyboardInterrupt:
         return 0
     finally:

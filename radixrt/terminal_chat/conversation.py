@@ -11,7 +11,7 @@ import httpx
 from httpx_sse import EventSource
 
 from radixrt.errors import RequestError
-from radixrt.openai_api import CONNECT_TIMEOUT_S, OpenAIServer, error_message
+from radixrt.openai_api import CONNECT_TIMEOUT_S, OpenAIServer, error_message, tls_context
 
 Message = dict[str, str]
 
@@ -59,7 +59,7 @@ class ChatClient:
         self._server = server
         self._sampling = {name: value for name, value in sampling.items() if value is not None}
         timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
-        self._http = httpx.Client(headers=server.headers, timeout=timeout, trust_env=False)
+        self._http = httpx.Client(headers=server.headers, timeout=timeout, trust_env=False, verify=tls_context())
 
     def close(self) -> None:
         self._http.close()

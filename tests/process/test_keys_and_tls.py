@@ -111,6 +111,26 @@ def test_plain_http_gets_no_answer(server: SecureServer) -> None:
         httpx.get(server.process.url.replace("https", "http") + "/health", timeout=LIMIT_S)
 
 
+def test_commands_trust_a_certificate_that_they_are_given(
+    server: SecureServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(server.folder / "certificate.pem"))  # put back at the end, as it was
+    monkeypatch.delenv("SSL_CERT_FILE")
+    url, file = server.process.url, str(server.folder / "certificate.pem")
+    commands = (["chat"], ["tree"], ["replicas", "list"], ["bench", "serve", "--num-prompts", "1"])
+    for command in commands:
+        assert main([*command, "--base-url", url, "--api-key", "sk-operator"]) == 2
+        assert "authority that issued its certificate with --cacert" in capsys.readouterr().err
+    assert main(["replicas", "list", "--url", url, "--api-key", "sk-operator", "--cacert", file]) == 0
+    assert main(["tree", "--url", f"{url}/v1", "--api-key", "sk-operator", "--cacert", file, "--once"]) == 0
+    capsys.readouterr()
+    lengths = ["--random-input-len", "8", "--random-output-len", "2"]
+    bench = ["bench", "serve", "--num-prompts", "1", *lengths]
+    assert main([*bench, "--url", url, "--api-key", "sk-alice", "--cacert", file]) == 0, capsys.readouterr().err
+    plain = url.replace("https", "http")
+    assert main(["replicas", "list", "--url", plain, "--api-key", "sk-operator"]) == 2
+
+
 def test_files_are_read_again_on_sighup(server: SecureServer) -> None:
     first = server.trusted()
     stream = server.client("sk-alice").completions.create(
