@@ -28,6 +28,7 @@ from radixrt.server.app import create_app
 from radixrt.server.http.client_address import ClientCounts, TrustedProxies
 from radixrt.server.http.http_protocol import ConnectionLimits, LimitedHttpProtocol
 from radixrt.server.http.listener import BACKLOG, bind, listen, url_of
+from radixrt.server.http.receive import DISCARD_FACTOR
 from radixrt.server.http.tls import Certificate, make_certificate
 from radixrt.server.metrics.tracing import start_tracing
 from radixrt.server.serving.service import Service
@@ -40,6 +41,9 @@ logger = logging.getLogger(__name__)
 
 OTHER_FILES = 256
 """Open files that are left for everything but connections."""
+
+SENT_MARGIN_BYTES = 1024 * 1024
+"""Bytes after which a connection is closed beyond those at which a route refuses a body: more than a read takes."""
 
 ABORT_S = 2.0
 """Time for aborted requests to send their error to the client."""
@@ -128,6 +132,8 @@ def connection_limits(config: ServerConfig) -> ConnectionLimits:
         header_timeout_s=config.header_timeout_s,
         body_timeout_s=config.body_timeout_s,
         idle_timeout_s=config.idle_timeout_s,
+        max_sent_bytes=DISCARD_FACTOR * config.max_body_bytes + SENT_MARGIN_BYTES,
+        max_unread_bytes=config.max_body_bytes,
         max_connections=max_connections,
         clients=ClientCounts(config.max_connections_per_client),
         proxies=TrustedProxies(config.trusted_proxies),

@@ -10,7 +10,8 @@ import re
 import resource
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
+from http.client import HTTPConnection
 from typing import Any
 
 import httpx
@@ -129,6 +130,67 @@ def test_an_answer_that_is_not_read_is_given_up(hasty: Served) -> None:
         client.sendall(completion(100_000, stream=True, echo=True, prompt=prompts))
         assert wait_for(lambda: open_requests(hasty) == 2)
         assert wait_for(lambda: open_requests(hasty) == 0)
+
+
+# --- bodies that no route reads ---
+
+MIB = 2**20
+FLOOD_BYTES = 256 * MIB
+"""Many times what a server of a body limit of 1 MiB, and the buffers of a connection, take."""
+
+
+@pytest.fixture(scope="module")
+def with_key() -> Iterator[Served]:
+    yield from _serve(max_body_bytes=MIB, api_key="k")
+
+
+def flood(served: Served, head: bytes, piece: bytes = b"x" * 65536) -> int:
+    """Send a head and then pieces until the server closes the connection; return the number of bytes."""
+    sent = 0
+    with connect(served, OTHER) as client, suppress(ConnectionError):
+        client.sendall(head)
+        while sent < FLOOD_BYTES:
+            client.sendall(piece)
+            sent += len(piece)
+    return sent
+
+
+@pytest.mark.parametrize(
+    "request_line",
+    [
+        "POST /v1/completions", "POST /v1/responses/x/cancel", "POST /no/such/route", "PUT /v1/completions",
+        "GET /health", "GET /ui/page.js", "GET /metrics", "GET /v1/models",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("headers", ["content-length: 10000000000", "transfer-encoding: chunked"])
+def test_a_body_that_no_route_reads_ends_the_connection(with_key: Served, request_line: str, headers: str) -> None:
+    chunk = b"10000\r\n" + b"x" * 65536 + b"\r\n" if "chunked" in headers else b"x" * 65536
+    head = f"{request_line} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{headers}\r\n\r\n"
+    assert flood(with_key, head.encode(), chunk) < FLOOD_BYTES / 4
+    assert ask(with_key).status_code == 200
+
+
+def test_a_stream_that_reads_no_body_ends_the_connection(served: Served) -> None:
+    head = b"GET /ui/events HTTP/1.1\r\nhost: x\r\ncontent-length: 10000000000\r\n\r\n"
+    assert flood(served, head) < FLOOD_BYTES / 2
+
+
+def test_bodies_of_many_requests_count_together(with_key: Served) -> None:
+    body, answers = b"x" * 60_000, 0  # each comes with its head, and is no flood alone
+    host, port = with_key.url.removeprefix("http://").split(":")
+    with closing(HTTPConnection(host, int(port), timeout=60)) as client, suppress(ConnectionError):
+        while answers * len(body) < 8 * MIB:
+            client.request("POST", "/no", body)
+            assert client.getresponse().read()
+            answers += 1
+    assert MIB <= answers * len(body) + len(body) < 4 * MIB
+
+
+def test_an_unread_body_within_the_limit_leaves_the_connection_open(with_key: Served) -> None:
+    with httpx.Client(base_url=with_key.url, timeout=60) as client:
+        for path, status in (("/v1/completions", 401), ("/no/such/route", 401), ("/v1/completions", 401)):
+            assert client.post(path, content=b"x" * 300_000).status_code == status
+        assert client.get("/health").status_code == 200
 
 
 # --- limits for each client ---

@@ -4,6 +4,8 @@
     request line and headers        MAX_HEAD_BYTES            400, closed
     the same                        header_timeout_s          408, closed; in silence if nothing has come
     body                            body_timeout_s            408, closed
+    the same, read or not           max_sent_bytes            closed
+    bodies that no route reads      max_unread_bytes          closed
     nothing, between two requests   idle_timeout_s            closed
     an answer that is not read      idle_timeout_s            closed
     connections of a client         max_connections_per_client  429, closed
@@ -41,6 +43,8 @@ class ConnectionLimits:
     """Limits that all connections of a server share.
 
     Attributes:
+        max_sent_bytes: most bytes of one body, more than any route reads.
+        max_unread_bytes: most bytes of all bodies of a connection that no route has read when it answered.
         max_connections: most open connections in all.
         clients: open connections by client; those of trusted proxies are not counted.
     """
@@ -48,6 +52,8 @@ class ConnectionLimits:
     header_timeout_s: float
     body_timeout_s: float
     idle_timeout_s: float
+    max_sent_bytes: int
+    max_unread_bytes: int
     max_connections: int
     clients: ClientCounts
     proxies: TrustedProxies
@@ -62,6 +68,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._client_key: str | None = None
         self._in_head = True
         self._head_bytes = 0
+        self._body_bytes = 0
+        self._unread_bytes = 0  # of all requests
         self._receive_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
         self._open_cycles: list[RequestResponseCycle] = []
@@ -119,6 +127,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._head_bytes > MAX_HEAD_BYTES:
             raise ValueError("too many headers")  # which ends the parser; uvicorn sends the 400
         self._in_head = False
+        self._body_bytes = 0
         self._cancel_receive_timer()
         super().on_headers_complete()
         self._open_cycles = [cycle for cycle in self._open_cycles if not cycle.response_complete]
@@ -127,8 +136,21 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._keep_reading()
 
     def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        if self.cycle.response_complete:
+            self._unread_bytes += len(body)
         super().on_body(body)
         self._keep_reading()
+        if self._floods and not self.transport.is_closing():
+            self._disconnect_requests()
+            self._close_soon()
+
+    @property
+    def _floods(self) -> bool:
+        """The client sends what no route reads: after an answer without the body, such as a 401, a 404 or that of a
+        GET; or to a stream that reads its input only to learn of its end."""
+        limits = self._limits
+        return self._body_bytes > limits.max_sent_bytes or self._unread_bytes > limits.max_unread_bytes
 
     def on_message_complete(self) -> None:
         self._in_head = True
@@ -182,9 +204,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._cancel_send_timer()
 
     def on_response_complete(self) -> None:
+        for cycle in self._open_cycles:
+            if cycle.response_complete:
+                self._unread_bytes += len(cycle.body)
+                cycle.body.clear()
         super().on_response_complete()
         if self.transport.is_closing():
             self._abort_unless_sent()
+        elif self._floods:
+            self._close_soon()
 
     def timeout_keep_alive_handler(self) -> None:
         if not self.transport.is_closing():
