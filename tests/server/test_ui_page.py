@@ -146,10 +146,13 @@ def test_replicas_stand_above_the_tree_and_are_chosen_by_a_click(page: Browser) 
     assert page.run("document.querySelector('#fleet').hidden"), "one engine has no replicas"
     found = page.run(
         "import('/ui/fleet.js').then(({ Fleet }) => { const chosen = [], fleet = new Fleet((it) => chosen.push(it));"
-        f"fleet.shown = 0; fleet.take({json.dumps(rows)}, 1); const rows = document.querySelectorAll('#replicas tr');"
+        f"fleet.shown = 0; fleet.take({json.dumps(rows)}, 1, 7);"
+        "const rows = document.querySelectorAll('#replicas tr');"
         "rows[2].click(); const words = [...rows].slice(1).map((each) => each.innerText);"
-        "fleet.take([], 2); return [chosen, words]; })"
+        "const about = document.querySelector('#fleet-about').textContent;"
+        "fleet.take([], 2, 0); return [chosen, words, about]; })"
     )
+    assert "7 in the router" in found[2], "those that are bound to no replica count too"
     assert found[0] == [1]
     assert [words.split() for words in found[1]] == [
         ["replica", "0", "serving", "3", "2", "0.25", "s", "0", "75.0", "%"],
@@ -189,6 +192,48 @@ def test_numbers_stand_beside_it(page: Browser) -> None:
     assert page.run("document.querySelectorAll('#plots canvas').length") == 6
     page.wait("document.querySelector('#plots + p').textContent.includes('Belady')")
     page.wait("/running 40/.test(document.querySelector('#plots').textContent)")
+
+
+def test_seconds_between_tokens_have_a_logarithmic_scale(page: Browser) -> None:
+    script = "const [ticks, share] = logScale([0.02, 0.05, 9]); return [ticks, ticks.map(share), share(0.1), share(0)]"
+    ticks, shares, tenth, nothing = page.run(f"import('/ui/plots.js').then(({{ logScale }}) => {{ {script} }})")
+    assert ticks == [0.01, 0.1, 1, 10]
+    assert shares == pytest.approx([0, 1 / 3, 2 / 3, 1])
+    assert (tenth, nothing) == (pytest.approx(1 / 3), 0)
+    assert page.run("import('/ui/plots.js').then(({ logScale }) => logScale([])[0])") == [0.01, 0.1, 1]
+
+
+@pytest.mark.parametrize("width", [390, 900, 1400])
+def test_nothing_is_wider_than_the_window(page: Browser, width: int) -> None:
+    page.resize(width, 900)
+    try:
+        for name in ("live", "requests", "programs", "playground"):
+            tab(page, name)
+            page.wait("document.documentElement.scrollWidth <= innerWidth")
+        tops = page.run("[...document.querySelectorAll('#tabs button')].map((each) => each.offsetTop)")
+        assert max(tops) - min(tops) < 20, "the tabs are one line"
+    finally:
+        page.resize(1360, 900)
+
+
+def test_counts_of_the_tiles_and_of_the_table_agree(page: Browser) -> None:
+    tab(page, "requests")
+    shown = "[document.querySelectorAll('.tile')[1].innerText, document.querySelector('#rows-about').textContent]"
+    for _ in range(20):
+        tile, about = page.run(shown)
+        running, waiting = tile.split()[0], tile.split()[2]
+        assert about == f"{running} request{'s' * (running != '1')} running, {waiting} waiting"
+        page.page.wait_for_timeout(50)
+
+
+def test_a_table_without_rows_is_not_shown(page: Browser) -> None:
+    """The words above it say that there is none, and a row of headings alone would look like a defect."""
+    tab(page, "requests")
+    shown = "getComputedStyle(document.querySelector('#rows').parentElement).display"
+    page.wait(f"{shown} !== 'none'")
+    page.run("{ const body = document.querySelector('#rows').tBodies[0], was = [...body.children];"
+             f"body.replaceChildren(); window.found = {shown}; body.replaceChildren(...was); }}")  # fmt: skip
+    assert page.run("window.found") == "none"
 
 
 def test_a_long_table_of_requests_holds_what_is_in_sight(page: Browser) -> None:
@@ -255,7 +300,10 @@ def test_requests_that_the_router_holds_are_listed_with_what_they_wait_for(page:
         "no replica takes new requests; no replica has its prefix; its replica died, and it goes on elsewhere"
     )
     assert held(best_replica=1, cached_tokens=640, obstacle="") == (
-        "requests before it go first; 640 tokens of it are cached there"
+        "requests before it go first; replica 1 has 640 of it cached"
+    )
+    assert held(replica=None, best_replica=0, cached_tokens=640, obstacle="replicas") == (
+        "no replica takes new requests; replica 0 has 640 of it cached"
     )
     served.engine.deliver(RouterQueue(0))
     page.wait("document.querySelector('#held-section').hidden")
@@ -366,13 +414,14 @@ def test_the_page_asks_for_the_key_of_an_admin(page: Browser) -> None:
     try:
         browser.open(served.url)
         browser.wait("!document.querySelector('#login').hidden")
-        assert browser.run("document.querySelector('#failure').hidden")
+        assert browser.run("document.querySelector('#failure').hidden && document.querySelector('#main').hidden")
         give("wrong")
         browser.wait("!document.querySelector('#failure').hidden")
         assert "a valid API key is needed" in text(browser, "#failure")
         give("right")
         browser.wait(LIVE)
         assert browser.run("document.querySelector('#login').hidden && document.querySelector('#failure').hidden")
+        assert not browser.run("document.querySelector('#main').hidden")
     finally:
         browser.close()
         served.close()

@@ -7,13 +7,16 @@ export class Fleet {
   constructor(choose) {
     this.choose = choose; // called with the number of the replica to show
     this.shown = null;
+    this.size = 0; // replicas; 0 for an engine without a router
     this.seen = new Map(); // replica -> [time in seconds, output tokens]
   }
 
-  take(rows, now) {
+  // held: number of requests that wait in the router, those that are bound to no replica yet included.
+  take(rows, now, held) {
+    this.size = rows.length;
     $("fleet").hidden = !rows.length;
     const total = (name) => rows.reduce((sum, row) => sum + row[name], 0);
-    $("fleet-about").textContent = `${rows.filter((row) => row.state === "serving").length} of ${rows.length} serving, ${count(total("open"))} requests open, ${count(total("queued"))} in the router; the tree below is that of replica ${this.shown}`;
+    $("fleet-about").textContent = `${rows.filter((row) => row.state === "serving").length} of ${rows.length} serving, ${count(total("open"))} requests open, ${count(Math.max(held, total("queued")))} in the router; the tree below is that of replica ${this.shown}`;
     $("replicas").tBodies[0].replaceChildren(...rows.map((row) => this.row(row, now)));
     this.seen = new Map(rows.map((row) => [row.replica, [now, row.generated_tokens]]));
   }

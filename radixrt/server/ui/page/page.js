@@ -41,10 +41,10 @@ const takers = {
     icicle.zoom(null);
   },
   events: (line) => tree.apply(line),
-  requests: (line) => requests.takeRequests(line),
+  requests: (line) => requests.takeRequests(line, fleet.size ? fleet.shown : null),
   router: (line) => requests.takeHeld(line),
   misses: (line) => requests.takeMisses(line),
-  fleet: (line) => fleet.take(line.rows, now()),
+  fleet: (line) => fleet.take(line.rows, now(), requests.held.waiting),
   samples: (line) => plots.add(line.rows),
   bounds: (line) => plots.addBounds(line, now()),
 };
@@ -61,6 +61,7 @@ async function follow() {
       feed = new AbortController();
       const response = await call(shown === null ? "/ui/events" : `/ui/events?replica=${shown}`, { signal: feed.signal });
       $("login").hidden = $("failure").hidden = true;
+      $("main").hidden = false;
       plots.rows = [];
       requests.takeHeld({ waiting: 0, rows: [] });
       for await (const line of lines(response)) {
@@ -76,9 +77,10 @@ async function follow() {
       if (error.status === 400) shown = null; // the replica is gone
       if (error.status === 401 || error.status === 403) {
         $("login").hidden = false;
+        $("main").hidden = true; // nothing in it would work
         $("failure").hidden = !hasKey(); // a key was given, and is refused
         $("failure").textContent = error.message;
-        state("not allowed", false);
+        state("an API key is needed", false);
         await new Promise((resolve) => $("login").addEventListener("submit", resolve, { once: true }));
         continue;
       }
@@ -128,9 +130,11 @@ function showTiles() {
   const last = plots.rows.at(-1), before = plots.rows.at(-6) ?? plots.rows[0], bounds = plots.latest;
   const rate = (column) => (last && before && last[0] > before[0] ? Math.max(last[column] - before[column], 0) / (last[0] - before[0]) : 0);
   const used = last ? 1 - last[7] / (last[7] + last[8] + last[9] + last[10]) : 0;
+  // The list of one engine's requests comes more often than samples; samples are of all replicas.
+  const [running, waiting] = fleet.size || requests.running === undefined ? [last?.[1] ?? 0, last?.[2] ?? 0] : [requests.running, requests.waiting];
   const tiles = [
-    [bounds?.prompt ? percent(bounds.hits, bounds.prompt) : "–", bounds?.prompt ? `of prompt tokens reused; the optimum is ${percent(bounds.belady, bounds.prompt)}` : "of prompt tokens reused"],
-    [`${count(last?.[1] ?? 0)}`, `running, ${count(last?.[2] ?? 0)} waiting`],
+    [bounds?.prompt ? percent(bounds.hits, bounds.prompt) : "–", bounds?.prompt ? `of prompt tokens reused, last ${plural(bounds.requests, "request")}; the optimum is ${percent(bounds.belady, bounds.prompt).replace(" ", "\u00a0")}` : "of prompt tokens reused"],
+    [count(running), `running, ${count(waiting)} waiting`],
     [`${short(rate(5))}`, "output tokens a second"],
     [`${short(rate(3))}`, "prompt tokens a second, reused ones too"],
     [percent(used, 1), `of ${hello ? count(hello.slots) : 0} KV slots in use or cached`],

@@ -1,5 +1,5 @@
 // Plots over the last minutes, from the samples of the server (radixrt/server/ui/samples.py) and the bounds.
-import { $, clockTime, color, FONT, hideTip, legend, make, prepare, short, showTip, time } from "./tools.js";
+import { $, axisTime, clockTime, color, FONT, hideTip, legend, make, prepare, short, showTip, time } from "./tools.js";
 
 const HEIGHT = 132, LEFT = 50, RIGHT = 8, TOP = 10, BOTTOM = 20, LONGEST = 300, SHORTEST = 60, SMOOTH = 5, RECENT = 10;
 const [AT, RUNNING, WAITING, PROMPT, CACHED, GENERATED, EVICTED, , , , , GAP50, GAP95] = Array(13).keys();
@@ -32,8 +32,8 @@ export class Plots {
       { title: "Prompt tokens a second", form: short, series: [["reused", "cached", rate(CACHED)], ["computed", "computed", difference(PROMPT, CACHED)]] },
       { title: "Output tokens a second", form: short, series: [["sampled", "sampled", rate(GENERATED)]] },
       { title: "Requests", form: short, series: [["running", "sampled", gauge(RUNNING)], ["waiting", "computed", gauge(WAITING)]] },
-      { title: "To the first token", form: time, least: 0.01, series: [["median", "sampled", firstToken(0.5)], ["95th percentile", "computed", firstToken(0.95)]] },
-      { title: "Between two tokens", form: time, least: 0.01, series: [["median", "sampled", gauge(GAP50)], ["95th percentile", "computed", gauge(GAP95)]] },
+      { title: "To the first token", form: time, log: true, series: [["median", "sampled", firstToken(0.5)], ["95th percentile", "computed", firstToken(0.95)]] },
+      { title: "Between two tokens", form: time, log: true, series: [["median", "sampled", gauge(GAP50)], ["95th percentile", "computed", gauge(GAP95)]] },
       { title: "Evicted tokens a second", form: short, holder: "evicted", height: 96, series: [["evicted", "error", rate(EVICTED)]] },
     ];
     const hit = { title: "Hit rate against the optimum", form: (n) => `${Math.round(100 * n)} %`, most: 1, note: true, series: [
@@ -90,19 +90,22 @@ export class Plots {
     const height = plot.height ?? HEIGHT, [context, width] = prepare(plot.canvas, height), [times, values] = this.dataOf(plot);
     context.clearRect(0, 0, width, height);
     context.font = FONT;
-    const highest = Math.max(plot.least ?? 1, ...values.flat().filter((v) => v !== null));
-    const most = plot.most ?? niceTop(highest), bottom = height - BOTTOM;
-    const x = (at) => LEFT + ((at - this.now + this.span) / this.span) * (width - LEFT - RIGHT), y = (v) => bottom - (v / most) * (bottom - TOP);
+    const known = values.flat().filter((v) => v !== null), bottom = height - BOTTOM, [ticks, share] = plot.log ? logScale(known) : linearScale(plot.most ?? niceTop(Math.max(1, ...known)));
+    const x = (at) => LEFT + ((at - this.now + this.span) / this.span) * (width - LEFT - RIGHT), y = (v) => bottom - share(v) * (bottom - TOP);
     context.fillStyle = color("quiet");
     context.strokeStyle = color("line");
     context.textBaseline = "middle";
-    for (const share of [0, 0.5, 1]) {
+    for (const tick of known.length || plot.most ? ticks : ticks.slice(0, 1)) {
       context.beginPath();
-      context.moveTo(LEFT, y(share * most));
-      context.lineTo(width - RIGHT, y(share * most));
+      context.moveTo(LEFT, y(tick));
+      context.lineTo(width - RIGHT, y(tick));
       context.stroke();
       context.textAlign = "right";
-      context.fillText(plot.form(share * most), LEFT - 6, y(share * most));
+      context.fillText(plot.form === time ? axisTime(tick) : plot.form(tick), LEFT - 6, y(tick));
+    }
+    if (!known.length) {
+      context.textAlign = "center";
+      context.fillText("nothing yet", (LEFT + width - RIGHT) / 2, (TOP + bottom) / 2);
     }
     const step = this.span > 120 ? 60 : this.span > 80 ? 30 : 15;
     for (let back = 0; back < this.span - step / 3; back += step) {
@@ -167,6 +170,20 @@ export class Plots {
     const told = plot.series.map(([words], i) => make("div", {}, `${words} ${values[i][best] === null ? "–" : plot.form(values[i][best])}`));
     showTip(event, make("b", {}, clockTime(times[best])), ...told);
   }
+}
+
+// A scale is [values of its lines, function from a value to its share of the height].
+function linearScale(most) {
+  return [[0, most / 2, most], (value) => value / most];
+}
+
+// Whole powers of ten, because a single long gap between two tokens would press all others to the bottom.
+export function logScale(values) {
+  const above = values.filter((value) => value > 0), power = (value) => Math.log10(value);
+  const low = above.length ? Math.floor(power(Math.min(...above)) + 1e-9) : -2;
+  const high = Math.max(above.length ? Math.ceil(power(Math.max(...above)) - 1e-9) : 0, low + 1);
+  const ticks = Array.from({ length: high - low + 1 }, (_, i) => Number(`1e${low + i}`));
+  return [ticks, (value) => (value > 0 ? Math.max((power(value) - low) / (high - low), 0) : 0)];
 }
 
 function niceTop(value) {

@@ -66,7 +66,7 @@ const HOLDS_FOR = { replicas: "a replica", prompts: "prompts ahead", requests: "
 export function held(row) {
   const on = `replica ${row.replica}`, bound = row.replica !== null, parts = [];
   if (!row.best_tokens) parts.push("no replica has its prefix");
-  else if (row.best_replica === row.replica || row.cached_tokens === row.best_tokens) parts.push(`${count(row.cached_tokens)} tokens of it are cached there`);
+  else if (row.best_replica === row.replica || row.cached_tokens === row.best_tokens) parts.push(`replica ${row.best_replica} has ${count(row.best_tokens)} of it cached`);
   else parts.push(`replica ${row.best_replica} has ${count(row.best_tokens)} of it cached${bound ? `, ${on} ${row.cached_tokens ? count(row.cached_tokens) : "none"}` : ""}`);
   if (row.output_tokens) parts.push("its replica died, and it goes on elsewhere");
   return [(HOLDS[row.obstacle] ?? HOLDS[""])({ ...row, on }), ...parts].join("; ");
@@ -151,7 +151,8 @@ export class Requests {
     });
   }
 
-  takeRequests(line) {
+  takeRequests(line, replica) { // replica: whose requests they are; null for an engine without a router
+    this.replica = replica;
     [this.rows, this.holds, this.running, this.waiting] = [line.rows, line.holds, line.running, line.waiting];
   }
 
@@ -194,7 +195,8 @@ export class Requests {
   // --- drawing ---
 
   drawRequests() {
-    $("rows-about").textContent = `${plural(this.running ?? 0, "request")} running, ${count(this.waiting ?? 0)} waiting`;
+    const { running = 0, waiting = 0 } = this, where = this.replica === null || this.replica === undefined ? "" : ` in replica ${this.replica}`;
+    $("rows-about").textContent = running || waiting ? `${plural(running, "request")} running, ${count(waiting)} waiting${where}` : `no request is open${where}`;
     this.tables.rows.show(this.rows, (row) => {
       const miss = this.byRid.get(row.rid), cached = Math.max(row.cached_tokens, 0);
       const reason = row.state === "waiting" ? expected(row) : miss ? why(miss) : "admitted before this page looked";

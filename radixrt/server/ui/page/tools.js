@@ -34,6 +34,10 @@ export function time(seconds) {
   return whole % 3600 ? `${(whole / 3600).toFixed(1)} h` : `${whole / 3600} h`;
 }
 
+export function axisTime(seconds) { // in few characters
+  return seconds < 1000 ? time(seconds).replace(/^\d+ min.*$/, `${Math.round(seconds)} s`) : time(seconds);
+}
+
 export const clockTime = (at) => new Date(1000 * at).toLocaleTimeString("en-GB");
 
 // --- colours ---
