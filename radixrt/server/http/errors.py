@@ -14,6 +14,7 @@ from starlette.types import Scope
 from radixrt.errors import EngineError, RequestError
 from radixrt.server.answers.base import encode
 from radixrt.server.answers.errors import ErrorBody, error_detail, messages_error
+from radixrt.server.http import missing_routes
 
 logger = logging.getLogger(__name__)
 
@@ -22,9 +23,6 @@ RETRY_AFTER_S = 1.0
 
 MESSAGES_PATH = "/v1/messages"
 """Path of Anthropic's Messages API, and the beginning of the paths of its other routes."""
-
-_HINTS = {"/v1/messages/batches": "; batches are not served: send each request to /v1/messages, all at the same time"}
-"""Ends of the error messages of paths that clients know from elsewhere and that are no routes here."""
 
 
 class ClientGone(Exception):
@@ -78,18 +76,34 @@ async def on_request_error(request: Request, error: Exception) -> Response:
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
-    """Answer the framework's own errors: no such route, method not allowed."""
+    """Answer the framework's own errors: no such route, method not allowed. A path that another server has is
+    redirected to the route of the same meaning, or the error names that route."""
     assert isinstance(error, HTTPException)
-    where = f"{request.method} {request.url.path}"
+    path = request.url.path
+    where = f"{request.method} {path}"
     if error.status_code == 404:
-        hint = next((text for path, text in _HINTS.items() if request.url.path.startswith(path)), "")
-        message = f"no route {where}{hint}"
+        known = {route.path for route in request.app.routes}
+        if (target := missing_routes.redirect(request.method, path, known)) is not None:
+            return _redirect(request, target)
+        hint = missing_routes.advice(path, known)
+        message = f"no route {where}" + (f"; {hint}" if hint else "; GET /docs lists the routes")
     elif error.status_code == 405:
-        message = f"{where}: method not allowed"
+        methods = ", ".join(sorted(m for each in request.app.routes if each.path == path for m in each.methods))
+        message = f"{where}: method not allowed" + (f"; use {methods}" if methods else "")
     else:
         message = str(error.detail)
     response = error_response(RequestError(message, status=error.status_code), request.scope)
     response.headers.update(error.headers or {})
+    return response
+
+
+def _redirect(request: Request, target: str) -> Response:
+    """Send a client to another path, with the same method, body and query."""
+    if request.url.query:
+        target += f"{'&' if '?' in target else '?'}{request.url.query}"
+    said = f"{request.url.path} is {target} here; clients that follow redirects go there by themselves"
+    response = error_response(RequestError(said, code="moved", status=307), request.scope)
+    response.headers["Location"] = target
     return response
 
 
