@@ -44,6 +44,8 @@ class SimulatedRequest:
     max_tokens: int
     priority: int = 0
     timeout_s: float | None = None
+    tenant: str = ""
+    weight: float = 1.0
 
 
 @dataclass
@@ -129,7 +131,13 @@ class SimulatedEngine(SimulatedRunner):
         sampling = SamplingParams(max_tokens=request.max_tokens, temperature=0.0)
         self.scheduler.intake.add(
             Request.generate(
-                rid, pack_i32(request.prompt), sampling, priority=request.priority, timeout_s=request.timeout_s
+                rid,
+                pack_i32(request.prompt),
+                sampling,
+                priority=request.priority,
+                timeout_s=request.timeout_s,
+                tenant=request.tenant,
+                weight=request.weight,
             ),
             self.now,
         )

@@ -8,7 +8,13 @@ that rate: requests come whether or not earlier ones have ended, and a refused o
 number of requests in a second that end and meet the objective: a limit for the first token and one for the mean time
 between tokens. Between loads the server drains. Prompts are random token ids, so that nothing is cached.
 
-    python -m benchmarks.serving.overload --simulated
+    python -m benchmarks.serving.overload --tenants --rows 8
+
+Two API keys on one server: a small tenant sends `--small-share` of the rate that the server can serve, alone and beside
+a big tenant that sends the multiples of it. The table has the latencies of the small tenant's requests, and their p99
+by its p99 alone.
+
+    python -m benchmarks.serving.overload --simulated [--tenants --rows 8]
 
 The same scheduler with a simulated device and clock, at more loads; takes seconds, and gives the same table every time.
 """
@@ -113,6 +119,8 @@ def _both(values: Sequence[float], digits: int = 2) -> str:
 
 # --- a real server ---
 
+KEYS = {"big": "sk-big", "small": "sk-small"}
+
 
 class Load:
     """Random requests to one server, whose prediction it follows.
@@ -199,21 +207,127 @@ async def measure(url: str, args: argparse.Namespace, capacity: float | None, bo
     return runs
 
 
+def launch_command(args: argparse.Namespace, options: str) -> str:
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # the server's threads leave the cores to the client
+    model = f" --model {args.model}" if args.model else ""
+    return (
+        f"{sys.executable} -m radixrt launch --port {{port}} --max-running-requests {args.rows} "
+        f"--num-threads {args.threads} --kv-cache-tokens 32768 --max-queued-requests 100000 "
+        f"--max-connections-per-client 100000 --log-level warning{model}{options}"
+    )
+
+
 def measure_servers(args: argparse.Namespace) -> list[Run]:
     runs: list[Run] = []
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # the server's threads leave the cores to the client
     log = Path(tempfile.mkdtemp(prefix="overload-")) / "server.log"
     for bounded in (True, False):
-        bound = f" --max-queue-wait-s {args.max_queue_wait_s:g}" if bounded else ""
-        model = f" --model {args.model}" if args.model else ""
-        command = (
-            f"{sys.executable} -m radixrt launch --port {{port}} --max-running-requests {args.rows} "
-            f"--num-threads {args.threads} --kv-cache-tokens 32768 --max-queued-requests 100000 "
-            f"--max-connections-per-client 100000 --log-level warning{model}{bound}"
-        )
+        command = launch_command(args, f" --max-queue-wait-s {args.max_queue_wait_s:g}" if bounded else "")
         capacity = runs[0].offered / runs[0].factor if runs else None
         with started(command, log, 300.0, 5.0) as server:
             runs += asyncio.run(measure(server.url, args, capacity, bounded))
+    return runs
+
+
+# --- two tenants ---
+
+TENANT_HEADER = (
+    "keys", "load of the big tenant", "small: served", "refused", "TTFT s p50/p99", "latency s p50/p99",
+    "p99 by p99 alone", "big: served/s", "refused",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TenantRun:
+    """One load of the big tenant beside the small one's. `(status, first, last)` of each call: seconds from its
+    sending to its first and last token."""
+
+    keys: str
+    factor: float
+    small: list[tuple[int, float, float]]
+    big: list[tuple[int, float, float]]
+    seconds: float
+
+    def p99(self) -> float:
+        return percentile([last for status, _, last in self.small if status == 200], 99)
+
+    def row(self, alone: float) -> tuple[str, ...]:
+        small, big = ([call for call in calls if call[0] == 200] for calls in (self.small, self.big))
+        refused = [sum(status == 429 for status, _, _ in calls) for calls in (self.small, self.big)]
+        return (
+            self.keys, f"{self.factor:g}x", f"{len(small)} of {len(self.small)}", f"{refused[0]}",
+            _both([first for _, first, _ in small]), _both([last for _, _, last in small]),
+            f"{self.p99() / alone:.2f}", f"{len(big) / self.seconds:.1f}",
+            f"{refused[1] / len(self.big):.0%}" if self.big else "-",
+        )  # fmt: skip
+
+
+async def two_tenants(
+    url: str, keys: tuple[str, str], capacity: float, factor: float, args: argparse.Namespace
+) -> TenantRun:
+    """Offer `factor` times the capacity with the first key and the small share with the second."""
+
+    async def offer(client: LoadClient, key: str, rate: float, seed: int) -> list[tuple[int, float, float]]:
+        rng, load, requests, at = random.Random(seed), Load(url, client, seed), [], 0.0
+        while rate and (at := at + rng.expovariate(rate)) < args.seconds:
+            requests.append(load.request(at))
+        calls = [load.call(outcome) for outcome in await client.run(requests)]
+        return [(call.status, *((call.times[0], call.times[-1]) if call.times else (0.0, 0.0))) for call in calls]
+
+    async with LoadClient(url, headers=_key(keys[0])) as big, LoadClient(url, headers=_key(keys[1])) as small:
+        found = await asyncio.gather(
+            offer(small, keys[1], args.small_share * capacity, args.seed + 1),
+            offer(big, keys[0], factor * capacity, args.seed + 2),
+        )
+    return TenantRun("one" if keys[0] == keys[1] else "two", factor, *found, args.seconds)
+
+
+def _key(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {KEYS[name]}"}
+
+
+def measure_tenants(args: argparse.Namespace) -> list[TenantRun]:
+    folder = Path(tempfile.mkdtemp(prefix="overload-"))
+    (folder / "keys.toml").write_text("".join(f'[keys.{name}]\nkey = "{key}"\n' for name, key in KEYS.items()))
+    (folder / "keys.toml").chmod(0o600)
+    options = f" --max-queue-wait-s {args.max_queue_wait_s:g} --api-key-file {folder / 'keys.toml'}"
+
+    async def measured(url: str) -> list[TenantRun]:
+        async with LoadClient(url, headers=_key("small")) as client:
+            capacity = await closed_loop(Load(url, client, args.seed), 3 * args.rows // 2, args.seconds / 4)
+        runs = [await two_tenants(url, ("big", "small"), capacity, 0.0, args)]
+        for factor in args.loads:
+            runs += [await two_tenants(url, keys, capacity, factor, args) for keys in _WHO]
+        return runs
+
+    with started(launch_command(args, options), folder / "server.log", 300.0, 5.0) as server:
+        return asyncio.run(measured(server.url))
+
+
+_WHO = (("big", "small"), ("big", "big"))
+"""Keys of the two tenants: of their own, or one, as before there were turns."""
+
+
+def simulate_tenants(args: argparse.Namespace) -> list[TenantRun]:
+    runs = []
+    for factor, keys in [(0.0, _WHO[0]), *((factor, keys) for factor in args.loads for keys in _WHO)]:
+        engine = SimulatedEngine(
+            DEVICE, max_queued_requests=100_000, max_queue_wait_s=args.max_queue_wait_s, max_running_requests=args.rows
+        )
+        engine.run(_poisson(6.0, 0.0, args.seed, "small"))  # the model of step times needs data
+        small = _poisson(args.small_share * SIMULATED_RATE, args.seconds, args.seed + 1, keys[1], WARM_UP_S)
+        big = _poisson(factor * SIMULATED_RATE, args.seconds, args.seed + 2, keys[0], WARM_UP_S) if factor else []
+        engine.run(small + big)
+        lives = {id(life.request): life for life in engine.lives.values()}
+        calls = [
+            [
+                (life.finish.error.status, 0.0, 0.0)
+                if life.finish is not None and life.finish.error is not None
+                else (200, life.tokens[0] - life.request.at, life.ended_at - life.request.at)
+                for life in (lives[id(request)] for request in requests)
+            ]
+            for requests in (small, big)
+        ]
+        runs.append(TenantRun("one" if keys[0] == keys[1] else "two", factor, *calls, args.seconds))
     return runs
 
 
@@ -251,11 +365,11 @@ def simulate(args: argparse.Namespace) -> list[Run]:
     return runs
 
 
-def _poisson(rate: float, seconds: float, seed: int) -> list[SimulatedRequest]:
-    rng, ids, at, made = random.Random(seed), np.random.default_rng(seed), 0.0, []
+def _poisson(rate: float, seconds: float, seed: int, tenant: str = "", begin: float = 0.0) -> list[SimulatedRequest]:
+    rng, ids, at, made = random.Random(seed), np.random.default_rng(seed), begin, []
     while (at := at + rng.expovariate(rate if at > WARM_UP_S else min(rate, 6.0))) < WARM_UP_S + seconds * 4 / 3:
         prompt, output = ids.integers(2, 900, rng.randint(50, 300)).astype(np.int32), rng.randint(16, 64)
-        made.append(SimulatedRequest(at, prompt, output, output))
+        made.append(SimulatedRequest(at, prompt, output, output, tenant=tenant))
     return made
 
 
@@ -273,6 +387,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=10.0, help="measured time of each load")
     parser.add_argument("--loads", type=float, nargs="+", default=[0.8, 1.0, 2.0, 4.0], help="multiples of capacity")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tenants", action="store_true", help="two API keys in place of two servers")
+    parser.add_argument("--small-share", type=float, default=0.07, help="rate of the small tenant by the capacity")
     parser.add_argument("--simulated", action="store_true", help="a simulated device and clock in place of servers")
     return parser.parse_args(argv)
 
@@ -280,6 +396,10 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     args = arguments(argv)
     print("; ".join(f"{name}: {value}" for name, value in machine.facts().items()), flush=True)
+    if args.tenants:
+        tenants = simulate_tenants(args) if args.simulated else measure_tenants(args)
+        print("\n" + table(TENANT_HEADER, [run.row(tenants[0].p99()) for run in tenants]))
+        return
     runs = simulate(args) if args.simulated else measure_servers(args)
     objective = Objective(args.first_token_s, args.between_s)
     best = max(run.goodput(objective) for run in runs) or 1.0

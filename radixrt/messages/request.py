@@ -26,6 +26,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
         timeout_s: seconds after which the request ends with an error; None for the engine's default.
         program: position of the request in a program.
         tenant: name of the API key that the request came with, among which queues are shared fairly; "" for none.
+        weight: share of the tenant in relation to other tenants.
     """
 
     rid: str
@@ -34,6 +35,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
     timeout_s: float | None = None
     program: ProgramHint | None = None
     tenant: str = ""
+    weight: float = 1.0
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
@@ -87,9 +89,18 @@ class Request(Message, frozen=True, array_like=True, tag=True):
         program: ProgramHint | None = None,
         turn_len: int = 0,
         resume_ids: bytes = b"",
+        tenant: str = "",
+        weight: float = 1.0,
     ) -> Request:
         """Create the request that continues an int32[n] prompt, with the reads that its sampling parameters ask for."""
-        envelope = Envelope(rid, priority, cache_salt, timeout_s, program)
+        envelope = Envelope(rid, priority, cache_salt, timeout_s, program, tenant, weight)
+        return Request.continue_prompt(envelope, input_ids, sampling, turn_len, resume_ids)
+
+    @staticmethod
+    def continue_prompt(
+        envelope: Envelope, input_ids: bytes, sampling: SamplingParams, turn_len: int = 0, resume_ids: bytes = b""
+    ) -> Request:
+        """As `generate`, with an envelope."""
         row = Row(input_ids, -1, *prompt_reads(unpack_i32(input_ids), sampling))
         return Request(envelope, [row], [], sampling, turn_len, resume_ids)
 

@@ -19,6 +19,7 @@ from radixrt.parts.sharing.scheduler import Sharing
 from radixrt.parts.stages.scheduler import StagePacing
 from radixrt.parts.states.checkpoints import Checkpoints
 from radixrt.parts.states.scheduler import HybridKVManager, StatesPart
+from radixrt.parts.tenants.scheduler import Tenants
 from radixrt.parts.watch.scheduler import Watch
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.part import Part
@@ -56,6 +57,7 @@ def assemble(
         Programs(),
         Recovery(),
         Overload(),
+        Tenants(),
         Watch(),
     ]
     kv = KVManager(cache, allocator, rows)

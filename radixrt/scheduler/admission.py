@@ -21,7 +21,7 @@ from radixrt.scheduler.new_token_ratio import NewTokenRatio
 from radixrt.scheduler.pacing import Pacing, StepBudget
 from radixrt.scheduler.part import Parts
 from radixrt.scheduler.prefix_index import PrefixIndex
-from radixrt.scheduler.queue_order import WINDOW, arrange
+from radixrt.scheduler.queue_order import WINDOW, Order, Turns, arrange
 from radixrt.scheduler.req import Req, ReqState
 from radixrt.scheduler.request_table import RequestTable
 from radixrt.scheduler.schedule_batch import Chunk
@@ -41,6 +41,7 @@ class Admission:
 
     Attributes:
         ratio: estimate of how much of their max_tokens the running requests will use.
+        max_active: maximum number of active requests.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Admission:
         self._parts = parts
         self._step_time = step_time
         self._pacing = pacing
-        self._max_active = min(config.max_running_requests, kv.max_active)
+        self.max_active = min(config.max_running_requests, kv.max_active)
         self.ratio = NewTokenRatio(config.schedule_conservativeness)
 
     def plan_chunks(self, now: float, alone: Req | None = None) -> list[Chunk]:
@@ -69,14 +70,15 @@ class Admission:
         """
         budget = self._budget()
         chunks: list[Chunk] = []
+        turns = next((turns(self._config.chunked_prefill_size) for turns in self._parts.turns), None)
         for req in self._requests.active:
             if req.state is ReqState.PREFILL and not budget.is_spent:
-                self._add_chunk(req, budget, chunks)
+                self._add_chunk(req, budget, chunks, turns)
         waiting = self._requests.waiting
         if alone is not None:
             waiting = [alone] if alone.state is ReqState.WAITING else []
         if waiting and not budget.is_spent and not self._is_full:
-            self._admit(waiting, budget, chunks, now)
+            self._admit(waiting, budget, chunks, turns, now)
         return chunks
 
     def obstacles(self, now: float) -> Callable[[Req, int, int], Obstacle]:
@@ -107,7 +109,7 @@ class Admission:
 
     @property
     def _is_full(self) -> bool:
-        return len(self._requests.active) >= self._max_active
+        return len(self._requests.active) >= self.max_active
 
     def _budget(self) -> StepBudget:
         kv, requests = self._kv, self._requests
@@ -116,23 +118,33 @@ class Admission:
         spans = ((start, end - start) for start, end in prompts)
         return self._pacing.budget(self._config.chunked_prefill_size, self._step_time, spans)
 
-    def _add_chunk(self, req: Req, budget: StepBudget, chunks: list[Chunk]) -> bool:
+    def _add_chunk(self, req: Req, budget: StepBudget, chunks: list[Chunk], turns: Turns | None) -> bool:
         """Append the request's next chunk; return False if slots or budget are missing."""
         start = self._kv.computed_len(req)
         wanted = min(req.known_len - start, budget.tokens_behind(start))
+        if turns is not None and (left := turns.tokens_left(req)) is not None:
+            wanted = min(wanted, max(left, 0))
         slots = self._kv.extend_chunk(req, wanted) if wanted else None
         if slots is None:
             return False
         tokens = len(slots.slots)
         chunks.append(Chunk(req, start, slots.slots, start + tokens == req.known_len, slots.states))
         budget.spend(start, tokens)
+        if turns is not None:
+            turns.spend(req, tokens)
         return True
 
-    def _admit(self, waiting: list[Req], budget: StepBudget, chunks: list[Chunk], now: float) -> None:
+    def _admit(
+        self, waiting: list[Req], budget: StepBudget, chunks: list[Chunk], turns: Turns | None, now: float
+    ) -> None:
         """Admit waiting requests in the policy's order while the step's budget lasts, each with its first chunk."""
         active, kv = self._requests.active, self._kv
         reserved = self.ratio.reserve_all(active)
-        order = deque(arrange(self._config.schedule_policy, waiting, kv, now))
+
+        def by_policy(reqs: list[Req]) -> list[Req]:
+            return arrange(self._config.schedule_policy, reqs, kv, now)
+
+        order: Order = deque(by_policy(waiting)) if turns is None else turns.order(waiting, by_policy)
         computing = PrefillPrefixes(active, kv)
         queued = PrefixIndex(self._requests.waiting[:WINDOW], kv.min_gap) if kv.min_gap else None
         while order and not budget.is_spent and not self._is_full:
@@ -165,7 +177,7 @@ class Admission:
             kv.admitted(req, len(prefix), queued)
             # If slots are missing although the estimate had room, the request keeps its row and prefix, and its first
             # chunk is tried again at the next step.
-            if not self._add_chunk(req, budget, chunks):
+            if not self._add_chunk(req, budget, chunks, turns):
                 return
             reserved += self.ratio.reserve(req, req.kv.length)
 

@@ -18,6 +18,7 @@ from radixrt.mem_cache.tree_node import TreeNode
 from radixrt.messages.parts import Finish, FinishError
 from radixrt.messages.request import Request, Row
 from radixrt.messages.runner import StepOutput
+from radixrt.scheduler.queue_order import Turns
 from radixrt.scheduler.req import Req
 
 if TYPE_CHECKING:
@@ -128,6 +129,22 @@ class Part:
                 slots are missing.
         """
         return True
+
+    def turns(self, tokens: int) -> Turns:
+        """Return whose turn it is in the next step, in place of the schedule policy alone.
+
+        Args:
+            tokens: maximum number of prompt tokens in the step.
+        """
+        raise NotImplementedError
+
+    def gives_way(self, *, at_once: bool) -> Req | None:
+        """Return an active request that must give its row to a waiting request; None if no request must. The request
+        joins the queue again.
+
+        Args:
+            at_once: no step is in flight, so the request loses its row now.
+        """
 
     def admitted(self, req: Req, prompt_tokens: int, cached_tokens: int, *, again: bool) -> None:
         """Note a request that was just admitted.
@@ -273,6 +290,8 @@ class Parts:
         self._off: set[tuple[Part, str]] = set()
         self.refuse = self._overridden("refuse")
         self.queued = self._overridden("queued")
+        self.turns = self._overridden("turns")
+        self.gives_way = self._overridden("gives_way")
         self.may_admit = tuple(part for part in self.all if _overrides(part, "may_admit"))
         self.admitted = self._overridden("admitted")
         self.published = self._overridden("published")
@@ -297,7 +316,8 @@ class Parts:
         """Switch moments of a part on or off; all are on at first.
 
         Args:
-            moments: of "only", "may_step", "committed", "settle" and "turn", the moments of each step.
+            moments: of "turns", "gives_way", "only", "may_step", "committed", "settle" and "turn", the moments of each
+                step.
         """
         for moment in moments:
             if on == ((part, moment) not in self._off):

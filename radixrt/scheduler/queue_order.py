@@ -11,9 +11,9 @@ and depth-first over the radix tree, heaviest subtree first.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.req import Req
@@ -29,7 +29,47 @@ MATCH_UNIT = 32
 """Lengths of cached prefixes are compared in multiples of this number of tokens. Texts of one template share a few more
 or fewer tokens by chance, which saves nothing and should not change the order of arrival."""
 
-Order = Callable[[list[Req], KVManager], list[Req]]
+_Policy = Callable[[list[Req], KVManager], list[Req]]
+
+
+class Order(Protocol):
+    """Waiting requests in the order in which admission tries them; a deque has these methods."""
+
+    def __len__(self) -> int:
+        """Return the number of requests that are left."""
+        ...
+
+    def popleft(self) -> Req:
+        """Remove and return the next request."""
+        ...
+
+    def appendleft(self, req: Req) -> None:
+        """Put a request before all others that it competes with."""
+        ...
+
+
+class Turns(Protocol):
+    """Turns of several clients in one step: the order of waiting requests, and prompt tokens."""
+
+    def tokens_left(self, req: Req) -> int | None:
+        """Return the number of prompt tokens that a request may have in the step; None for any number."""
+        ...
+
+    def spend(self, req: Req, tokens: int) -> None:
+        """Count prompt tokens of a request in the step."""
+        ...
+
+    def order(self, waiting: list[Req], arrange: Callable[[list[Req]], list[Req]]) -> Order:
+        """Return the waiting requests that may begin in the step.
+
+        Args:
+            arrange: brings requests into the order of the schedule policy.
+        """
+        ...
+
+    def play(self, waiting: list[Req], arrange: Callable[[list[Req]], list[Req]]) -> Iterable[Req]:
+        """Return all waiting requests in the order in which they are expected to begin."""
+        ...
 
 
 def arrange(policy: str, waiting: list[Req], kv: KVManager, now: float) -> list[Req]:
@@ -71,4 +111,4 @@ def _depth_first_by_weight(reqs: list[Req], kv: KVManager) -> list[Req]:
     return sorted(reqs, key=lambda r: (tuple(x for n in paths[r.rid] for x in (-weight[id(n)], id(n))), r.seq))
 
 
-_ORDERS: dict[str, Order] = {"lpm": _longest_prefix_match, "dfs-weight": _depth_first_by_weight}
+_ORDERS: dict[str, _Policy] = {"lpm": _longest_prefix_match, "dfs-weight": _depth_first_by_weight}

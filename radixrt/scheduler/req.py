@@ -175,6 +175,7 @@ class Req:
         ids: int32[capacity], prompt tokens and then output tokens; ids[:known_len] are known.
         num_pending: number of tokens that steps in flight sample.
         last_step: number of the last step that samples for the request; -1 before the first such step.
+        tenant: name of the API key that the request came with; "" for none.
         taker: takes the sampled tokens; None if the core appends them.
         fork_len: number of leading tokens that other requests are known to have in common with this request; 0 if
             unknown.
@@ -210,6 +211,7 @@ class Req:
         "stats",
         "stop_ids",
         "taker",
+        "tenant",
         "turn_len",
     )
 
@@ -233,6 +235,7 @@ class Req:
         self.seq = seq
         self.priority = envelope.priority
         self.namespace = envelope.cache_salt
+        self.tenant = envelope.tenant
         self.sampling = sampling
         self.seed = seed
         self.prompt_len = len(ids)

@@ -184,6 +184,13 @@ class Scheduler:
         alone = next((req for only in self.parts.only if (req := only()) is not None), None)
         if alone is not None and self._num_inflight:
             return None
+        # A request that gives its row to another one has no token in flight, as one that is retracted.
+        for gives_way in self.parts.gives_way:
+            req = gives_way(at_once=not self._num_inflight) if alone is None else None
+            if req is not None:
+                if self._num_inflight:
+                    return None
+                self._requests.set_aside(req)
         # Each iteration tries one set of active requests. A retraction makes the set smaller.
         while True:
             # Decode rows come first: a running request does not wait for slots that the prompt of another request

@@ -216,10 +216,8 @@ class TokenizerWorker:
             tokenizer=self._tokenizer,
             return_prompt_ids=req.return_prompt_ids,
         )
-        given, turn_len = req.envelope, self._prompts.turn_len(row.input, ids)
-        tokenized = Request.generate(
-            req.rid, ids, sampling, given.priority, given.cache_salt, given.timeout_s, given.program, turn_len
-        )
+        turn_len = self._prompts.turn_len(row.input, ids)
+        tokenized = Request.continue_prompt(req.envelope, ids, sampling, turn_len)
         return lambda: self._begin(state, tokenized)
 
     def _begin(self, state: State, tokenized: Request) -> None:

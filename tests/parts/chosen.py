@@ -21,6 +21,7 @@ from radixrt.parts.sharing.scheduler import Sharing
 from radixrt.parts.stages.scheduler import StagePacing
 from radixrt.parts.states.checkpoints import Checkpoints
 from radixrt.parts.states.scheduler import HybridKVManager, StatesPart
+from radixrt.parts.tenants.scheduler import Tenants
 from radixrt.parts.watch.scheduler import Watch
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.part import Part
@@ -33,6 +34,7 @@ CHOICES: dict[str, frozenset[str]] = {
     "programs": frozenset({"programs"}),
     "recovery": frozenset({"recovery"}),
     "overload": frozenset({"overload"}),
+    "tenants": frozenset({"tenants"}),
     "watch": frozenset({"programs", "watch"}),
     "states": frozenset({"states"}),
     "sharing": frozenset({"sharing"}),
@@ -76,6 +78,7 @@ def scheduler_with(
         "programs": Programs,
         "recovery": Recovery,
         "overload": Overload,
+        "tenants": Tenants,
         "watch": Watch,
         "states": StatesPart,
         "sharing": lambda: Sharing(cascade),

@@ -27,7 +27,7 @@ from tests.scheduler.fake_runner import VOCAB, Harness
 from tests.scheduler.scripted_grammar import ScriptedGrammar, expected_constrained
 from tests.scheduler.test_state_machine import SchedulerMachine
 
-ALWAYS = ["ReadsPart", "Constraints", "Programs", "Recovery", "Overload", "Watch"]
+ALWAYS = ["ReadsPart", "Constraints", "Programs", "Recovery", "Overload", "Tenants", "Watch"]
 each_choice = pytest.mark.parametrize("choice", CHOICES)
 
 

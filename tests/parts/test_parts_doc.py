@@ -20,8 +20,8 @@ from radixrt.scheduler.part import Part
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENT = (ROOT / "docs" / "parts.md").read_text()
 COMMANDS = re.findall(r"^(grep .*?) +# (\d+)$", DOCUMENT, re.MULTILINE)
-ALL = ["ReadsPart", "Constraints", "Programs", "Recovery", "Overload", "Watch", "StatesPart", "Sharing"]
-HEADINGS = ["reads", "constraint", "programs", "recovery", "overload", "watch", "states", "sharing"]
+ALL = ["ReadsPart", "Constraints", "Programs", "Recovery", "Overload", "Tenants", "Watch", "StatesPart", "Sharing"]
+HEADINGS = ["reads", "constraint", "programs", "recovery", "overload", "tenants", "watch", "states", "sharing"]
 """Headings of the parts ALL."""
 OUTSIDE = {"is_busy", "attach", "name", "of_chunks"}
 """Members of every part that are no moments."""

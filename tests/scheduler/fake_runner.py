@@ -359,9 +359,8 @@ class Harness:
         self.values: dict[str, list[float]] = {}
 
     def add(self, rid: str, prompt: list[int], *, grammar: object = None, **fields: object) -> None:
-        envelope = {
-            k: fields.pop(k) for k in ("priority", "cache_salt", "timeout_s", "program", "turn_len") if k in fields
-        }
+        names = ("priority", "cache_salt", "timeout_s", "program", "turn_len", "tenant", "weight")
+        envelope = {name: fields.pop(name) for name in names if name in fields}
         sampling = SamplingParams(**{"max_tokens": 4, "temperature": 0.0, **fields})  # type: ignore[arg-type]
         message = Request.generate(rid, pack_i32(prompt), sampling, **envelope)  # type: ignore[arg-type]
         self.requests.setdefault(rid, message)

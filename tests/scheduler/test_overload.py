@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from benchmarks.common.simulated_engine import Life, SimulatedDevice, SimulatedEngine
+from benchmarks.serving import overload
 from radixrt.bench.result import percentile
 from tests.scheduler.simulated_load import CPU, GPU, WARM_UP_S, Lengths, Load, Objective, goodput
 
@@ -143,3 +144,12 @@ def test_long_prompts_are_not_refused_more_often() -> None:
 def test_a_load_that_can_be_served_is_served() -> None:
     case = CASES["rows are short"]
     assert all(life.is_served for life in case.run(0.7))
+
+
+def test_a_small_tenant_takes_twice_as_long_beside_a_flood_at_most() -> None:
+    args = overload.arguments(["--simulated", "--tenants", "--rows", "8", "--seconds", "60", "--loads", "4"])
+    alone, two_keys, one_key = overload.simulate_tenants(args)
+    assert (two_keys.keys, one_key.keys) == ("two", "one")
+    assert {status for status, _, _ in two_keys.small} == {200}
+    assert two_keys.p99() <= 2 * alone.p99()
+    assert sum(status == 429 for status, _, _ in one_key.small) > len(one_key.small) / 2, "why there are turns"

@@ -85,6 +85,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         ignore_eos=st.booleans(),
         priority=st.integers(-1, 1),
         salt=st.sampled_from(["", "", "a"]),
+        tenant=st.sampled_from(["", "a", "b"]),
         prompt_logprobs=st.sampled_from([None, None, 0]),
         hidden=st.sampled_from([None, None, "last", "prompt"]),
         seed=st.sampled_from([None, None, *range(6)]),
@@ -92,8 +93,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         hint=HINTS,
     )
     def add(
-        self, prefix, suffix, kills, max_tokens, stops, ignore_eos, priority, salt, prompt_logprobs, hidden, seed,
-        jumps, hint,
+        self, prefix, suffix, kills, max_tokens, stops, ignore_eos, priority, salt, tenant,
+        prompt_logprobs, hidden, seed, jumps, hint,
     ) -> None:  # fmt: skip
         self.count += 1
         rid = f"r{self.count}"
@@ -106,8 +107,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         kills = kills and self.has("recovery")
         self.h.add(
             rid, prefix + suffix + [DEADLY] * kills, max_tokens=max_tokens, stop_token_ids=tuple(stops),
-            ignore_eos=ignore_eos, priority=priority, cache_salt=salt, prompt_logprobs=prompt_logprobs,
-            return_hidden_states=hidden,
+            ignore_eos=ignore_eos, priority=priority, cache_salt=salt, tenant=tenant,
+            weight=2.0 if tenant == "b" else 1.0, prompt_logprobs=prompt_logprobs, return_hidden_states=hidden,
             grammar=None if seed is None else ScriptedGrammar(seed), structured=StructuredOptions(jump_forward=jumps),
             program=hint,
         )  # fmt: skip
@@ -118,11 +119,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         choices=st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1, max_size=6),
         priority=st.integers(-1, 1),
         salt=st.sampled_from(["", "", "a"]),
+        tenant=st.sampled_from(["", "a", "b"]),
         hint=HINTS,
     )
-    def score(self, prefixes, choices, priority, salt, hint) -> None:
+    def score(self, prefixes, choices, priority, salt, tenant, hint) -> None:
         self.count += 1
-        envelope = {"priority": priority, "cache_salt": salt, "program": hint}
+        envelope = {"priority": priority, "cache_salt": salt, "tenant": tenant, "program": hint}
         self.h.add_score(f"r{self.count}", dict.fromkeys(prefixes, choices), **envelope)
 
     @precondition(lambda self: self.has("reads"))
@@ -134,11 +136,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         pooling=st.sampled_from(["last", "mean"]),
         priority=st.integers(-1, 1),
         salt=st.sampled_from(["", "", "a"]),
+        tenant=st.sampled_from(["", "a", "b"]),
         hint=HINTS,
     )  # fmt: skip
-    def embed(self, prompts, pooling, priority, salt, hint) -> None:
+    def embed(self, prompts, pooling, priority, salt, tenant, hint) -> None:
         self.count += 1
-        envelope = {"priority": priority, "cache_salt": salt, "program": hint}
+        envelope = {"priority": priority, "cache_salt": salt, "tenant": tenant, "program": hint}
         self.h.add_embed(f"r{self.count}", [prefix + suffix for prefix, suffix in prompts], pooling, **envelope)
 
     @precondition(lambda self: self.has("programs"))

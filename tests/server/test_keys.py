@@ -26,6 +26,7 @@ KEYS = f"""
 key = "sk-alice"
 max_requests = 2
 tokens_per_minute = 1000
+weight = 2.5
 
 [keys.bob]
 sha256 = "{hashlib.sha256(b"sk-bob").hexdigest()}"
@@ -61,7 +62,7 @@ def chat(caller: Caller, key: dict[str, str], **fields: object):
 
 def test_each_key_is_its_own_tenant(key_file: Path) -> None:
     ring = KeyRing(ServerConfig(api_key_file=str(key_file), api_key="sk-single"))
-    assert ring.identify(b"Bearer sk-alice") == Tenant("alice", max_requests=2, tokens_per_minute=1000)
+    assert ring.identify(b"Bearer sk-alice") == Tenant("alice", max_requests=2, tokens_per_minute=1000, weight=2.5)
     assert ring.identify(b"bearer  sk-bob ") == Tenant("bob", cache_group="team")
     assert ring.identify(b"Bearer sk-operator") == Tenant("operator", is_admin=True)
     assert ring.identify(b"Bearer sk-single") == Tenant("default", is_admin=True)
@@ -126,6 +127,7 @@ def test_single_key_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatc
         ('[keys.a]\nkey = ["SECRET", 1]', r"\[keys.a\]: .*key"),
         ('[keys.a]\nkey = "SECRET"\ntokens_per_day = 0', r"\[keys.a\]: .*tokens_per_day"),
         ('[keys.a]\nkey = "SECRET"\nmax_requests = 0', r"\[keys.a\]: .*max_requests"),
+        ('[keys.a]\nkey = "SECRET"\nweight = 0', r"\[keys.a\]: .*weight"),
         ('[keys.a]\nkey = "SECRET"\ntokens_per_minute = 1.5', r"\[keys.a\]: .*tokens_per_minute"),
         ('[keys.a]\nkey = "SECRET"\nadmin = "SECRET"', "admin"),
         ('[keys."a b"]\nkey = "SECRET"', "a name is 1 to 64"),

@@ -21,6 +21,7 @@ from radixrt.parts.overload.output_lengths import OutputLengths
 from radixrt.parts.overload.queued_prompts import QueuedPrompts, prefix_hashes
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.new_token_ratio import CLIP_TOKENS, NewTokenRatio
+from radixrt.scheduler.part import Parts
 from radixrt.scheduler.req import Req, ReqState
 from radixrt.scheduler.request_table import RequestTable
 from radixrt.scheduler.step_time import StepTimeFit
@@ -45,6 +46,7 @@ class Arrival(NamedTuple):
         new_tokens: number of input tokens that must be computed.
         max_output: maximum number of output tokens.
         group: the request, if it has several rows; `ids` are those of the first one.
+        tenant: name of the request's API key; "" for none.
     """
 
     rid: str
@@ -55,6 +57,7 @@ class Arrival(NamedTuple):
     priority: int
     timeout_s: float
     group: Request | None = None
+    tenant: str = ""
 
 
 def arrival_of(message: Request, max_len: int, timeout_s: float) -> Arrival:
@@ -80,6 +83,7 @@ def arrival_of(message: Request, max_len: int, timeout_s: float) -> Arrival:
         envelope.priority,
         timeout_s,
         message if len(message.rows) > 1 else None,
+        envelope.tenant,
     )
 
 
@@ -92,6 +96,7 @@ class Prediction(NamedTuple):
         work: the request's work.
         following: forecast with the request at the end of the queue.
         hashes: `prefix_hashes` of the input; empty if the cache shares nothing.
+        admitted_s: seconds from the time of the forecast until the request is admitted.
     """
 
     wait_s: float
@@ -99,6 +104,11 @@ class Prediction(NamedTuple):
     work: Work
     following: QueueForecast
     hashes: list[int]
+    admitted_s: float
+
+
+def _by_arrival(waiting: list[Req]) -> list[Req]:
+    return sorted(waiting, key=lambda req: (-req.priority, req.seq))
 
 
 class LoadPredictor:
@@ -112,6 +122,7 @@ class LoadPredictor:
         ratio: NewTokenRatio,
         step_time: StepTimeFit,
         outputs: OutputLengths,
+        parts: Parts,
     ) -> None:
         self._config = config
         self._kv = kv
@@ -119,12 +130,14 @@ class LoadPredictor:
         self._ratio = ratio
         self._step_time = step_time
         self._outputs = outputs
+        self._parts = parts
         self._prompts = QueuedPrompts()
         self._works: dict[str, Work] = {}  # of the requests that wait, as far as they are measured
         self._groups: dict[str, GroupRows] = {}  # of the open requests with several rows
         self._forecast: QueueForecast | None = None  # the whole queue
         self._built_at = 0.0
-        self._levels: list[tuple[int, float]] = []  # (priority, time of its last admission), highest priority first
+        # Of each tenant, (priority, time of its last admission), highest priority first.
+        self._levels: dict[str, list[tuple[int, float]]] = {}
         self._first_s = 0.0  # seconds until the first request of the queue is admitted
         self._queued = _NO_WORK  # sums over the queue
 
@@ -148,21 +161,36 @@ class LoadPredictor:
         else:
             work = self._group_work(arrival.group, 0, cached)
         following = forecast.with_next(work)
-        wait = following.clock
-        if self._levels and arrival.priority > self._levels[-1][0]:
-            wait = max((at for priority, at in self._levels if priority >= arrival.priority), default=0.0)
+        wait = self._wait_s(arrival, following.clock, following.clock - forecast.clock)
         step_s = max(self._step_time.recent_turn_s, following.step_s)
         service_s = forecast.prompt_seconds(work) + step_s * work.output
-        return Prediction(max(wait - (now - self._built_at), 0.0), service_s, work, following, hashes)
+        return Prediction(max(wait - (now - self._built_at), 0.0), service_s, work, following, hashes, wait)
 
     def joined(self, arrival: Arrival, prediction: Prediction) -> None:
         """Append a request that joins the queue to the forecast. A request that overtakes others by its priority is
         only part of the next forecast."""
         self._remember(arrival.rid, prediction.work, prediction.hashes)
-        if self._levels and arrival.priority > self._levels[-1][0]:
+        levels = self._levels.setdefault(arrival.tenant, [])
+        if levels and arrival.priority > levels[-1][0]:
             return
         self._forecast = prediction.following
-        self._levels.append((arrival.priority, prediction.following.clock))
+        levels.append((arrival.priority, prediction.admitted_s))
+
+    def _wait_s(self, arrival: Arrival, last_s: float, own_s: float) -> float:
+        """Return the seconds from the time of the forecast until a request is admitted.
+
+        Args:
+            last_s: seconds until its admission at the end of the queue.
+            own_s: seconds by which its own admission makes the queue longer.
+        """
+        levels = self._levels.get(arrival.tenant, [])
+        before = [at for priority, at in levels if priority >= arrival.priority]
+        if len(self._levels) > 1 or (self._levels and not levels):
+            # Tenants take turns: after the last request of its own tenant, the request waits for one round.
+            return max(before) + own_s * len(self._levels) if before else self._first_s
+        if levels and arrival.priority > levels[-1][0]:
+            return max(before, default=0.0)
+        return last_s
 
     def next_admission_s(self, now: float, compiling: int) -> float:
         """Return the predicted seconds until the queue has one request fewer."""
@@ -199,7 +227,7 @@ class LoadPredictor:
         return self._forecast
 
     def _build(self, compiling: int) -> QueueForecast:
-        waiting = sorted(self._requests.waiting, key=lambda req: (-req.priority, req.seq))
+        waiting = self._in_order()
         self._keep({req.rid for req in waiting})
         forecast = self._running()
         self._levels.clear()
@@ -216,9 +244,10 @@ class LoadPredictor:
             clock = forecast.admit(work)
             if i == 0:
                 self._first_s = clock
-            if self._levels and self._levels[-1][0] == req.priority:
-                self._levels.pop()
-            self._levels.append((req.priority, clock))
+            levels = self._levels.setdefault(req.tenant, [])
+            if levels and levels[-1][0] == req.priority:
+                levels.pop()
+            levels.append((req.priority, clock))
             prefill, length = prefill + work.prefill, length + work.length
             output, slots = output + work.output, slots + work.slots
         self._queued = Work(prefill, length, output, slots)
@@ -228,6 +257,13 @@ class LoadPredictor:
             for _ in range(compiling):
                 forecast.admit(mean)
         return forecast
+
+    def _in_order(self) -> list[Req]:
+        """Return the waiting requests in the order of their arrival; with several tenants, in the order of turns."""
+        waiting = self._requests.waiting
+        for turns in self._parts.turns:
+            return list(turns(self._config.chunked_prefill_size).play(waiting, _by_arrival))
+        return _by_arrival(waiting)
 
     def _running(self) -> QueueForecast:
         """Return a forecast with the running requests only. Because requests may share prefixes, all locked slots are

@@ -15,7 +15,9 @@ So the request itself is refused if its rows take longer than its own timeout, o
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from radixrt.messages.parts import FINISH_ERROR, FinishError
@@ -48,9 +50,10 @@ class Overload(Part):
         self._requests = core.requests
         self._intake = core.intake
         self._max_len = core.max_len
-        self._taker = core.scheduler.parts.taker
+        parts = core.scheduler.parts
+        self._taker = parts.taker
         self.load = LoadPredictor(
-            core.config, core.kv, core.requests, core.admission.ratio, core.step_time, self._outputs
+            core.config, core.kv, core.requests, core.admission.ratio, core.step_time, self._outputs, parts
         )
 
     def refuse(self, message: Request, now: float, *, compiling: int) -> FinishError | None:
@@ -76,7 +79,7 @@ class Overload(Part):
             compiling: number of requests that will join the queue once their grammar is compiled.
         """
         waiting = len(self._requests.waiting) + compiling
-        if waiting >= self._config.max_queued_requests:
+        if waiting >= self._config.max_queued_requests and not self._has_part(arrival.tenant):
             retry_after_s = self.load.next_admission_s(now, compiling) if self.load.can_predict else None
             return self._refused(
                 f"the queue is full ({self._config.max_queued_requests} requests wait); try again later", retry_after_s
@@ -102,11 +105,23 @@ class Overload(Part):
             late,
         )
 
+    def _has_part(self, tenant: str) -> bool:
+        """Return True if a tenant has less than its part of a full queue, which others have filled."""
+        if not tenant:
+            return False
+        queued = Counter(req.tenant for req in self._requests.waiting)
+        queued[tenant] += 1
+        return queued[tenant] * len(queued) <= self._config.max_queued_requests
+
+    def _has_others(self, tenant: str) -> bool:
+        """Return True if requests of the tenant are open, which a further one would keep waiting."""
+        return any(req.tenant == tenant for req in chain(self._requests.active, self._requests.waiting))
+
     def _too_many_rows(self, arrival: Arrival, prediction: Prediction) -> FinishError | None:
         """Return the error of a request whose rows keep the requests behind them waiting too long."""
         seconds, limit, bound = prediction.service_s, arrival.timeout_s, "its timeout"
         longest_wait = self._config.max_queue_wait_s
-        if longest_wait is not None and longest_wait < limit and (self._requests.active or self._requests.waiting):
+        if longest_wait is not None and longest_wait < limit and self._has_others(arrival.tenant):
             seconds, limit, bound = prediction.wait_s + seconds, longest_wait, "max_queue_wait_s, while others wait"
         if seconds <= limit:
             return None

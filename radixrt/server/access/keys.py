@@ -9,6 +9,7 @@ The file is TOML, with a table for each key, by its name:
     max_requests = 16               # open requests of the engine
     tokens_per_minute = 100_000     # prompt and output tokens
     tokens_per_day = 5_000_000      # the same, for a day of UTC
+    weight = 1                      # share of the engine while requests of several keys wait
 
 All but the key are optional; without a limit there is none. A list has the keys of one client, the new and
 the old one, while its key is replaced. Names go into logs and metrics, keys never do.
@@ -46,6 +47,7 @@ MAX_SECRETS = 8
 """Longest list of keys of one client."""
 
 _Limit = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+_Weight = Annotated[float, msgspec.Meta(ge=0.001, le=1000)]
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -56,6 +58,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     max_requests: _Limit | None = None
     tokens_per_minute: _Limit | None = None
     tokens_per_day: _Limit | None = None
+    weight: _Weight = 1.0
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -148,7 +151,13 @@ def read_key_file(path: Path) -> list[tuple[bytes, Tenant]]:
         if entry.cache_group is not None and not _NAME.fullmatch(entry.cache_group):
             raise ConfigError(f"{where}: cache_group must be 1 to 64 letters, digits and any of . _ -")
         tenant = Tenant(
-            name, entry.admin, entry.cache_group, entry.max_requests, entry.tokens_per_minute, entry.tokens_per_day
+            name,
+            entry.admin,
+            entry.cache_group,
+            entry.max_requests,
+            entry.tokens_per_minute,
+            entry.tokens_per_day,
+            entry.weight,
         )
         for digest in _entry_digests(entry, where):
             if digest in known:

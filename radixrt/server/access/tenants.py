@@ -30,6 +30,7 @@ class Tenant:
         max_requests: requests of the engine that may be open at a time; None for any number.
         tokens_per_minute: prompt and output tokens, on average; None for any number.
         tokens_per_day: prompt and output tokens of a day of UTC; None for any number.
+        weight: share of the engine while requests of several tenants wait, in relation to the other tenants.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Tenant:
     max_requests: int | None = None
     tokens_per_minute: int | None = None
     tokens_per_day: int | None = None
+    weight: float = 1.0
 
     @property
     def is_limited(self) -> bool:
@@ -66,7 +68,9 @@ class Tenant:
         hint = given.program
         if hint is not None:
             hint = msgspec.structs.replace(hint, program=self.program(hint.program))
-        own = Envelope(rid, given.priority, self.namespace(given.cache_salt), given.timeout_s, hint, self.name)
+        own = Envelope(
+            rid, given.priority, self.namespace(given.cache_salt), given.timeout_s, hint, self.name, self.weight
+        )
         return msgspec.structs.replace(request, envelope=own)
 
 

@@ -1,0 +1,1 @@
+"""Tenants: requests of several API keys take turns in the queue."""
