@@ -59,21 +59,13 @@ machine. `RunnerReady.executed` shows a rank that has missed a message."""
 
 @dataclass(frozen=True)
 class LaunchedStep:
-    """A step whose forward pass has been launched and that is not sampled yet."""
+    """A step whose forward pass has been launched and that is not answered yet."""
 
     step: ForwardStep
     batch: ForwardBatch | StagedStep
     logits: LogitsProcessorOutput
     started: float
     times: StepRecord | None
-
-
-@dataclass(frozen=True)
-class Unanswered:
-    """A step whose sampling has been launched and that is not answered yet."""
-
-    launched: LaunchedStep
-    sampled: SampledStep
 
 
 class Worker:
@@ -108,7 +100,7 @@ class Worker:
         self._alone = alone
         self._executed = 0
         self._awaiting_mask: LaunchedStep | None = None
-        self._unanswered: deque[Unanswered] = deque()
+        self._unanswered: deque[tuple[LaunchedStep, SampledStep]] = deque()
         self._step_timeout_s = step_timeout_s
         self._trace_path, self._rank_info = trace_path, rank_info
         self._trace: StepTrace | None = None
@@ -139,8 +131,8 @@ class Worker:
         """Serve a new scheduler, and drop the unanswered steps of the old scheduler. The old outbox may be closed. The
         tables need no reset: the rows of a request are written before its first step."""
         self._awaiting_mask = None
-        for waiting in self._unanswered:
-            waiting.sampled.wait()
+        for _, sampled in self._unanswered:
+            sampled.wait()
         self._unanswered.clear()
         self._answers = answers
         self._announce()
@@ -194,14 +186,14 @@ class Worker:
         Raises:
             EngineError: the device hangs.
         """
-        while self._unanswered and (wait or self._unanswered[0].sampled.is_ready):
-            waiting = self._unanswered.popleft()
-            self._guarded(waiting.launched.step, lambda: self._answer(waiting))  # noqa: B023 (called at once)
+        while self._unanswered and (wait or self._unanswered[0][1].is_ready):
+            launched, sampled = self._unanswered.popleft()
+            self._guarded(launched.step, lambda: self._answer(launched, sampled))  # noqa: B023 (called at once)
         if self._unanswered:
-            step = self._unanswered[0].launched
-            if time.perf_counter() - step.started > self._step_timeout_s:
+            launched = self._unanswered[0][0]
+            if time.perf_counter() - launched.started > self._step_timeout_s:
                 raise EngineError(
-                    f"the device has not completed step {step.step.step_id} after {self._step_timeout_s:g} s "
+                    f"the device has not completed step {launched.step.step_id} after {self._step_timeout_s:g} s "
                     "(step_timeout_s)"
                 )
 
@@ -258,24 +250,24 @@ class Worker:
         if trace is not None and times is not None:
             trace.sampled(times)
         if self._answers_steps:
-            self._unanswered.append(Unanswered(launched, sampled))
+            self._unanswered.append((launched, sampled))
         elif trace is not None and times is not None:
             trace.unanswered(times)
 
-    def _answer(self, waiting: Unanswered) -> None:
-        sampled, result = waiting.sampled, waiting.sampled.wait()
+    def _answer(self, launched: LaunchedStep, sampled: SampledStep) -> None:
+        result = sampled.wait()
         self._answers.send(
             StepOutput(
-                waiting.launched.step.step_id,
+                launched.step.step_id,
                 b"" if result is None else pack_i32(result.token_ids.numpy()),
                 logprobs=[] if result is None else result.logprobs,
                 row_errors=[] if result is None else result.row_errors,
                 values=None if sampled.values is None else sampled.values.message(),
-                forward_s=time.perf_counter() - waiting.launched.started,
+                forward_s=time.perf_counter() - launched.started,
             )
         )
-        if self._trace is not None and waiting.launched.times is not None:
-            self._trace.answered(waiting.launched.times)
+        if self._trace is not None and launched.times is not None:
+            self._trace.answered(launched.times)
 
     def shutdown(self) -> None:
         self._runner.shutdown()

@@ -68,13 +68,17 @@ class Admission:
         Args:
             alone: the only request that may be admitted; None to admit any.
         """
-        budget = self._budget()
+        waiting = self._requests.waiting
+        under_way = [req for req in self._requests.active if req.state is ReqState.PREFILL]
+        if not under_way and not waiting:
+            self._pacing.no_prompts()
+            return []
+        budget = self._budget(under_way)
         chunks: list[Chunk] = []
         turns = next((turns(self._config.chunked_prefill_size) for turns in self._parts.turns), None)
-        for req in self._requests.active:
-            if req.state is ReqState.PREFILL and not budget.is_spent:
+        for req in under_way:
+            if not budget.is_spent:
                 self._add_chunk(req, budget, chunks, turns)
-        waiting = self._requests.waiting
         if alone is not None:
             waiting = [alone] if alone.state is ReqState.WAITING else []
         if waiting and not budget.is_spent and not self._is_full:
@@ -111,10 +115,9 @@ class Admission:
     def _is_full(self) -> bool:
         return len(self._requests.active) >= self.max_active
 
-    def _budget(self) -> StepBudget:
-        kv, requests = self._kv, self._requests
-        under_way = ((kv.computed_len(r), r.known_len) for r in requests.active if r.state is ReqState.PREFILL)
-        prompts = chain(under_way, ((0, r.known_len) for r in requests.waiting[:WINDOW]))
+    def _budget(self, under_way: list[Req]) -> StepBudget:
+        begun = ((self._kv.computed_len(req), req.known_len) for req in under_way)
+        prompts = chain(begun, ((0, req.known_len) for req in self._requests.waiting[:WINDOW]))
         spans = ((start, end - start) for start, end in prompts)
         return self._pacing.budget(self._config.chunked_prefill_size, self._step_time, spans)
 

@@ -30,16 +30,18 @@ from radixrt.scheduler.prefix_index import PrefixIndex
 from radixrt.scheduler.req import Req
 
 
-class DecodeSlots(NamedTuple):
-    """Slots for one new token of each decode row.
+class DecodeRows(NamedTuple):
+    """Decode rows of a step, with slots for one new token of each.
 
     Attributes:
+        requests: the request of each row.
         req_pool_idx: int32[rows], row of each request in req_to_token.
         seq_lens: int32[rows], lengths that include the new token.
         slots: int32[rows], slots for the new tokens.
         states: object of a subclass that keeps more than keys and values for a row; None otherwise.
     """
 
+    requests: list[Req]
     req_pool_idx: Int32Array
     seq_lens: Int32Array
     slots: Int32Array
@@ -51,7 +53,7 @@ class ChunkSlots(NamedTuple):
 
     Attributes:
         slots: int32[n]; 0 for a token whose keys and values the row already has.
-        states: as in `DecodeSlots`.
+        states: as in `DecodeRows`.
     """
 
     slots: Int32Array
@@ -141,11 +143,11 @@ class KVManager:
         req.kv.length += num_new
         return slots
 
-    def extend_decode(self, reqs: list[Req]) -> DecodeSlots | None:
+    def extend_decode(self, reqs: list[Req]) -> DecodeRows | None:
         """Allocate a slot for the next token of each request, evicting if needed. If slots are missing, return None and
         change nothing."""
         if not reqs:
-            return DecodeSlots(_NO_ROWS, _NO_ROWS, _NO_ROWS)
+            return DecodeRows(reqs, _NO_ROWS, _NO_ROWS, _NO_ROWS)
         states = [req.kv for req in reqs]
         idx = np.array([kv.req_pool_idx for kv in states], np.int32)
         lengths = np.array([kv.length for kv in states], np.int32)
@@ -157,7 +159,7 @@ class KVManager:
         self.rows.table[idx, lengths] = slots
         for kv in states:
             kv.length += 1
-        return DecodeSlots(idx, lengths + 1, slots, self.decoded(reqs))
+        return DecodeRows(reqs, idx, lengths + 1, slots, self.decoded(reqs))
 
     def _make_room(self, need: int) -> bool:
         missing = need - self.allocator.available()
@@ -227,7 +229,7 @@ class KVManager:
         """Note the locked match of a waiting request."""
 
     def decoded(self, reqs: list[Req]) -> Any:
-        """Return `DecodeSlots.states` of decode rows that have just grown by a token."""
+        """Return `DecodeRows.states` of decode rows that have just grown by a token."""
 
     def chunk_published(self, req: Req, states: Any) -> None:
         """Note that a chunk of the request, with these `ChunkSlots.states`, was published."""

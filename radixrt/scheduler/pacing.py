@@ -59,6 +59,9 @@ class Pacing:
         """Return the decode rows of the next step, among all rows that may decode."""
         return growing
 
+    def no_prompts(self) -> None:
+        """Note that the next step is decided while no prompt is under way and no request waits."""
+
     def budget(self, max_tokens: int, step_time: HasTimes, prompts: Iterable[tuple[int, int]]) -> StepBudget:
         """Return the budget of the next step.
 

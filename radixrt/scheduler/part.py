@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from radixrt.scheduler.counters import Counters
     from radixrt.scheduler.deltas import DeltaWriter
     from radixrt.scheduler.intake import Intake
-    from radixrt.scheduler.kv_manager import KVManager
+    from radixrt.scheduler.kv_manager import DecodeRows, KVManager
     from radixrt.scheduler.request_table import RequestTable
-    from radixrt.scheduler.schedule_batch import ScheduleBatch, StepPlan
+    from radixrt.scheduler.schedule_batch import ByKind, ScheduleBatch
     from radixrt.scheduler.scheduler import Scheduler
     from radixrt.scheduler.step_time import StepTimeFit
 
@@ -175,8 +175,9 @@ class Part:
         """Return False to wait for the steps in flight before a step with these decode rows is decided."""
         return True
 
-    def section(self, plan: StepPlan) -> Section | None:
-        """Return the part's section of a step; None for a step without a section of the part."""
+    def section(self, kinds: ByKind, decode: DecodeRows) -> Section | None:
+        """Return the part's section of a step with these chunks and decode rows, in this order; None for a step without
+        a section of the part."""
 
     def commit(self, batch: ScheduleBatch, kept: Any, output: StepOutput, now: float) -> None:
         """Read a step's answer, before the sampled tokens are appended. Called for steps whose `Section.kept` of this

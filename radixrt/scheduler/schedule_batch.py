@@ -15,7 +15,7 @@ from radixrt.messages.runner import ForwardStep, RowWrite, SamplingRow
 from radixrt.messages.step_shape import StepShape, step_shape
 from radixrt.messages.wire import Int32Array, pack_i32
 from radixrt.sampling_params import DrawParams
-from radixrt.scheduler.kv_manager import DecodeSlots
+from radixrt.scheduler.kv_manager import DecodeRows
 from radixrt.scheduler.part import Part, Parts
 from radixrt.scheduler.req import Req
 
@@ -59,7 +59,7 @@ class Chunk:
 class ByKind(NamedTuple):
     """The chunks of a step in the order in which `radixrt.forward_batch.extend_parts` splits them.
 
-    Each kind has its own attention kernel.
+    Each kind has its own attention kernel. A step without chunks has three empty lists (`NO_CHUNKS`).
 
     Attributes:
         prompts: chunks of several tokens behind earlier tokens, the longest first.
@@ -74,34 +74,11 @@ class ByKind(NamedTuple):
 
     @property
     def chunks(self) -> list[Chunk]:
-        """All chunks in this order."""
+        """All chunks in this order, which is the order of their rows."""
         return [*self.prompts, *self.fresh, *self.single]
 
 
-class StepPlan(NamedTuple):
-    """Rows of a step that has been decided: first the chunks of prompts, then the decode rows.
-
-    Attributes:
-        chunks: in row order.
-        kinds: the same chunks by kind; None if there are none.
-        slots: KV slots of the decode rows.
-    """
-
-    chunks: list[Chunk]
-    kinds: ByKind | None
-    decode: list[Req]
-    slots: DecodeSlots
-
-    @staticmethod
-    def of(chunks: list[Chunk], decode: list[Req], slots: DecodeSlots) -> StepPlan:
-        """Return the plan of a step with these chunks, in any order, and decode rows."""
-        kinds = by_kind(chunks) if chunks else None
-        return StepPlan([] if kinds is None else kinds.chunks, kinds, decode, slots)
-
-    @property
-    def requests(self) -> list[Req]:
-        """The request of each row."""
-        return [chunk.req for chunk in self.chunks] + self.decode if self.chunks else self.decode
+NO_CHUNKS = ByKind([], [], [])
 
 
 @dataclass(frozen=True)
@@ -156,9 +133,16 @@ def sampling_row(req: Req) -> SamplingRow:
 
 
 def make_batch(
-    step_id: int, now: float, plan: StepPlan, writes: list[RowWrite], parts: Parts, *, gives_ids: bool
+    step_id: int,
+    now: float,
+    kinds: ByKind,
+    decode: DecodeRows,
+    writes: list[RowWrite],
+    parts: Parts,
+    *,
+    gives_ids: bool,
 ) -> ScheduleBatch:
-    """Create the step of a plan, with the sections of the parts.
+    """Create the step of these rows, with the sections of the parts.
 
     Args:
         writes: changes of rows other than the step's own slots.
@@ -166,17 +150,19 @@ def make_batch(
             previous step, which may not have been answered yet.
     """
     # Columns of all rows. A step without chunks has shorter columns, and captured graphs can compute it.
-    requests = plan.requests
-    if plan.chunks:
-        columns = _extend_columns(plan.chunks, plan.decode, plan.slots, gives_ids=gives_ids)
-        sampled = [chunk.req for chunk in plan.chunks if chunk.samples] + plan.decode
+    chunks = kinds.chunks
+    if chunks:
+        columns = _extend_columns(chunks, decode, gives_ids=gives_ids)
+        requests = [chunk.req for chunk in chunks] + decode.requests
+        sampled = [chunk.req for chunk in chunks if chunk.samples] + decode.requests
     else:
-        columns, sampled = _decode_columns(plan.decode, plan.slots, gives_ids=gives_ids), plan.decode
+        columns = _decode_columns(decode, gives_ids=gives_ids)
+        requests = sampled = decode.requests
     # Masks are sent behind the step, once the tokens that they depend on are known; the step only announces them.
     masked = [i for i, req in enumerate(sampled) if req.taker is not None]
     # Each part encodes its input for its own end in the runner. A plain decode step has no section.
-    asked = parts.sections if plan.chunks else parts.decode_sections
-    found = [(part, section) for part in asked if (section := part.section(plan)) is not None]
+    asked = parts.sections if chunks else parts.decode_sections
+    found = [(part, section) for part in asked if (section := part.section(kinds, decode)) is not None]
     step = ForwardStep(
         step_id=step_id,
         **columns,
@@ -189,33 +175,33 @@ def make_batch(
     return ScheduleBatch(step_id, step, sampled, requests, now, masked, kept)
 
 
-def _decode_columns(decode: list[Req], slots: DecodeSlots, *, gives_ids: bool) -> dict[str, Any]:
+def _decode_columns(decode: DecodeRows, *, gives_ids: bool) -> dict[str, Any]:
     """Return the columns of a DECODE step: one token for each row."""
     return {
         "mode": DECODE,
-        "req_pool_idx": pack_i32(slots.req_pool_idx),
-        "seq_lens": pack_i32(slots.seq_lens),
-        "out_cache_loc": pack_i32(slots.slots),
-        "input_ids": pack_i32(_decode_ids(decode, gives_ids)) if gives_ids else b"",
+        "req_pool_idx": pack_i32(decode.req_pool_idx),
+        "seq_lens": pack_i32(decode.seq_lens),
+        "out_cache_loc": pack_i32(decode.slots),
+        "input_ids": pack_i32(_decode_ids(decode.requests, gives_ids)) if gives_ids else b"",
     }
 
 
-def _extend_columns(chunks: list[Chunk], decode: list[Req], slots: DecodeSlots, *, gives_ids: bool) -> dict[str, Any]:
+def _extend_columns(chunks: list[Chunk], decode: DecodeRows, *, gives_ids: bool) -> dict[str, Any]:
     """Return the columns of an EXTEND step: chunks in the order of `ByKind`, then decode rows with one token each."""
     samples = [chunk.samples for chunk in chunks]
-    ones = np.ones(len(decode), np.int32)
+    ones = np.ones(len(decode.requests), np.int32)
     chunk_rows = [chunk.req.kv.req_pool_idx for chunk in chunks]
     chunk_lens = [chunk.start + len(chunk.slots) for chunk in chunks]
     return {
         "mode": EXTEND,
-        "req_pool_idx": pack_i32(np.concatenate([np.array(chunk_rows, np.int32), slots.req_pool_idx])),
-        "seq_lens": pack_i32(np.concatenate([np.array(chunk_lens, np.int32), slots.seq_lens])),
-        "out_cache_loc": pack_i32(np.concatenate([*(chunk.slots for chunk in chunks), slots.slots])),
+        "req_pool_idx": pack_i32(np.concatenate([np.array(chunk_rows, np.int32), decode.req_pool_idx])),
+        "seq_lens": pack_i32(np.concatenate([np.array(chunk_lens, np.int32), decode.seq_lens])),
+        "out_cache_loc": pack_i32(np.concatenate([*(chunk.slots for chunk in chunks), decode.slots])),
         "extend_lens": pack_i32(np.concatenate([np.array([len(chunk.slots) for chunk in chunks], np.int32), ones])),
         "input_ids": pack_i32(
-            np.concatenate([*(_chunk_ids(chunk) for chunk in chunks), _decode_ids(decode, gives_ids)])
+            np.concatenate([*(_chunk_ids(chunk) for chunk in chunks), _decode_ids(decode.requests, gives_ids)])
         ),
-        "samples": bytes([*samples, *[1] * len(decode)]),
+        "samples": bytes([*samples, *[1] * len(decode.requests)]),
     }
 
 

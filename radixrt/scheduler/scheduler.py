@@ -24,12 +24,12 @@ from radixrt.scheduler.admission import Admission
 from radixrt.scheduler.counters import Counters
 from radixrt.scheduler.deltas import DeltaWriter
 from radixrt.scheduler.intake import Intake
-from radixrt.scheduler.kv_manager import DecodeSlots, KVManager
+from radixrt.scheduler.kv_manager import DecodeRows, KVManager
 from radixrt.scheduler.pacing import Pacing
 from radixrt.scheduler.part import Core, Part, Parts
 from radixrt.scheduler.req import Req, ReqState
 from radixrt.scheduler.request_table import RequestTable
-from radixrt.scheduler.schedule_batch import Chunk, ScheduleBatch, StepPlan, make_batch
+from radixrt.scheduler.schedule_batch import NO_CHUNKS, Chunk, ScheduleBatch, by_kind, make_batch
 from radixrt.scheduler.step_time import StepTimeFit
 
 P = TypeVar("P", bound=Part)
@@ -204,11 +204,11 @@ class Scheduler:
                 return None
             # Prefill chunks take only slots that the decode rows leave. A step needs a row of either kind. Without
             # one, a prompt under way means that slots are missing; otherwise there is nothing to do.
-            slots = self._kv.extend_decode(decode)
-            if slots is not None:
+            rows = self._kv.extend_decode(decode)
+            if rows is not None:
                 chunks = self.admission.plan_chunks(now, alone)
                 if chunks or decode:
-                    return self._batch(chunks, decode, slots, now)
+                    return self._batch(chunks, rows, now)
                 if not any(r.state is ReqState.PREFILL for r in active):
                     return None
             # Slots are missing. Requests of the steps in flight may finish and free some, so requests are retracted
@@ -221,12 +221,10 @@ class Scheduler:
         """False while the steps in flight are void (`recovering`), and while there is no runner."""
         return self.has_runner and not self._requests.recovering
 
-    def _batch(self, chunks: list[Chunk], decode: list[Req], slots: DecodeSlots, now: float) -> ScheduleBatch:
+    def _batch(self, chunks: list[Chunk], decode: DecodeRows, now: float) -> ScheduleBatch:
         """Make the step of these rows, and bring the state of requests and cache to the end of the step."""
-        plan = StepPlan.of(chunks, decode, slots)
-        batch = make_batch(
-            self._next_step, now, plan, self._kv.take_row_writes(), self.parts, gives_ids=self.pacing.gives_ids
-        )
+        kinds, writes = by_kind(chunks) if chunks else NO_CHUNKS, self._kv.take_row_writes()
+        batch = make_batch(self._next_step, now, kinds, decode, writes, self.parts, gives_ids=self.pacing.gives_ids)
         # With s stages each row is in every s-th step, so a step counts as 1 / s of a decode step.
         if chunks:
             self.counters.extend_steps += 1

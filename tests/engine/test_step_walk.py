@@ -49,6 +49,13 @@ def listed(heading: str) -> list[str]:
     return re.findall(r"^\d+\. `([a-z_0-9/]+\.py)`", section, re.MULTILINE)
 
 
+def types_listed() -> set[str]:
+    """The types that docs/architecture.md lists for a decode step."""
+    text = (PACKAGE.parent / "docs" / "architecture.md").read_text()
+    section = re.split(r"\n###? ", text.partition("### The types of a decode step\n")[2])[0]
+    return set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
+
+
 class SteppedExecutor(UniProcExecutor):
     """Executor that keeps the last step."""
 
@@ -153,3 +160,44 @@ def test_parts_are_asked_for_a_step_and_never_for_a_plain_row(
     finally:
         other.close()
     assert {name: many[name] for name in asked} == {name: few[name] for name in asked}
+
+
+INSIDE = ("attention/", "distributed/", "layers/", "messages/", "models/", "scheduler/step_time.py")
+"""The forward pass, the definitions of messages, and the model of step times, to which a step's work is reported."""
+
+
+@contextmanager
+def watched() -> Iterator[dict[int, tuple[Any, set[str]]]]:
+    """Collect the objects of radixrt's types among the variables and results of functions, with the files that have
+    them. The objects live on, so that no later object has the same id."""
+    seen: dict[int, tuple[Any, set[str]]] = {}
+
+    def profile(frame: FrameType, event: str, result: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "return" and path.is_relative_to(PACKAGE):
+            name = path.relative_to(PACKAGE).as_posix()
+            for value in [*frame.f_locals.values(), result]:
+                if type(value).__module__.startswith("radixrt."):
+                    seen.setdefault(id(value), (value, set()))[1].add(name)
+
+    sys.setprofile(profile)
+    try:
+        yield seen
+    finally:
+        sys.setprofile(None)
+
+
+def test_a_plain_step_has_the_types_that_are_documented(engine: Engine) -> None:
+    engine.begin(2)
+    with watched() as before:
+        engine.turn()
+    with watched() as during:
+        engine.turn()
+        engine.turn()  # commits the step that was decided in the turn before
+    found = {
+        type(value).__name__
+        for key, (value, files) in during.items()
+        if key not in before and len([name for name in files if not name.startswith(INSIDE)]) > 1
+    }
+    assert found == types_listed()
+    assert len(found) <= 9

@@ -125,7 +125,7 @@ def test_steps_stay_as_long_during_a_burst_and_shrink_for_the_next_one() -> None
     chunks = StagePacing(2)
     long = chunks.budget(1 << 20, FITTED, [(0, 50_000)]).tokens_behind(0)
     assert chunks.budget(1 << 20, FITTED, [(0, 100)]).tokens_behind(0) == long
-    chunks.budget(1 << 20, FITTED, [])
+    chunks.no_prompts()
     assert chunks.budget(1 << 20, FITTED, [(0, 100)]).tokens_behind(0) < long
 
 

@@ -13,9 +13,10 @@ from radixrt.messages.request import Request, Row
 from radixrt.messages.runner import StepOutput
 from radixrt.messages.sections import READS, ReadSection, encode
 from radixrt.messages.wire import Int32Array, pack_f32, pack_i32, unpack_f32, unpack_i32
+from radixrt.scheduler.kv_manager import DecodeRows
 from radixrt.scheduler.part import Core, Part, Section
 from radixrt.scheduler.req import Req
-from radixrt.scheduler.schedule_batch import Chunk, ScheduleBatch, StepPlan
+from radixrt.scheduler.schedule_batch import ByKind, Chunk, ScheduleBatch
 
 
 class ChunkReads(NamedTuple):
@@ -177,8 +178,8 @@ class ReadsPart(Part):
     def queued(self, req: Req, row: Row, message: Request, now: float) -> None:
         req.reads = reads_of(row)
 
-    def section(self, plan: StepPlan) -> Section | None:
-        found = step_reads(plan.chunks)
+    def section(self, kinds: ByKind, decode: DecodeRows) -> Section | None:
+        found = step_reads(kinds.chunks)
         return None if found is None else Section(encode(found.section), found)
 
     def commit(self, batch: ScheduleBatch, kept: StepReads, output: StepOutput, now: float) -> None:

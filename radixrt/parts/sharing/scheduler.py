@@ -23,9 +23,10 @@ from radixrt.messages.runner import CascadeCosts
 from radixrt.messages.sections import SHARING, SharedSection, encode
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.parts.sharing.costs import DecodeSharing, PromptSharing, Run, SharingModel
+from radixrt.scheduler.kv_manager import DecodeRows
 from radixrt.scheduler.part import Part, Section
 from radixrt.scheduler.req import Req
-from radixrt.scheduler.schedule_batch import ByKind, StepPlan
+from radixrt.scheduler.schedule_batch import NO_CHUNKS, ByKind
 
 
 class SharedColumns(NamedTuple):
@@ -48,8 +49,9 @@ class Sharing(Part):
         self._planner = SharingPlanner(costs)
         self._encoded = NOTHING, b""  # the last section; consecutive decode steps often have the same one
 
-    def section(self, plan: StepPlan) -> Section | None:
-        columns = self._planner.columns(plan.decode) if plan.kinds is None else self._in_extend(plan.kinds, plan.decode)
+    def section(self, kinds: ByKind, decode: DecodeRows) -> Section | None:
+        rows = decode.requests
+        columns = self._planner.columns(rows) if kinds is NO_CHUNKS else self._in_extend(kinds, rows)
         if not columns.segments:
             return None
         if columns is not self._encoded[0]:

@@ -76,13 +76,14 @@ class StagePacing(Pacing):
         free = sorted((req for req in growing if not req.num_pending), key=lambda req: req.last_step)
         return free[: -(-len(growing) // self.stages)]
 
+    def no_prompts(self) -> None:
+        self._seconds = 0.0  # the burst is over
+
     def budget(self, max_tokens: int, step_time: HasTimes, prompts: Iterable[tuple[int, int]]) -> StepBudget:
         times = step_time.times
         if times.extend_steps < MIN_STEPS:
             return StepBudget(max_tokens)
         work = sum(tokens * (times.token + times.pair * (start + tokens / 2)) for start, tokens in prompts)
-        if not work:
-            self._seconds = 0.0
         longest = max_tokens * (times.token + times.pair * max_tokens / 2)
         wanted = math.sqrt(work * (times.step + times.extend) / (self.stages - 1))
         self._seconds = max(self._seconds, min(wanted, longest))

@@ -25,11 +25,11 @@ from radixrt.parts.states.checkpoints import Checkpoints
 from radixrt.parts.states.invariants import check_states
 from radixrt.parts.states.row_states import states_of
 from radixrt.parts.states.state_manager import StateManager, StateStep
-from radixrt.scheduler.kv_manager import ChunkSlots, KVManager
+from radixrt.scheduler.kv_manager import ChunkSlots, DecodeRows, KVManager
 from radixrt.scheduler.part import Part, Section
 from radixrt.scheduler.prefix_index import PrefixIndex
 from radixrt.scheduler.req import Req, ReqState
-from radixrt.scheduler.schedule_batch import StepPlan
+from radixrt.scheduler.schedule_batch import ByKind
 
 FREE_GAP = 512
 """Smallest number of tokens between two states that a long prompt leaves at ends of chunks without a checkpoint."""
@@ -182,12 +182,12 @@ class StatesPart(Part):
 
     name = STATES
 
-    def section(self, plan: StepPlan) -> Section:
-        chunks, decode = plan.chunks, plan.slots.states
+    def section(self, kinds: ByKind, decode: DecodeRows) -> Section:
+        chunks, states = kinds.chunks, decode.states
         steps: list[StateStep] = [chunk.states for chunk in chunks]
         src, dst = pack_i32([step.src for step in steps]), pack_i32([step.dst for step in steps])
-        if decode is not None:
-            src, dst = src + pack_i32(decode.src), dst + pack_i32(decode.dst)
+        if states is not None:
+            src, dst = src + pack_i32(states.src), dst + pack_i32(states.dst)
         cuts = [
             number
             for row, chunk in enumerate(chunks)
