@@ -7,6 +7,7 @@
     python -m benchmarks.structure scheduler                                    what 64 constrained rows add to a step
     python -m benchmarks.structure throughput --data schemas.jsonl              jump-forward on and off
     python -m benchmarks.structure bomb                                         other requests while a bomb compiles
+    python -m benchmarks.structure neighbours                                   small constraints beside 300 bombs
 
 `--data` is a file of lines `{"id", "schema", "tests": [{"data", "valid"}]}`. Nothing here asserts a time.
 """
@@ -29,7 +30,7 @@ from radixrt.bench.result import percentile
 from radixrt.config import ModelConfig
 from radixrt.models.loading.source import prepare_model
 
-COMMANDS = ("grammars", "first-mask", "scheduler", "throughput", "bomb")
+COMMANDS = ("grammars", "first-mask", "scheduler", "throughput", "bomb", "neighbours")
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -159,12 +160,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         first_mask(args.model, args.samples)
     else:
-        from benchmarks.structure import load
+        from benchmarks.structure import bombs, load
 
         {
             "scheduler": load.scheduler,
             "throughput": load.throughput,
             "bomb": load.bomb,
+            "neighbours": bombs.neighbours,
         }[args.command](args)
     return 0
 

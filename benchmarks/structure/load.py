@@ -5,13 +5,14 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from benchmarks.common.tables import table
+from benchmarks.structure.bombs import BOMBS
 from benchmarks.structure.first_mask import closed
 from benchmarks.structure.grammar_jobs import read_entries
 from radixrt.bench.result import percentile
@@ -150,7 +151,7 @@ def _forced_share(schema: Any, tokens: Sequence[int], backends: Backends) -> flo
     """The part of the tokens that the grammar forces; None if the schema or the instance is refused."""
     try:
         constraint = Constraint(kind="json_schema", source=json.dumps(schema))
-        grammar = load(compile_constraint(constraint, backends, time.monotonic() + 5.0), backends).new()
+        grammar = load(compile_constraint(constraint, backends, time.thread_time() + 5.0), backends).new()
         forced, at = 0, 0
         while at < len(tokens):
             run = grammar.forced_continuation()
@@ -229,20 +230,8 @@ def _counts(wall: float, done: Sequence[Completion]) -> tuple[float, int, int]:
 # --- a compile bomb and its neighbours ---
 
 
-def needs(name: str) -> Json:
-    return {"required": [name], "properties": {name: {"type": "string", "maxLength": 99}}}
-
-
 SETTLE_S = 8.0
 """An engine that has just started on few cores goes on to start its second compile worker."""
-
-BOMBS: list[Callable[[int], Json]] = [
-    lambda i: {"json_schema": {"type": "string", "pattern": f"^((a{{1,50}}){{1,50}}){{1,{50 + i}}}$"}},
-    lambda i: {"json_schema": {"allOf": [{"anyOf": [needs(f"x{i}_{k}"), needs(f"y{k}")]} for k in range(14)]}},
-    lambda i: {"ebnf": f'root ::= (w " "?){{1,{100 + i}}}\nw ::= [a-z]{{1,20}}'},
-    lambda i: {"regex": rf"(.*a.{{{25 + i}}})"},
-    lambda i: {"json_schema": {"enum": [f"word {i} {k}" for k in range(15_000)]}},
-]  # fmt: skip
 
 
 def bomb(args: argparse.Namespace) -> None:

@@ -171,7 +171,9 @@ class ConstrainedConfig:
         True,
         "arguments of tools have the declared properties alone, where a request does not say (strict, closed)",
     )
-    compile_timeout_s: float = option(10.0, "a constraint that takes longer to compile is refused", low=0.01)
+    compile_timeout_s: float = option(
+        10.0, "a constraint that takes more processor time to compile is refused", low=0.01
+    )
     grammar_cache_mb: int = option(256, "memory for compiled constraints, at most", low=1)
     grammar_disk_cache: bool = option(True, "keep compiled constraints on disk for the next start")
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal
@@ -81,24 +81,13 @@ class Choice:
 class Backends:
     """The libraries of a vocabulary, each loaded on first use.
 
-    Args:
-        before_import, after_import: called before and after the import of a large library.
-
     Attributes:
         masks: masks and forced tokens of all grammars of this vocabulary, by parser state.
     """
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        *,
-        before_import: Callable[[], None] | None = None,
-        after_import: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self.masks = MaskCache()
-        self._before_import = before_import
-        self._after_import = after_import
         self._made: dict[BackendName, GrammarBackend] = {}
 
     def get(self, name: BackendName) -> GrammarBackend:
@@ -113,14 +102,9 @@ class Backends:
             from radixrt.constrained.backends.llguidance_backend import LlguidanceBackend
 
             return LlguidanceBackend(self.vocabulary)
-        if self._before_import is not None:
-            self._before_import()
         from radixrt.constrained.backends.xgrammar_backend import XgrammarBackend
 
-        backend = XgrammarBackend(self.vocabulary)
-        if self._after_import is not None:
-            self._after_import()
-        return backend
+        return XgrammarBackend(self.vocabulary)
 
     def choose(
         self, productions: Productions, wanted: BackendChoice, shortest: list[int], *, thorough: bool = False

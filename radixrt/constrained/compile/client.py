@@ -1,68 +1,64 @@
-"""`CompileClient`: the scheduler's end of the compile workers. Never blocks; kills workers that hang.
+"""`CompileClient`: the scheduler's end of the compile workers. Never blocks; kills workers that take too long.
+
+How long a constraint takes to compile is known only afterwards, so each job begins as a *short* job. A job that has
+used SHORT_S of processor time is *long*. Short jobs do not wait for long ones: one worker at least is for short jobs
+alone, and a tenant without a short job in a worker gets one more, up to MAX_SHORT. Long jobs share the other workers:
+each tenant may have as many as run at once, tenants with long jobs take turns of SLICE_EVERY_S, and a long job beyond
+these limits is ended, and compiled again from the beginning when it is its tenant's turn.
+
+A job's timeout counts the processor time of its own compilation, neither the wait for a worker nor the time in which
+its worker is stopped. A job that gets no processor, because the machine is too busy, ends with a 503 after
+STARVED_TIMEOUTS times its timeout.
 
 A worker has a single job at a time, so the death of a worker concerns a single job. The job is tried again, because
-something else may have killed the worker; after a second death the job is refused. A machine with many cores has
-several workers from the start (`max_workers`), because the first requests may bring many constraints at once. With few
-cores, a single worker serves all jobs as long as they are short. If a worker has been busy for `SLOW_JOB_S` while jobs
-wait, a second worker takes these jobs, so that a hostile constraint delays only other hostile constraints. When the
-time of a job is up, its worker is killed.
-
-If workers do not start, MAX_FAILED_STARTS attempts are made in a row, or a single attempt if a worker reports a
-permanent reason. Then all jobs are refused with that reason.
+something else may have killed the worker; after a second death the job is refused. Workers are forked from a fork
+server, which loads the vocabulary. If the server does not start, MAX_FAILED_STARTS attempts are made in a row, or a
+single attempt if the server reports a permanent reason. Then all jobs are refused with that reason.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import logging
 import os
 import select
-import signal
 import subprocess
-from collections import deque
-from dataclasses import dataclass, field
 
 import msgspec
 
 from radixrt.channel import UNDECODABLE
-from radixrt.constrained.compile.protocol import (
-    FAILED,
-    LOADED,
-    LOADING,
-    READY,
-    CompileJob,
-    CompileResult,
-    FrameReader,
-    WorkerSettings,
-    frame,
-)
+from radixrt.constrained.compile.fork_server import ForkServer, Worker
+from radixrt.constrained.compile.job_queue import Job, JobQueue
+from radixrt.constrained.compile.protocol import READY, CompileJob, CompileResult, WorkerSettings
 from radixrt.constraint import Constraint
 from radixrt.messages.parts import FinishError
-from radixrt.os_process import child_command
+from radixrt.os_process import read_stat
 
 logger = logging.getLogger(__name__)
 
 WORKER_MODULE = "radixrt.constrained.compile.worker"
 MIN_WORKERS, MAX_WORKERS = 2, 4
 CORES_PER_WORKER = 4
-SLOW_JOB_S = 0.1
+SHORT_S = 0.05
+"""Processor time of a short job, in seconds."""
+SHORT_WAIT_S = 1.0
+"""Seconds after which a job is long although it has used less processor time."""
+MAX_SHORT = 4
+"""Short jobs of different tenants at the same time."""
+MAX_LONG_HELD = 4
+"""Processes that may have a long job, running or not: each may use `worker.MEMORY_BYTES`."""
 KILL_GRACE_S = 0.25
-"""Seconds after a job's deadline until its worker is killed; at the deadline, the worker tries to give up by itself."""
+"""Processor time beyond a job's timeout until its worker is killed; at the timeout, the worker itself tries to give up.
+"""
+STARVED_TIMEOUTS = 6
 MAX_FAILED_STARTS = 3
 SHORT_LIFE_S = 30.0
-"""A worker without a job that ends within this time counts as a failed start."""
+"""A fork server that ends within this time counts as a failed start, unless a job has been answered."""
 START_TIMEOUT_S = 120.0
-FIRST_START_S = 30.0
-"""Seconds by which the deadlines of jobs are extended while the first worker starts."""
-SLICE_AFTER_S = 0.05
 SLICE_S = 0.01
 SLICE_EVERY_S = 0.2
-"""A job that takes longer than SLICE_AFTER_S beside running requests is stopped except for SLICE_S of each
-SLICE_EVERY_S seconds. Threads that compute a step together wait for the slowest thread, so a job that takes even a
-small share of a core would slow down every step."""
-LIBRARY_S = 30.0
-"""Maximum time for loading a library, in seconds. The deadline of the job that needs the library is extended."""
+"""Beside running requests, a long job is stopped except for SLICE_S of each SLICE_EVERY_S seconds. Threads that compute
+a step together wait for the slowest thread, so a job that takes even a small share of a core would slow down every
+step."""
 
 
 def available_cores() -> int:
@@ -70,87 +66,74 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-@dataclass
-class _Job:
-    id: int
-    constraint: Constraint
-    deadline: float
-    timeout_s: float
-    thorough: bool
-    was_interrupted: bool = False
-
-
-@dataclass(eq=False)
-class _Worker:
-    process: subprocess.Popen[bytes]
-    started: float
-    ready: bool = False
-    was_ready: bool = False
-    failure: FinishError | None = None
-    job: _Job | None = None
-    busy_since: float = 0.0
-    loading_since: float = 0.0
-    stopped: bool = False
-    unsent: bytes = b""
-    reader: FrameReader = field(default_factory=FrameReader)
-
-    @property
-    def stdin(self) -> int:
-        assert self.process.stdin is not None
-        return self.process.stdin.fileno()
-
-    @property
-    def stdout(self) -> int:
-        assert self.process.stdout is not None
-        return self.process.stdout.fileno()
-
-
 class CompileClient:
     """See the module's docstring. The caller passes the time of a monotonic clock.
 
     Args:
-        max_workers: maximum number of processes; None for one per `CORES_PER_WORKER` cores, but at least `MIN_WORKERS`
-            and at most `MAX_WORKERS`.
+        max_workers: maximum number of processes that compile at the same time; None for one per `CORES_PER_WORKER`
+            cores, but at least `MIN_WORKERS` and at most `MAX_WORKERS`.
     """
 
     def __init__(self, settings: WorkerSettings, max_workers: int | None = None) -> None:
         share = available_cores() // CORES_PER_WORKER
         self._max_workers = max_workers or min(max(share, MIN_WORKERS), MAX_WORKERS)
-        self._started_ahead = min(max(share, 1), self._max_workers)
-        self._settings = frame(msgspec.msgpack.encode(settings))
+        self._max_long = max(self._max_workers - 1, 1)
+        self._spares = min(max(share, 1), self._max_workers)
+        self._settings = msgspec.msgpack.encode(settings)
         self._epoll = select.epoll()
-        self._workers: list[_Worker] = []
-        self._queue: deque[_Job] = deque()
+        self._server: ForkServer | None = None
+        self._workers: list[Worker] = []
+        self._new, self._long = JobQueue(), JobQueue()
+        self._waiting: dict[int, Job] = {}  # the jobs in both queues
         self._results: list[CompileResult] = []
         self._decoder = msgspec.msgpack.Decoder(CompileResult)
-        self._ended: list[subprocess.Popen[bytes]] = []  # killed, but perhaps not reaped yet
+        self._ended: list[subprocess.Popen[bytes]] = []  # servers that were killed, but perhaps not reaped yet
         self._failed_starts = 0  # since the last answered job
         self._given_up: FinishError | None = None
-        self._was_ready = False
+        self._polled = 0.0
         self.timeouts = 0
 
     def start(self, now: float) -> None:
-        """Start workers ahead of the first job: a worker for every `CORES_PER_WORKER` cores, but at least one."""
-        for _ in range(self._started_ahead - len(self._workers)):
-            self._spawn(now)
+        """Start the fork server and its first workers, ahead of the first job. Idempotent."""
+        if self._server is None and self._given_up is None:
+            self._server = ForkServer(WORKER_MODULE, self._settings, now)
+            self._epoll.register(self._server, select.EPOLLIN)
+        self._keep_spares(now)
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when `poll` may have results. It never changes."""
         return self._epoll.fileno()
 
+    # --- jobs ---
+
     def submit(
-        self, job_id: int, constraint: Constraint, now: float, timeout_s: float, *, thorough: bool = False
-    ) -> None:
+        self, job_id: int, constraint: Constraint, now: float, timeout_s: float, *, tenant: str = "",
+        thorough: bool = False,
+    ) -> None:  # fmt: skip
         """Queue a job. `poll` returns the result.
 
         Args:
-            timeout_s: maximum time until the result, in seconds, including the wait for a worker; while the first
-                worker starts, `FIRST_START_S` more.
+            timeout_s: processor time that compiling may take, in seconds.
+            tenant: API key of the request; the keys take turns.
             thorough: see `CompileJob`.
         """
-        deadline = now + timeout_s + (0.0 if self._was_ready else FIRST_START_S)
-        self._queue.append(_Job(job_id, constraint, deadline, timeout_s, thorough))
+        self._enqueue(Job(job_id, constraint, tenant, timeout_s, thorough))
+        self.start(now)
         self._assign(now)
+
+    def join(self, job_id: int, tenant: str) -> None:
+        """Queue a waiting job for another tenant too, so that it does not wait for the turn of the first alone."""
+        job = self._waiting.get(job_id)
+        if job is not None:
+            self._enqueue(job, tenant)
+
+    def withdraw(self, job_id: int) -> bool:
+        """Drop a job that waits for a worker; return False if the job does not wait."""
+        job = self._waiting.get(job_id)
+        if job is None:
+            return False
+        self._dequeue(job)
+        return True
 
     def poll(self, now: float, *, crowded: bool = False) -> list[CompileResult]:
         """Return the results since the last call, including errors for jobs whose time is up.
@@ -159,146 +142,171 @@ class CompileClient:
             crowded: running requests need the cores until the next call.
         """
         for descriptor, events in self._epoll.poll(0):
-            worker = next((w for w in self._workers if descriptor in (w.stdin, w.stdout)), None)
-            if worker is None:
+            if self._server is not None and descriptor == self._server.fileno():
+                if self._server.has_ended():
+                    self._server_ended(now)
                 continue
-            if descriptor == worker.stdin and events & select.EPOLLOUT:
-                self._flush(worker)
-            elif descriptor == worker.stdout:
-                self._receive(worker, now)
-        self._end_late_jobs(now)
+            worker = next((each for each in self._workers if each.fileno() == descriptor), None)
+            if worker is not None:
+                self._receive(worker, events, now)
+        if self._server is not None:
+            self._server.continue_if_stopped()
+            if not self._server.has_served and now >= self._server.started + START_TIMEOUT_S:
+                self._server_ended(now)
+        self._watch(now)
         self._assign(now)
-        self._keep_a_spare(now, crowded=crowded)
-        for worker in self._workers:
-            self._slice(worker, now, crowded=crowded)
+        self._share(now, crowded=crowded)
         self._ended = [process for process in self._ended if process.poll() is None]
         results, self._results = self._results, []
         return results
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers."""
-        return [worker.process.pid for worker in self._workers]
+        """Process ids of the workers that are ready."""
+        return [worker.pid for worker in self._workers if worker.pid]
 
     def close(self) -> None:
-        """End the workers."""
-        for worker in list(self._workers):
-            self._discard(worker)
+        """End the workers and their server."""
+        self._end_server()
         for process in self._ended:
             process.wait()
         self._epoll.close()
 
+    # --- queues ---
+
+    def _enqueue(self, job: Job, tenant: str | None = None, *, first: bool = False) -> None:
+        self._waiting[job.id] = job
+        queue = self._long if job.is_long else self._new
+        queue.push(job, job.tenant if tenant is None else tenant, first=first)
+
+    def _dequeue(self, job: Job) -> None:
+        del self._waiting[job.id]
+        self._new.remove(job)
+        self._long.remove(job)
+
+    def _next_job(self) -> Job | None:
+        return self._new.pop(self._may_begin) or self._long.pop(self._may_hold_another)
+
+    def _may_begin(self, tenant: str) -> bool:
+        """Return True if a new job of a tenant may begin."""
+        short = [worker.job.tenant for worker in self._workers if worker.job is not None and not worker.job.is_long]
+        long = min(len(self._long_workers()), self._max_long)
+        return len(short) < self._max_workers - long or (len(short) < MAX_SHORT and tenant not in short)
+
+    def _may_hold_another(self, tenant: str) -> bool:
+        """Return True if a tenant may have one more process with a long job."""
+        held = [worker.job.tenant for worker in self._long_workers() if worker.job is not None]
+        return len(held) < MAX_LONG_HELD and held.count(tenant) < self._max_long
+
+    def _long_workers(self) -> list[Worker]:
+        return [worker for worker in self._workers if worker.job is not None and worker.job.is_long]
+
     def _assign(self, now: float) -> None:
-        while self._queue:
-            idle = next((w for w in self._workers if w.ready and w.job is None), None)
-            if idle is None:
+        """Give jobs to free workers, and start more workers if jobs or the next ones would have to wait for them."""
+        for worker in [each for each in self._workers if each.is_free]:
+            job = self._next_job()
+            if job is None:
                 break
-            job = self._queue.popleft()
-            idle.job, idle.busy_since = job, now
-            message = CompileJob(job.id, job.constraint, max(job.deadline - now, 0.001), job.thorough)
-            self._send(idle, frame(msgspec.msgpack.encode(message)))
-        if not self._queue:
-            return
-        starting = any(not w.ready for w in self._workers)
-        stuck = all(w.job is not None and now - w.busy_since >= SLOW_JOB_S for w in self._workers)
-        if not starting and stuck and len(self._workers) < self._max_workers:
-            self._spawn(now)
+            del self._waiting[job.id]
+            stat = read_stat(worker.pid)
+            worker.job, worker.busy_since = job, now
+            worker.cpu_before = 0.0 if stat is None else stat.cpu_s
+            job.cpu_s = job.ran_s = 0.0
+            worker.send(msgspec.msgpack.encode(CompileJob(job.id, job.constraint, job.timeout_s, job.thorough)))
+            self._epoll.modify(worker, worker.events)
+        if self._given_up is not None and not self._workers:
+            self._fail_waiting(self._given_up)
+        self._keep_spares(now)
 
-    def _keep_a_spare(self, now: float, *, crowded: bool) -> None:
-        """Start another worker while no request needs the cores, because a start takes a core for a second or two."""
-        if self._given_up is not None:
-            return
-        all_ready = bool(self._workers) and all(w.ready for w in self._workers)
-        if not crowded and all_ready and len(self._workers) < self._max_workers:
-            self._spawn(now)
+    # --- processes ---
 
-    def _spawn(self, now: float) -> None:
-        if self._given_up is not None:
-            if not self._workers:
-                self._fail_queue(self._given_up)
-            return
-        process = subprocess.Popen(child_command(WORKER_MODULE), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        worker = _Worker(process, now)
-        for descriptor in (worker.stdin, worker.stdout):
-            os.set_blocking(descriptor, False)
-        self._epoll.register(worker.stdout, select.EPOLLIN)
-        self._workers.append(worker)
-        self._send(worker, self._settings)
-
-    def _send(self, worker: _Worker, data: bytes) -> None:
-        was_empty = not worker.unsent
-        worker.unsent += data
-        if was_empty:
-            self._epoll.register(worker.stdin, select.EPOLLOUT)
-        self._flush(worker)
-
-    def _flush(self, worker: _Worker) -> None:
-        try:
-            worker.unsent = worker.unsent[os.write(worker.stdin, worker.unsent) :]
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EPIPE):  # after EPIPE, reading stdout finds the dead worker
-                raise
-            if error.errno == errno.EPIPE:
-                worker.unsent = b""
-        if not worker.unsent:
-            self._epoll.unregister(worker.stdin)
-
-    def _receive(self, worker: _Worker, now: float) -> None:
-        while True:
-            try:
-                piece = os.read(worker.stdout, 1 << 20)
-            except BlockingIOError:
+    def _keep_spares(self, now: float) -> None:
+        """Keep as many workers without a job as new jobs may need at once, and at most one more."""
+        idle = sorted((worker for worker in self._workers if worker.job is None), key=lambda worker: not worker.pid)
+        for worker in idle[self._spares + 1 :]:
+            self._discard(worker)
+        for _ in range(self._spares - len(idle)):
+            forked = None if self._server is None else self._server.fork(now)
+            if forked is None:
                 return
-            if not piece:
+            self._epoll.register(forked, select.EPOLLIN)
+            self._workers.append(forked)
+
+    def _receive(self, worker: Worker, events: int, now: float) -> None:
+        if events & select.EPOLLOUT:
+            worker.flush()
+            self._epoll.modify(worker, worker.events)
+        if not events & ~select.EPOLLOUT:
+            return
+        frames = worker.receive()
+        if frames is None:
+            self._died(worker, now)
+            return
+        for data in frames:
+            try:
+                result = self._decoder.decode(data)
+            except UNDECODABLE:
+                logger.exception("a compile worker wrote something that is no answer")
                 self._died(worker, now)
                 return
-            for data in worker.reader.feed(piece):
-                try:
-                    self._take(worker, self._decoder.decode(data), now)
-                except UNDECODABLE:
-                    logger.exception("a compile worker wrote something that is no answer")
-                    self._died(worker, now)
-                    return
+            self._take(worker, result)
 
-    def _take(self, worker: _Worker, result: CompileResult, now: float) -> None:
-        # Loading a library does not count against the job: grant LIBRARY_S, and correct the deadline afterwards.
-        if result.id == LOADING:
-            if worker.job is not None:
-                worker.job.deadline += LIBRARY_S
-                worker.loading_since = now
-        elif result.id == LOADED:
-            if worker.job is not None:
-                worker.job.deadline += now - worker.loading_since - LIBRARY_S
-        elif result.id == READY:
-            # Now that the first worker is ready, the queued jobs have their usual time from here.
-            worker.ready = worker.was_ready = True
-            if not self._was_ready:
-                self._was_ready = True
-                for job in self._queue:
-                    job.deadline = min(job.deadline, now + job.timeout_s)
-        elif result.id == FAILED:
-            worker.failure = result.error
+    def _take(self, worker: Worker, result: CompileResult) -> None:
+        if result.id == READY:
+            worker.become_ready(result.pid)
+            if self._server is not None:
+                self._server.has_served = True
         elif worker.job is not None and worker.job.id == result.id:
             self._failed_starts = 0
             worker.job = None
-            worker.ready = not result.is_last
             self._results.append(result)
+            if result.is_last:
+                self._discard(worker)
+            elif worker.stopped:
+                worker.stop(False)
 
-    def _died(self, worker: _Worker, now: float) -> None:
+    def _died(self, worker: Worker, now: float) -> None:
+        """Replace a worker that has died by itself. Its job is refused after the second worker that dies over it."""
         self._discard(worker)
-        if not worker.was_ready or (worker.job is None and now < worker.started + SHORT_LIFE_S):
-            self._failed_start(worker.failure or FinishError("it ended at once", code="unavailable", status=503))
+        if self._server is not None and self._server.process.poll() is not None:
+            self._requeue(worker)  # it died with the server, not over its job
+            return
         job = worker.job
-        if job is not None:
-            kind = job.constraint.kind
-            logger.error("a compile worker ended over a constraint of kind %s", kind)
-            if job.was_interrupted:
-                self._fail(job, f"{kind} is too large or too complex to compile", "too_complex")
-            else:
-                job.was_interrupted, job.deadline = True, now + job.timeout_s
-                self._queue.appendleft(job)
-        if not self._workers:
-            self._spawn(now)
+        if job is None:
+            if not worker.pid and self._server is not None and self._server.has_served:
+                self._failed_start(FinishError("it ended at once", code="unavailable", status=503))
+            return
+        kind = job.constraint.kind
+        logger.error("a compile worker ended over a constraint of kind %s", kind)
+        if job.was_interrupted:
+            self._fail(job, f"{kind} is too large or too complex to compile", "too_complex")
+        else:
+            job.was_interrupted = True
+            self._requeue(worker)
+
+    def _requeue(self, worker: Worker) -> None:
+        if worker.job is not None:
+            self._enqueue(worker.job, first=True)
+
+    def _server_ended(self, now: float) -> None:
+        """Start another fork server, unless the starts fail. The jobs of its workers are compiled again."""
+        server = self._server
+        assert server is not None
+        for worker in self._workers:
+            self._requeue(worker)
+        self._end_server()
+        if not server.has_served or now < server.started + SHORT_LIFE_S:
+            self._failed_start(server.failure or FinishError("it ended at once", code="unavailable", status=503))
+        self.start(now)
+
+    def _end_server(self) -> None:
+        for worker in list(self._workers):
+            self._discard(worker)
+        if self._server is not None:
+            self._epoll.unregister(self._server)
+            self._server.kill()
+            self._ended.append(self._server.process)
+            self._server = None
 
     def _failed_start(self, error: FinishError) -> None:
         self._failed_starts += 1
@@ -307,60 +315,60 @@ class CompileClient:
             reason = f"the process that compiles constraints does not start: {error.message}"
             self._given_up = msgspec.structs.replace(error, message=reason)
             logger.error("constraints are refused from now on, because %s", reason)
+            self._end_server()
 
-    def _end_late_jobs(self, now: float) -> None:
-        for worker in list(self._workers):
-            if worker.job is not None and now >= worker.job.deadline + KILL_GRACE_S:
+    def _discard(self, worker: Worker) -> None:
+        self._workers.remove(worker)
+        self._epoll.unregister(worker)
+        worker.kill()
+
+    # --- time ---
+
+    def _watch(self, now: float) -> None:
+        """Measure the processor time of jobs; end jobs whose time is up, and find the jobs that are long."""
+        since, self._polled = self._polled, now
+        for worker in [each for each in self._workers if each.job is not None]:
+            job, stat = worker.job, read_stat(worker.pid)
+            if job is None or stat is None:  # the process is dead, which its socket reports
+                continue
+            job.cpu_s = stat.cpu_s - worker.cpu_before
+            if not worker.stopped:
+                job.ran_s += now - max(since, worker.busy_since)
+                if stat.state == "T":  # somebody else has stopped it
+                    worker.stop(False)
+            kind = job.constraint.kind
+            if job.cpu_s >= job.timeout_s + KILL_GRACE_S:
                 self._discard(worker)
-                self._time_out(worker.job)
-                if not self._workers:
-                    self._spawn(now)
-            elif not worker.was_ready and now >= worker.started + START_TIMEOUT_S:
-                self._died(worker, now)
-        for job in [job for job in self._queue if now >= job.deadline]:
-            self._queue.remove(job)
-            self._time_out(job)
+                self.timeouts += 1
+                self._fail(job, f"{kind} takes too long to compile; make it simpler", "compile_timeout")
+            elif job.ran_s >= job.timeout_s * STARVED_TIMEOUTS:
+                self._discard(worker)
+                reason = f"{kind} was not compiled within {job.ran_s:.0f} s, because the machine is too busy; try again"
+                self._fail(job, reason, "busy", 503)
+            elif not job.is_long and (job.cpu_s >= SHORT_S or job.ran_s >= SHORT_WAIT_S):
+                may_stay = self._may_hold_another(job.tenant)
+                job.is_long = True
+                if not may_stay:
+                    self._discard(worker)
+                    self._enqueue(job)
 
-    def _slice(self, worker: _Worker, now: float, *, crowded: bool) -> None:
-        """Stop or continue a worker with a long job, by signals. Also continue a worker that somebody else stopped."""
-        busy_s = now - worker.busy_since
-        slow = crowded and worker.job is not None and busy_s > SLICE_AFTER_S
-        stop = slow and busy_s % SLICE_EVERY_S > SLICE_S
-        if stop is not worker.stopped:
-            worker.stopped = stop
-            worker.process.send_signal(signal.SIGSTOP if stop else signal.SIGCONT)
-        elif not stop and _has_stopped(worker.process.pid):
-            worker.process.send_signal(signal.SIGCONT)
+    def _share(self, now: float, *, crowded: bool) -> None:
+        """Let the long jobs whose turn it is run, and stop the others."""
+        long = self._long_workers()
+        turn = int(now / SLICE_EVERY_S)
+        for i, worker in enumerate(long):
+            is_next = (i - turn) % len(long) < self._max_long
+            runs = is_next and not (crowded and now % SLICE_EVERY_S > SLICE_S)
+            if worker.stopped is runs:
+                worker.stop(not runs)
 
-    def _time_out(self, job: _Job) -> None:
-        self.timeouts += 1
-        self._fail(job, f"{job.constraint.kind} takes too long to compile; make it simpler", "compile_timeout")
+    # --- refusals ---
 
-    def _fail(self, job: _Job, message: str, code: str, status: int = 400) -> None:
+    def _fail(self, job: Job, message: str, code: str, status: int = 400) -> None:
         error = FinishError(message, param=job.constraint.kind, code=code, status=status)
         self._results.append(CompileResult(job.id, error=error, keyword=job.constraint.kind))
 
-    def _fail_queue(self, error: FinishError) -> None:
-        while self._queue:
-            self._fail(self._queue.popleft(), error.message, error.code or "unavailable", error.status)
-
-    def _discard(self, worker: _Worker) -> None:
-        self._workers.remove(worker)
-        if worker.unsent:
-            self._epoll.unregister(worker.stdin)
-        self._epoll.unregister(worker.stdout)
-        with contextlib.suppress(OSError):
-            worker.process.kill()
-        for pipe in (worker.process.stdin, worker.process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-        self._ended.append(worker.process)
-
-
-def _has_stopped(pid: int) -> bool:
-    """Return True if a child has been stopped by a signal since the last call."""
-    try:
-        return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG) is not None
-    except ChildProcessError:  # the child is dead, which `_receive` finds by its closed pipe
-        return False
+    def _fail_waiting(self, error: FinishError) -> None:
+        for job in list(self._waiting.values()):
+            self._dequeue(job)
+            self._fail(job, error.message, error.code or "unavailable", error.status)

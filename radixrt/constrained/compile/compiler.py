@@ -85,7 +85,7 @@ def compile_constraint(
     """Compile a constraint: parse it into productions, find the shortest output, and choose the library.
 
     Args:
-        deadline: time on `time.monotonic` at which to give up.
+        deadline: time on `time.thread_time` at which to give up.
         thorough: load and probe plain grammars (`backends.choice.is_plain`) too, for inspection.
 
     Raises:
@@ -248,7 +248,7 @@ def parse_constraint(constraint: Constraint, vocabulary: Vocabulary, deadline: f
     """The pruned productions of a constraint.
 
     Args:
-        deadline: time on `time.monotonic` at which to give up.
+        deadline: time on `time.thread_time` at which to give up.
 
     Raises:
         RequestError: the constraint is malformed or unsatisfiable, or cannot be enforced; the message names the
@@ -277,7 +277,7 @@ def _json_schema(constraint: Constraint, deadline: float | None) -> ParsedConstr
     from radixrt.constrained.schema import normalize
     from radixrt.constrained.schema.limits import Limits
 
-    limits = Limits() if deadline is None else Limits(seconds=max(deadline - time.monotonic(), 0.001))
+    limits = Limits() if deadline is None else Limits(seconds=max(deadline - time.thread_time(), 0.001))
     options = constraint.options
     normal = normalize(
         read_json(constraint.source, "json_schema"),

@@ -2,7 +2,7 @@
 
 If the constraint of a request is cached, the next `poll` returns the request with a grammar. Otherwise the request
 waits here while the constraint is compiled, and enters the scheduler's queue only afterwards. Requests with the same
-constraint wait for the same compilation. A refusal is cached for a while.
+constraint wait for the same compilation. A refusal is cached for a while, if it is the constraint's fault.
 
 Worker processes compile constraints (`CompileClient`), and this process loads the results. A large grammar is loaded in
 a thread, where the library releases the GIL. A small grammar takes a millisecond to load. While steps are in flight, it
@@ -18,10 +18,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import get_args
 
 import msgspec
 
-from radixrt.constrained.backends.choice import Backends
+from radixrt.constrained.backends.choice import LIBRARY, BackendName, Backends
 from radixrt.constrained.compile.cache import TemplateCache
 from radixrt.constrained.compile.client import CompileClient
 from radixrt.constrained.compile.compiler import CompiledConstraint, compile_constraint, load, refusal
@@ -42,8 +43,9 @@ from radixrt.task_thread import TaskThread
 logger = logging.getLogger(__name__)
 
 FAILURE_S = 10.0
-"""Seconds for which a refusal is remembered."""
+"""Seconds for which the refusal of a constraint is remembered."""
 MAX_FAILURES = 256
+LIBRARIES: tuple[BackendName, ...] = get_args(BackendName)
 SMALL_SOURCE = 1500
 """A grammar with fewer characters loads within about a millisecond. Larger grammars are always loaded in the thread."""
 
@@ -67,11 +69,16 @@ class _Waiting:
 
 @dataclass
 class _Compilation:
-    """A constraint that is being compiled, and the requests that wait for the result."""
+    """A constraint that is being compiled, and the requests that wait for the result.
+
+    Attributes:
+        job: the workers that compile it, and the id of their job; None if the calling thread compiles it.
+    """
 
     key: str
     constraint: Constraint
     waiting: list[_Waiting] = field(default_factory=list)
+    job: tuple[CompileClient, int] | None = None
     compiled: CompiledConstraint | None = None
 
 
@@ -84,7 +91,7 @@ class GrammarManager:
             xgrammar and Lark grammars, whose compilation cannot be interrupted in this process: the first of them
             starts a worker.
         worker: settings of the workers: vocabulary and disk cache; None for no workers, not even for xgrammar.
-        compile_timeout_s: maximum time to compile a constraint, in seconds; then the constraint is refused.
+        compile_timeout_s: processor time that compiling a constraint may take, in seconds; then it is refused.
         default_timeout_s: timeout of requests that set none, in seconds.
         cache_bytes: approximate memory for loaded constraints.
         backend: library for requests that do not choose a library.
@@ -117,7 +124,7 @@ class GrammarManager:
         self._counts = _Counts()
         self._backends: Backends | None = None
         self._load_error: FinishError | None = None
-        self._client: CompileClient | None = None
+        self._clients: dict[BackendName, CompileClient] = {}
         self._loader: TaskThread[str, Backends | GrammarTemplate] | None = None
         self._loading: dict[str, bool] = {}  # grammars in the loader's thread, and whether each is small
         self._steps_in_flight = False
@@ -126,14 +133,15 @@ class GrammarManager:
         if not inline and worker is not None:
             self._start(worker)
 
-    def _start(self, worker: WorkerSettings) -> CompileClient:
-        """Start the compile workers and the loader's thread."""
-        self._client = CompileClient(worker)
-        self._client.start(time.monotonic())
+    def _start(self, worker: WorkerSettings) -> None:
+        """Start the compile workers of the default library, and the loader's thread. The workers of the other library
+        start with the first constraint for it."""
+        for library in LIBRARIES:
+            self._clients[library] = CompileClient(msgspec.structs.replace(worker, library=library))
+        self._clients[LIBRARY].start(time.monotonic())
         self._loader = TaskThread("radixrt-grammar-loader")
         if self._backends is None:
             self._loader.submit("", self._load_backends)
-        return self._client
 
     # --- requests ---
 
@@ -157,6 +165,9 @@ class GrammarManager:
         if compilation is not None:
             self._counts.hits += 1
             compilation.waiting.append(waiting)
+            if compilation.job is not None:
+                compiler, job = compilation.job
+                compiler.join(job, message.envelope.tenant)
             return
         compilation = self._compilations[key] = _Compilation(key, constraint, [waiting])
         client = self._client_for(constraint)
@@ -165,7 +176,9 @@ class GrammarManager:
         else:
             self._next_job += 1
             self._jobs[self._next_job] = compilation
-            client.submit(self._next_job, constraint, now, self._compile_timeout_s)
+            compilation.job = client, self._next_job
+            tenant = message.envelope.tenant
+            client.submit(self._next_job, constraint, now, self._compile_timeout_s, tenant=tenant)
 
     def abort(self, rid: str) -> bool:
         """Drop the waiting request with this id. Return False if there is no such request."""
@@ -177,14 +190,16 @@ class GrammarManager:
             for waiting in compilation.waiting:
                 if waiting.message.rid == rid:
                     compilation.waiting.remove(waiting)
+                    self._drop_unwanted(compilation)
                     return True
         return False
 
     def forget(self) -> None:
-        """Drop all waiting requests. Their constraints are still compiled and cached."""
+        """Drop all waiting requests. Constraints whose compilation has begun are still compiled and cached."""
         self._ready.clear()
-        for compilation in self._compilations.values():
+        for compilation in list(self._compilations.values()):
             compilation.waiting.clear()
+            self._drop_unwanted(compilation)
 
     def poll(self, now: float, *, steps_in_flight: bool = False, crowded: bool = False) -> list[ReadyGrammar]:
         """Return the requests whose grammar is ready, was refused, or missed the request's deadline. Never blocks.
@@ -197,12 +212,13 @@ class GrammarManager:
         if self._loader is not None:
             for key, result in self._loader.take():
                 self._loaded(key, result, now)
-        if self._client is not None:
-            for answer in self._client.poll(now, crowded=crowded):
+        for client in self._clients.values():
+            for answer in client.poll(now, crowded=crowded):
                 self._answered(answer, now)
-        for compilation in self._compilations.values():
+        for compilation in list(self._compilations.values()):
             for waiting in [one for one in compilation.waiting if one.deadline <= now]:
                 compilation.waiting.remove(waiting)
+                self._drop_unwanted(compilation)
                 waited = now - waiting.since
                 text = f"the request's deadline passed after {waited:.1f} s, while its constraint was compiled"
                 self._ready.append(ReadyGrammar(waiting.message, error=FinishError(text, code="timeout", status=408)))
@@ -218,17 +234,17 @@ class GrammarManager:
         """Return file descriptors, of which one is readable when `poll` may have results. They never change, except
         with inline=True, where the first constraint that needs a worker adds them."""
         descriptors = [] if self._loader is None else [self._loader.fileno()]
-        return descriptors if self._client is None else [*descriptors, self._client.fileno()]
+        return descriptors + [client.fileno() for client in self._clients.values()]
 
     def stats(self) -> GrammarStats:
         """Return the counters since the start."""
-        counts, client = self._counts, self._client
+        counts = self._counts
         return GrammarStats(
             compile_times=counts.compile_times.copy(),
             hits=counts.hits,
             disk_hits=counts.disk_hits,
             refusals=dict(counts.refusals),
-            timeouts=0 if client is None else client.timeouts,
+            timeouts=sum(client.timeouts for client in self._clients.values()),
             cache_bytes=self._templates.num_bytes,
             cache_entries=len(self._templates),
         )
@@ -236,9 +252,8 @@ class GrammarManager:
     def close(self) -> None:
         """End the workers and the thread, and drop the waiting requests. Idempotent."""
         self._worker = None
-        if self._client is not None:
-            self._client.close()
-            self._client = None
+        while self._clients:
+            self._clients.popitem()[1].close()
         if self._loader is not None:
             self._loader.close()
             self._loader = None
@@ -263,14 +278,24 @@ class GrammarManager:
         )
         if self._worker is None or (self._inline and not is_foreign):
             return None
-        return self._client or self._start(self._worker)
+        if not self._clients:
+            self._start(self._worker)
+        return self._clients["xgrammar" if constraint.options.backend == "xgrammar" else LIBRARY]
+
+    def _drop_unwanted(self, compilation: _Compilation) -> None:
+        """Forget a compilation that has not begun, and for which no request waits any more."""
+        if not compilation.waiting and compilation.job is not None:
+            client, job = compilation.job
+            if client.withdraw(job):
+                del self._jobs[job], self._compilations[compilation.key]
 
     def _compile_here(self, compilation: _Compilation, now: float) -> None:
         started = time.monotonic()
         try:
             if self._backends is None:
                 self._backends = self._load_backends()
-            compiled = compile_constraint(compilation.constraint, self._backends, started + self._compile_timeout_s)
+            deadline = time.thread_time() + self._compile_timeout_s
+            compiled = compile_constraint(compilation.constraint, self._backends, deadline)
             self._compiled(compilation, compiled)
             template = load(compiled, self._backends)
         except Exception as error:
@@ -345,7 +370,8 @@ class GrammarManager:
 
     def _failed(self, compilation: _Compilation, error: FinishError, keyword: str, now: float) -> None:
         del self._compilations[compilation.key]
-        self._failures[compilation.key] = (now + FAILURE_S, error, keyword)
+        if error.status != 503:  # a 503 is the machine's fault, and another attempt may succeed
+            self._failures[compilation.key] = (now + FAILURE_S, error, keyword)
         while len(self._failures) > MAX_FAILURES:
             self._failures.popitem(last=False)
         for waiting in compilation.waiting:

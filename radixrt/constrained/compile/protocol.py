@@ -1,4 +1,4 @@
-"""Messages between the scheduler and its compile workers: length-prefixed MessagePack over pipes."""
+"""Messages between the scheduler and its compile workers: length-prefixed MessagePack over sockets."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from radixrt.constrained.backends.choice import BackendName
 from radixrt.constrained.compile.compiler import CompiledConstraint
 from radixrt.constraint import Constraint
 from radixrt.messages.parts import FinishError
@@ -22,6 +23,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, array_like=True):
         cache_folder: folder of the disk cache; None for no disk cache.
         cache_bytes: maximum size of the disk cache.
         log_format: see `radixrt.logs.configure_logging`.
+        library: the mask library that the workers have loaded; they compile constraints for it alone.
     """
 
     tokenizer: str
@@ -30,18 +32,18 @@ class WorkerSettings(msgspec.Struct, frozen=True, array_like=True):
     cache_folder: str | None = None
     cache_bytes: int = 256 * 1024 * 1024
     log_format: str = "text"
+    library: BackendName = "llguidance"
 
 
 READY: Final = -1
-LOADING: Final = -2
-LOADED: Final = -3
-FAILED: Final = -4
+FAILED: Final = -2
 
 
 class CompileJob(msgspec.Struct, frozen=True, array_like=True):
-    """A constraint to compile within `timeout_s` seconds of the job's arrival.
+    """A constraint to compile.
 
     Attributes:
+        timeout_s: processor time after which to give up, in seconds.
         thorough: measure everything, and do not use the disk cache.
     """
 
@@ -55,8 +57,8 @@ class CompileResult(msgspec.Struct, frozen=True, array_like=True):
     """The answer to a job; exactly one of compiled and error is set.
 
     Attributes:
-        id: id of the job; or READY: the worker is ready; LOADING, LOADED: the worker begins or has finished to load a
-            library for its current job; FAILED: the worker cannot start, `error` says why.
+        id: id of the job; or READY: the worker is ready, `pid` is its process; FAILED: the fork server cannot start,
+            `error` says why.
         keyword: the keyword at fault in a refused constraint, for the metrics.
         from_disk: the compiled constraint was in the disk cache.
         is_last: the worker exits now and takes no further job.
@@ -68,6 +70,7 @@ class CompileResult(msgspec.Struct, frozen=True, array_like=True):
     keyword: str = ""
     from_disk: bool = False
     is_last: bool = False
+    pid: int = 0
 
 
 def frame(data: bytes) -> bytes:

@@ -1,8 +1,9 @@
-"""A process that compiles constraints: `python -m radixrt.constrained.compile.worker`.
+"""Processes that compile constraints: a fork server, `python -m radixrt.constrained.compile.worker`, and its workers.
 
-`CompileClient` starts the process, sends jobs and kills the process if necessary, so that endless loops, memory use and
-crashes of a library affect this process alone. The process reads frames of length-prefixed MessagePack from stdin and
-writes frames to the original stdout. The first frame names the vocabulary to load. The process exits when stdin closes.
+The fork server's standard input is a socket of packets. The first packet names the vocabulary to load; each later one
+carries the socket of a worker to fork. A worker answers jobs on its socket, in frames of length-prefixed MessagePack.
+`CompileClient` kills a worker if necessary, so that endless loops, memory use and crashes of a library affect this
+worker alone. A worker exits when its socket is closed, and the kernel kills the workers when their server ends.
 """
 
 from __future__ import annotations
@@ -11,11 +12,10 @@ import contextlib
 import gc
 import logging
 import os
-import queue
 import resource
 import signal
+import socket
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -26,8 +26,6 @@ from radixrt.constrained.compile.cache import CompileCache
 from radixrt.constrained.compile.compiler import compile_constraint, refusal
 from radixrt.constrained.compile.protocol import (
     FAILED,
-    LOADED,
-    LOADING,
     READY,
     CompileJob,
     CompileResult,
@@ -40,6 +38,7 @@ from radixrt.constraint import Constraint
 from radixrt.errors import RadixRTError
 from radixrt.logs import configure_logging
 from radixrt.messages.parts import FinishError
+from radixrt.os_process import die_with_parent
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +49,7 @@ BLOATED_BYTES = 1024**3
 MAX_UNCOLLECTED = 50_000
 """Number of new objects after which garbage is collected between jobs."""
 NICENESS = 5
+MAX_SETTINGS_BYTES = 1 << 16
 SCHEMAS = (
     '{"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}, "b": {"enum": ["x", 1, null]}}}',
     '{"anyOf": [{"type": "array", "items": {"type": ["integer", "boolean"]}}, {"type": "number", "minimum": 0}, {}]}',
@@ -73,57 +73,38 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
 
 
-def unlimit_memory() -> None:
-    """Lift the limit for loading a library, because a library maps much memory without using it."""
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-
-
-def _read_stdin(frames: queue.SimpleQueue[bytes]) -> None:
-    reader = FrameReader()
-    with contextlib.suppress(OSError):
-        while piece := os.read(0, 1 << 16):
-            for one in reader.feed(piece):
-                frames.put(one)
-    os._exit(0)  # the engine is gone, so nobody needs the current job
-
-
 class CompileWorker:
-    """The loop of the process.
+    """A loaded vocabulary and mask library, and the loop of a worker."""
 
-    Args:
-        out: file descriptor that results are written to.
-    """
-
-    def __init__(self, settings: WorkerSettings, out: int) -> None:
+    def __init__(self, settings: WorkerSettings) -> None:
         vocabulary = Vocabulary.from_folder(settings.tokenizer, settings.vocab_size, settings.eos_ids)
-        self._backends = Backends(vocabulary, before_import=self._announce_import, after_import=self._announce_imported)
+        self._backends = Backends(vocabulary)
+        self._backends.get(settings.library)
         self._cache: CompileCache | None = None
         if settings.cache_folder is not None:
             self._cache = CompileCache(Path(settings.cache_folder), vocabulary.fingerprint, settings.cache_bytes)
-        self._out = out
         for constraint in WARM_UP:  # imports and tables that the first request would otherwise wait for
             compile_constraint(constraint, self._backends, thorough=True)
 
-    def run(self, frames: queue.SimpleQueue[bytes]) -> None:
-        """Serve jobs until a new process should take over."""
-        gc.freeze()
-        gc.disable()  # garbage is collected between jobs, when no request waits
+    def run(self, connection: socket.socket) -> None:
+        """Serve jobs until the client closes the connection, or a new process should take over."""
         limit_memory()
         start_bytes = virtual_memory()
-        self._write(CompileResult(READY))
+        write(connection, CompileResult(READY, pid=os.getpid()))
         decoder = msgspec.msgpack.Decoder(CompileJob)
-        while True:
-            job = decoder.decode(frames.get())
-            result = self._compile(job)
-            is_last = virtual_memory() > start_bytes + BLOATED_BYTES
-            self._write(msgspec.structs.replace(result, is_last=True) if is_last else result)
-            if self._cache is not None and result.compiled is not None and not result.from_disk:
-                self._cache.put(job.constraint.key, result.compiled)
-            if is_last:
-                return
-            if gc.get_count()[0] > MAX_UNCOLLECTED:
-                gc.collect()
+        reader = FrameReader()
+        while piece := connection.recv(1 << 16):
+            for data in reader.feed(piece):
+                job = decoder.decode(data)
+                result = self._compile(job)
+                is_last = virtual_memory() > start_bytes + BLOATED_BYTES
+                write(connection, msgspec.structs.replace(result, is_last=True) if is_last else result)
+                if self._cache is not None and result.compiled is not None and not result.from_disk:
+                    self._cache.put(job.constraint.key, result.compiled)
+                if is_last:
+                    return
+                if gc.get_count()[0] > MAX_UNCOLLECTED:
+                    gc.collect()
 
     def _compile(self, job: CompileJob) -> CompileResult:
         if self._cache is not None and not job.thorough:
@@ -131,50 +112,60 @@ class CompileWorker:
             if known is not None:
                 return CompileResult(job.id, known, from_disk=True)
         try:
-            deadline = time.monotonic() + job.timeout_s
+            deadline = time.thread_time() + job.timeout_s
             compiled = compile_constraint(job.constraint, self._backends, deadline, thorough=job.thorough)
         except Exception as error:
             refused, keyword = refusal(error, job.constraint)
             return CompileResult(job.id, error=refused, keyword=keyword)
         return CompileResult(job.id, compiled)
 
-    def _announce_import(self) -> None:
-        self._write(CompileResult(LOADING))
-        unlimit_memory()
 
-    def _announce_imported(self) -> None:
-        limit_memory()
-        self._write(CompileResult(LOADED))
-
-    def _write(self, result: CompileResult) -> None:
-        write(self._out, result)
+def write(connection: socket.socket, result: CompileResult) -> None:
+    """Write a result as a frame."""
+    connection.sendall(frame(msgspec.msgpack.encode(result)))
 
 
-def write(out: int, result: CompileResult) -> None:
-    """Write a result to a file descriptor."""
-    data = frame(msgspec.msgpack.encode(result))
-    while data:
-        data = data[os.write(out, data) :]
+def serve(worker: CompileWorker, control: socket.socket) -> None:
+    """Fork a worker for each socket that arrives, until the client closes the control socket. A worker returns too."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the workers; their client sees their sockets close
+    gc.collect()
+    gc.freeze()  # a collection in a worker would copy the pages of all objects that the server has made
+    gc.disable()  # workers collect garbage between jobs, when no request waits
+    server = os.getpid()
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not data:
+            return
+        with socket.socket(fileno=descriptors[0]) as connection:
+            if os.fork() == 0:
+                control.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                die_with_parent()
+                if os.getppid() == server:
+                    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the client needs it no longer
+                        worker.run(connection)
+                return
 
 
 def main() -> int:
     os.environ |= {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     os.nice(NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the engine decides
-    out = os.dup(1)
-    os.dup2(2, 1)
-    frames: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_read_stdin, args=(frames,), daemon=True).start()
-    settings = msgspec.msgpack.decode(frames.get(), type=WorkerSettings)
+    os.dup2(2, 1)  # libraries that print do so on standard error
+    control = socket.socket(fileno=os.dup(0))
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)  # else each worker would keep the socket open
+    settings = msgspec.msgpack.decode(control.recv(MAX_SETTINGS_BYTES), type=WorkerSettings)
     configure_logging("warning", "grammar compiler", format=settings.log_format)
     try:
-        worker = CompileWorker(settings, out)
+        worker = CompileWorker(settings)
     except Exception as error:  # the client logs it, once for all attempts
         status = 501 if isinstance(error, RadixRTError) else 503
         reason = str(error) if isinstance(error, RadixRTError) else f"{type(error).__name__}: {error}"
-        write(out, CompileResult(FAILED, error=FinishError(reason, code="unavailable", status=status)))
+        failed = CompileResult(FAILED, error=FinishError(reason, code="unavailable", status=status))
+        control.send(msgspec.msgpack.encode(failed))
         return 1
-    worker.run(frames)
+    serve(worker, control)
     return 0
 
 

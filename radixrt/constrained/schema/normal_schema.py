@@ -95,7 +95,7 @@ def normalize(
         EmptySchema: no value satisfies the schema.
     """
     limits = limits or Limits()
-    deadline = time.monotonic() + limits.seconds
+    deadline = time.thread_time() + limits.seconds
     refusals: dict[tuple[str, str], Unsupported] = {}
     for _ in range(MAX_PASSES):
         budget = Budget(limits, deadline)

@@ -59,7 +59,7 @@ class Embedding:
 
     Args:
         options: how schemas are enforced.
-        deadline_s: time on `time.monotonic` at which to give up.
+        deadline_s: time on `time.thread_time` at which to give up.
 
     Attributes:
         rules: the rules of all embedded grammars, by unique names.
@@ -119,7 +119,7 @@ class Embedding:
                 closed=closed,
                 formats=options.formats,
                 bounded=options.bounded,
-                limits=None if self._deadline_s is None else Limits(seconds=self._deadline_s - time.monotonic()),
+                limits=None if self._deadline_s is None else Limits(seconds=self._deadline_s - time.thread_time()),
             )
             productions = normal.productions(whitespace=whitespace).prune()
         except RequestError as error:

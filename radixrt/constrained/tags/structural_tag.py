@@ -68,7 +68,7 @@ def read_structural_tag(
 
     Args:
         source: JSON text.
-        deadline_s: time on `time.monotonic` at which to give up.
+        deadline_s: time on `time.thread_time` at which to give up.
 
     Raises:
         RequestError: malformed, or not enforceable; names the JSON pointer. `param` is "structural_tag", or

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from radixrt import os_process
 from radixrt.constrained.compile import client as compile_client
 from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.constrained.compile.protocol import WorkerSettings
 from radixrt.constrained.vocabulary import Vocabulary
+from radixrt.os_process import ProcessStat
 from tests.constrained.compile.managers import COMPILE_S, Clock, MakeManager
 from tests.constrained.conftest import EOS_IDS, VOCAB_SIZE
 
@@ -51,6 +54,13 @@ def with_worker(vocabulary: Vocabulary, model_folder: Path, tmp_path: Path) -> I
 
 
 @pytest.fixture
-def hostile(monkeypatch: pytest.MonkeyPatch, with_worker: MakeManager) -> MakeManager:
+def hostile(monkeypatch: pytest.MonkeyPatch, with_worker: MakeManager, clock: Clock) -> MakeManager:
+    """Workers on which some constraints have bad effects. Their processor time is the time of the test's clock."""
+
+    def read_stat(pid: int) -> ProcessStat | None:
+        stat = os_process.read_stat(pid)
+        return None if stat is None else replace(stat, cpu_s=clock.now)
+
+    monkeypatch.setattr(compile_client, "read_stat", read_stat)
     monkeypatch.setattr(compile_client, "WORKER_MODULE", "tests.constrained.compile.hostile_worker")
     return with_worker

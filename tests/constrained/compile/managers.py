@@ -8,6 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
+from radixrt.constrained.backends.choice import LIBRARY
+from radixrt.constrained.compile.client import CompileClient
 from radixrt.constrained.compile.grammar_manager import GrammarManager, ReadyGrammar
 from radixrt.messages.request import Request
 from radixrt.messages.wire import pack_i32
@@ -18,11 +22,12 @@ MakeManager = Callable[..., GrammarManager]
 LIMIT_S = 600.0
 """Ends a test in which an event does not come; no verdict about how fast anything is."""
 COMPILE_S = 500.0
-"""Compile timeout in seconds of the test's clock, below the default timeout of a request; no real job takes as long."""
+"""Compile timeout in processor seconds, below the default timeout of a request; no real job takes as long."""
 
 
-def request(rid: str, *, timeout_s: float | None = None, **sampling: Any) -> Request:
-    return Request.generate(rid, pack_i32([1, 2, 3]), SamplingParams(**sampling), timeout_s=timeout_s)
+def request(rid: str, *, timeout_s: float | None = None, tenant: str = "", **sampling: Any) -> Request:
+    made = Request.generate(rid, pack_i32([1, 2, 3]), SamplingParams(**sampling), timeout_s=timeout_s)
+    return msgspec.structs.replace(made, envelope=msgspec.structs.replace(made.envelope, tenant=tenant))
 
 
 @dataclass
@@ -59,11 +64,15 @@ def drain(
     return ready
 
 
+def client_of(manager: GrammarManager) -> CompileClient:
+    """The client of the workers that compile for the default library."""
+    return manager._clients[LIBRARY]
+
+
 def until_workers_are_ready(manager: GrammarManager, clock: Clock) -> None:
     def are_ready() -> bool:
         assert manager.poll(clock.now) == []
-        assert manager._client is not None
-        workers = manager._client._workers
-        return len(workers) == 2 and all(worker.ready for worker in workers)
+        workers = client_of(manager)._workers
+        return bool(workers) and all(worker.pid for worker in workers)
 
     wait_until(are_ready, "the workers did not start")

@@ -6,16 +6,20 @@ Deadlines are those of a clock that only the test moves, so that no verdict depe
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from radixrt.constrained.compile import client as compile_client
+from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.constraint import StructuredOptions
+from radixrt.os_process import read_stat
 from tests.constrained.compile.managers import (
     COMPILE_S,
     Clock,
     MakeManager,
+    client_of,
     drain,
     request,
     until_workers_are_ready,
@@ -46,18 +50,101 @@ def test_a_bomb_is_ended_and_delays_nobody(hostile: MakeManager, clock: Clock) -
     assert drain(manager, clock)["after"].grammar is not None
 
 
-def test_bombs_in_both_workers_are_ended_one_after_the_other(hostile: MakeManager, clock: Clock) -> None:
+def test_bombs_of_one_tenant_wait_for_one_another_and_neighbours_for_none(hostile: MakeManager, clock: Clock) -> None:
+    """The clock moves by the time of a short job only, so that no verdict depends on the speed of the machine."""
     manager = hostile()
+    until_workers_are_ready(manager, clock)
+    for i in range(12):
+        manager.submit(request(f"bomb{i}", tenant="attacker", regex=f"hang{i}"), clock.now)
+    for i in range(20):
+        manager.submit(request(f"n{i}", tenant="neighbour", choices=["a", str(i)]), clock.now)
+        (ready,) = drain(manager, clock).values()
+        assert (ready.message.rid, ready.error) == (f"n{i}", None)
+        clock.now += compile_client.SHORT_S
+    held = [worker.job.tenant for worker in client_of(manager)._long_workers() if worker.job is not None]
+    assert held == ["attacker"]
+    # A constraint that takes longer than a short job's time shares the processor with the attacker's bomb.
+    manager.submit(request("long", tenant="neighbour", regex="hang"), clock.now)
+    for _ in range(3):
+        assert manager.poll(clock.now) == []
+        clock.now += compile_client.SHORT_WAIT_S
+    ran = set()
+    for _ in range(20):
+        manager.poll(clock.now)
+        jobs = [(worker.job, worker.stopped) for worker in client_of(manager)._long_workers()]
+        running = [job.tenant for job, stopped in jobs if job is not None and not stopped]
+        assert len(running) == 1
+        ran |= set(running)
+        clock.now += compile_client.SLICE_EVERY_S
+    assert ran == {"attacker", "neighbour"}
+
+
+def test_waiting_is_not_compiling(hostile: MakeManager, clock: Clock) -> None:
+    """Bombs before a constraint do not use up its time, and each bomb has its own."""
+    manager = hostile(default_timeout_s=100 * COMPILE_S)
     until_workers_are_ready(manager, clock)
     for i in range(3):
         manager.submit(request(f"bomb{i}", regex=f"hang{i}"), clock.now)
+    ended: list[str] = []
+    for _ in range(3 * 4):
+        clock.now += COMPILE_S / 2
+        until_workers_are_ready_or_busy(manager, clock, ended)
+    assert ended == ["bomb0", "bomb1", "bomb2"]
+
+
+def test_a_job_that_gets_no_processor_is_not_the_clients_fault(
+    hostile: MakeManager, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = hostile(default_timeout_s=100 * COMPILE_S)
+    until_workers_are_ready(manager, clock)
+    monkeypatch.setattr(compile_client, "read_stat", lambda pid: replace(started, cpu_s=0.0))
+    started = read_stat(client_of(manager).pids[0])
+    assert started is not None
+    manager.submit(request("starved", regex="hang"), clock.now)
     assert manager.poll(clock.now) == []
-    clock.now += COMPILE_S + 1.0
-    errors = [each.error for each in manager.poll(clock.now)]
-    assert len(errors) == 3
-    assert all(error is not None and error.code == "compile_timeout" for error in errors)
+    clock.now += compile_client.STARVED_TIMEOUTS * COMPILE_S
+    (ready,) = manager.poll(clock.now)
+    assert ready.error is not None
+    assert (ready.error.status, ready.error.code) == (503, "busy")
+    manager.submit(request("again", regex="hang"), clock.now)
+    assert manager.poll(clock.now) == []  # it is tried again, because the refusal says nothing about the constraint
+
+
+def test_a_constraint_that_others_wait_for_has_their_turn(hostile: MakeManager, clock: Clock) -> None:
+    manager = hostile()
+    until_workers_are_ready(manager, clock)
+    for i in range(12):
+        manager.submit(request(f"bomb{i}", tenant="attacker", regex=f"hang{i}"), clock.now)
+    manager.submit(request("theirs", tenant="attacker", choices=["a", "b"]), clock.now)
+    manager.submit(request("ours", tenant="neighbour", choices=["a", "b"]), clock.now)
+    assert set(drain(manager, clock, 2)) == {"theirs", "ours"}
+
+
+def test_a_constraint_that_nobody_waits_for_is_not_begun(hostile: MakeManager, clock: Clock) -> None:
+    manager = hostile()
+    until_workers_are_ready(manager, clock)
+    for i in range(12):
+        manager.submit(request(f"bomb{i}", regex=f"hang{i}"), clock.now)
+    for i in range(12):
+        assert manager.abort(f"bomb{i}")
+    assert not client_of(manager)._waiting
     manager.submit(request("after", choices=["c", "d"]), clock.now)
+    clock.now += compile_client.SHORT_S
     assert drain(manager, clock)["after"].grammar is not None
+
+
+def until_workers_are_ready_or_busy(manager: GrammarManager, clock: Clock, ended: list[str]) -> None:
+    """Poll until a job runs or none waits; append the ids of the requests that are refused."""
+
+    def is_busy() -> bool:
+        for each in manager.poll(clock.now):
+            assert each.error is not None
+            assert each.error.code == "compile_timeout"
+            ended.append(each.message.rid)
+        client = client_of(manager)
+        return not client._waiting or bool(client._long_workers())
+
+    wait_until(is_busy, "no job begins")
 
 
 def test_without_processes_what_could_hang_still_gets_one(hostile: MakeManager, clock: Clock) -> None:
@@ -72,14 +159,14 @@ def test_without_processes_what_could_hang_still_gets_one(hostile: MakeManager, 
     info = drain(manager, clock)["good"].info
     assert info is not None
     assert info.backend == "xgrammar"
-    until_workers_are_ready(manager, clock)
     manager.submit(request("hang", regex="hang", structured=asked), clock.now)
+    wait_until(lambda: not manager.poll(clock.now) and not manager._clients["xgrammar"]._waiting, "it does not begin")
     clock.now += COMPILE_S + 1.0
     (hang,) = manager.poll(clock.now)
     error = hang.error
     assert error is not None
     assert (error.param, error.code) == ("regex", "compile_timeout")
-    assert len(manager.sockets()) == 2
+    assert len(manager.sockets()) == 3
 
 
 @pytest.mark.parametrize(("effect", "status"), [("crash", 400), ("eat", 400), ("defect", 500)])
@@ -106,17 +193,16 @@ def test_what_libraries_print_does_not_get_between_the_frames(hostile: MakeManag
 def test_a_slow_compilation_makes_way_for_running_requests(hostile: MakeManager, clock: Clock) -> None:
     manager = hostile()
     until_workers_are_ready(manager, clock)
-    assert manager._client is not None
-    pid = manager._client.pids[0]
+    manager.submit(request("bomb", regex="hang"), clock.now)
+    (worker,) = [each for each in client_of(manager)._workers if each.job is not None]
 
     def is_stopped() -> bool:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        return Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
-    manager.submit(request("bomb", regex="hang"), clock.now)
     stopped = []
     for _ in range(200):
         manager.poll(clock.now, crowded=True)
-        stopped.append(manager._client._workers[0].stopped)
+        stopped.append(worker.stopped)
         wait_until(lambda: is_stopped() is stopped[-1], "a signal did not reach the worker")
         clock.now += 0.005
     assert 0.5 < sum(stopped) / len(stopped) < 1.0

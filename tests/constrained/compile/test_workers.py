@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,17 +17,20 @@ import pytest
 from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.compile import client as compile_client
 from radixrt.constrained.compile import compiler, grammar_manager
+from radixrt.constrained.compile.cache import TemplateCache
 from radixrt.constrained.compile.compiler import CompiledConstraint
 from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.constrained.compile.protocol import WorkerSettings
 from radixrt.constrained.masks.grammar_template import GrammarTemplate
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constraint import StructuredOptions
+from radixrt.os_process import is_alive, read_stat
 from tests.constrained.compile.managers import (
     COMPILE_S,
     LIMIT_S,
     Clock,
     MakeManager,
+    client_of,
     drain,
     request,
     until_workers_are_ready,
@@ -71,11 +75,11 @@ def test_the_vocabulary_is_never_walked_by_the_garbage_collector(
 
 
 READY_WORKER = """
-import json, os, sys
+import json, sys
 from radixrt.constrained.compile.protocol import CompileJob, WorkerSettings
 from radixrt.constrained.compile.worker import CompileWorker
 from radixrt.constraint import Constraint
-worker = CompileWorker(WorkerSettings(sys.argv[1], 49152, [0, 2]), os.dup(1))
+worker = CompileWorker(WorkerSettings(sys.argv[1], 49152, [0, 2]))
 loaded = set(sys.modules)
 for kind, source in json.loads(sys.argv[2]):
     result = worker._compile(CompileJob(1, Constraint(kind=kind, source=source), 60.0))
@@ -102,10 +106,11 @@ def test_a_worker_that_is_ready_has_loaded_what_compiling_needs(model_folder: Pa
 def test_stopped_worker_is_continued(starting: bool, hostile: MakeManager, clock: Clock) -> None:
     manager = hostile()
     manager.submit(request("first", choices=["warm", "up"]), clock.now)
-    assert manager._client is not None
+    client = client_of(manager)
     if not starting:
         drain(manager, clock)
-    for pid in manager._client.pids:
+    assert client._server is not None
+    for pid in (client._server.process.pid, *client.pids):
         os.kill(pid, signal.SIGSTOP)
     manager.submit(request("own", regex="[ab]+"), clock.now)
     ready = drain(manager, clock, 1 + starting)
@@ -116,8 +121,7 @@ def test_job_of_a_killed_worker_is_tried_once_more(hostile: MakeManager, clock: 
     manager = hostile()
     manager.submit(request("first", choices=["warm", "up"]), clock.now)
     drain(manager, clock)
-    assert manager._client is not None
-    victim = manager._client.pids[0]
+    victim = client_of(manager).pids[0]
     os.kill(victim, signal.SIGSTOP)
     manager.submit(request("own", regex="[ab]+"), clock.now)
     manager.submit(request("next", choices=["a", "b"]), clock.now)
@@ -125,41 +129,36 @@ def test_job_of_a_killed_worker_is_tried_once_more(hostile: MakeManager, clock: 
     ready = drain(manager, clock, 2)
     assert ready["next"].grammar is not None
     assert ready["own"].grammar is not None
-    assert victim not in manager._client.pids
+    assert victim not in client_of(manager).pids
 
 
-def test_a_second_worker_is_started_while_nobody_needs_the_cores(hostile: MakeManager, clock: Clock) -> None:
-    """Its start takes a second of a core, which requests beside the first slow constraint would pay for."""
+def test_jobs_of_a_killed_server_are_compiled_by_the_workers_of_another(hostile: MakeManager, clock: Clock) -> None:
     manager = hostile()
-
-    def is_ready() -> bool:
-        assert manager.poll(clock.now, crowded=True) == []
-        assert manager._client is not None
-        return any(worker.ready for worker in manager._client._workers)
-
-    wait_until(is_ready, "the first worker did not start")
-    manager.poll(clock.now, crowded=True)
-    assert manager._client is not None
-    assert len(manager._client.pids) == 1
-    manager.poll(clock.now)
-    assert len(manager._client.pids) == 2
+    until_workers_are_ready(manager, clock)
+    client = client_of(manager)
+    server, workers = client._server, [read_stat(pid) for pid in client.pids]
+    assert server is not None
+    manager.submit(request("bomb", regex="hang"), clock.now)
+    for _ in range(2):  # an end of the server is nothing that the constraint has done
+        assert client._server is not None
+        client._server.process.kill()
+        manager.submit(request("own", regex="[ab]+"), clock.now)
+        assert drain(manager, clock)["own"].grammar is not None
+        manager._templates = TemplateCache(10**6)
+        assert client._server is not server
+    gone = [each for each in workers if each is not None]
+    wait_until(lambda: not any(is_alive(pid, each.start_time) for pid, each in zip(client.pids, gone)), "they live")
+    assert manager.num_pending == 1
+    assert not any(job.was_interrupted for job in client._waiting.values())
 
 
 @pytest.mark.parametrize(("cores", "ahead", "most"), [(4, 1, 2), (8, 2, 2), (16, 4, 4), (128, 4, 4)])
 def test_workers_by_cores(cores: int, ahead: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first requests may bring many constraints, and a second worker that starts only then comes too late."""
     monkeypatch.setattr(compile_client, "available_cores", lambda: cores)
-    monkeypatch.setattr(compile_client, "child_command", lambda module: ["cat"])
     client = compile_client.CompileClient(WorkerSettings("none", VOCAB_SIZE, list(EOS_IDS)))
     try:
-        client.start(0.0)
-        assert len(client.pids) == ahead
-        client.start(0.0)
-        for _ in range(6):
-            for worker in client._workers:
-                worker.ready = True
-            client._keep_a_spare(0.0, crowded=False)
-        assert len(client.pids) == most
+        assert (client._spares, client._max_workers) == (ahead, most)
     finally:
         client.close()
 
@@ -201,8 +200,8 @@ def test_workers_that_cannot_start_are_not_started_for_ever(
 
         def is_over() -> bool:
             assert manager.poll(clock.now) == []
-            assert manager._client is not None
-            return "does not start" in caplog.text and not manager._client.pids
+            client = client_of(manager)
+            return "does not start" in caplog.text and not client.pids and client._server is None
 
         wait_until(is_over, "starts go on")
         for i in range(3):
@@ -233,14 +232,15 @@ def test_what_was_expensive_comes_from_disk_the_next_time(
 
 def test_workers_end_with_their_engine(with_worker: MakeManager, clock: Clock) -> None:
     manager = with_worker()
-    manager.submit(request("r", choices=["a", "b"]), clock.now)
-    drain(manager, clock)
-    assert manager._client is not None
-    processes = [worker.process for worker in manager._client._workers]
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.close()
-        assert process.wait(LIMIT_S) == 0
+    until_workers_are_ready(manager, clock)
+    client = client_of(manager)
+    pid, server = client.pids[0], client._server
+    assert server is not None
+    start = read_stat(pid)
+    assert start is not None
+    server._socket.shutdown(socket.SHUT_RDWR)  # as the kernel does when the engine's process ends
+    assert server.process.wait(LIMIT_S) == 0
+    wait_until(lambda: not is_alive(pid, start.start_time), "a worker lives")
 
 
 def test_what_loads_slowly_is_loaded_beside_the_scheduler(with_worker: MakeManager, clock: Clock) -> None:
