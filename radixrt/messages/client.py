@@ -214,7 +214,7 @@ class RequestOutput(msgspec.Struct, ReportsPrompt, frozen=True, array_like=True,
 
     @property
     def finish_reason(self) -> str | None:
-        """ "stop", "length", "abort" or "error"; None for an increment that is not the last."""
+        """ "stop", "length", "timeout", "abort" or "error"; None for an increment that is not the last."""
         return None if self.finish is None else self.finish.reason
 
     @property

@@ -9,6 +9,7 @@ import msgspec
 
 FINISH_STOP: Final = "stop"
 FINISH_LENGTH: Final = "length"
+FINISH_TIMEOUT: Final = "timeout"
 FINISH_ABORT: Final = "abort"
 FINISH_ERROR: Final = "error"
 
@@ -27,18 +28,32 @@ class Finish(msgspec.Struct, frozen=True, array_like=True):
     """Finish of a request; every request has exactly one.
 
     Attributes:
-        reason: "stop" (end token, stop token or stop string), "length" (max_tokens or the context's end), "abort"
-            (the client disconnected or aborted it), "error" (see `error`).
+        reason: "stop" (end token, stop token or stop string), "length" (max_tokens or the context's end), "timeout"
+            (the deadline, with the output so far), "abort" (the client disconnected or aborted it), "error" (see
+            `error`).
         matched: stop token id or stop string that ended the request, if one did.
         error: set if and only if `reason` is "error".
         forced_close: the output of a constrained request was closed early along the grammar's shortest completion,
             because max_tokens, the context or its time was nearly used up.
     """
 
-    reason: Literal["stop", "length", "abort", "error"]
+    reason: Literal["stop", "length", "timeout", "abort", "error"]
     matched: int | str | None = None
     error: FinishError | None = None
     forced_close: bool = False
+
+
+def deadline_passed(waited_s: float, meanwhile: str = "") -> FinishError:
+    """Return the error of a request whose deadline has passed before it had any output.
+
+    Args:
+        meanwhile: clause about the work that the time was spent on, e.g. ", while ...".
+    """
+    message = (
+        f"the request's deadline passed after {waited_s:.1f} s{meanwhile}, and nothing was generated; give it more "
+        "time (its timeout, or the server's --request-timeout-s) or less work (a shorter prompt, fewer max_tokens)"
+    )
+    return FinishError(message, code="timeout", status=408)
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):

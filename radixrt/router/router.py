@@ -21,7 +21,16 @@ from typing import NamedTuple
 import msgspec
 
 from radixrt.messages.cache_events import CacheAck, CacheEvents, WatchCacheReq
-from radixrt.messages.parts import FINISH_ABORT, FINISH_ERROR, Finish, FinishError, Timings, Usage
+from radixrt.messages.parts import (
+    FINISH_ABORT,
+    FINISH_ERROR,
+    FINISH_TIMEOUT,
+    Finish,
+    FinishError,
+    Timings,
+    Usage,
+    deadline_passed,
+)
 from radixrt.messages.request import Request
 from radixrt.messages.scheduler import AbortReq, ReleaseReq, Reset, TokenBatch, TokenDelta
 from radixrt.messages.scheduler_stats import SchedulerStats
@@ -142,10 +151,10 @@ class Router:
             request.booked, request.replica = (), None
             request.is_sent = request.has_started = False
             if request.is_aborted:
-                self._finish(request, None)
+                self._finish(request, Finish(FINISH_ABORT))
             elif request.deaths >= MAX_DEATHS:
                 message = f"the request was open on {request.deaths} replicas that died, and is not sent to another one"
-                self._finish(request, FinishError(message, code="replica_lost"))
+                self._finish(request, Finish(FINISH_ERROR, error=FinishError(message, code="replica_lost")))
             else:
                 self._bind(request, now)
         self._share(now)
@@ -179,8 +188,7 @@ class Router:
         waiting = [request for load in self.placement.loads.values() for request in load.queue]
         for request in [*waiting, *self.unbound.values()]:
             if request.deadline <= now:
-                message = f"the request's deadline passed after {now - request.arrived_at:.1f} s"
-                self._finish(request, FinishError(message, code="timeout", status=408))
+                self._finish(request, _overdue(request, now))
         self._share(now)
         return silent
 
@@ -224,7 +232,7 @@ class Router:
             request.is_aborted = True
             self._send(request.replica, message)
         else:
-            self._finish(request, None)
+            self._finish(request, Finish(FINISH_ABORT))
 
     def release(self, message: ReleaseReq) -> None:
         """Pass the end of a program, or of a branch, on to the replicas that served the program."""
@@ -404,15 +412,15 @@ class Router:
             self.placement.index.release(request.replica, request.booked)
             load.ended(request)
 
-    def _finish(self, request: RoutedRequest, error: FinishError | None) -> None:
-        """End a request that no replica has, with an error or as aborted."""
+    def _finish(self, request: RoutedRequest, finish: Finish) -> None:
+        """End a request that no replica has."""
         if request.replica is None:
             self.unbound.pop(request.rid, None)
         elif not request.is_sent and request.replica in self.placement.loads:
             self.placement.loads[request.replica].queue.remove(request)
         self._close(request, None)
         usage = Usage(request.length - request.num_resumed, request.num_resumed)
-        self._write(request.rid, Finish(FINISH_ABORT) if error is None else Finish(FINISH_ERROR, error=error), usage)
+        self._write(request.rid, finish, usage)
 
     def _refuse(self, message: Request, error: FinishError) -> None:
         self._write(message.rid, Finish(FINISH_ERROR, error=error), Usage())
@@ -420,3 +428,12 @@ class Router:
     def _write(self, rid: str, finish: Finish, usage: Usage) -> None:
         delta = TokenDelta(rid, pack_i32([]), finish=finish, usage=usage, timings=Timings())
         self._outgoing.append(Send(TOKENIZER, 0, TokenBatch([delta])))
+
+
+def _overdue(request: RoutedRequest, now: float) -> Finish:
+    """Return the finish of a request that no replica has and whose deadline has passed. Output that came back is the
+    answer, unless it is the beginning of a constrained one, which only a replica can complete."""
+    sampling = request.message.sampling
+    if request.num_resumed and sampling is not None and sampling.constraint is None:
+        return Finish(FINISH_TIMEOUT)
+    return Finish(FINISH_ERROR, error=deadline_passed(now - request.arrived_at))

@@ -107,7 +107,7 @@ class Taker(Protocol):
         ...
 
     def expire(self, req: Req) -> Finish | None:
-        """Return the finish of a request whose deadline has passed; None to end it with the usual error."""
+        """Return the finish of a request whose deadline has passed; None if it has no output to end with."""
         ...
 
     @property

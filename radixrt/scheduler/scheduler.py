@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from radixrt.config import SchedulerConfig
-from radixrt.messages.parts import FINISH_ERROR, Finish, FinishError
+from radixrt.messages.parts import FINISH_ERROR, FINISH_TIMEOUT, Finish, FinishError, deadline_passed
 from radixrt.messages.runner import StepOutput
 from radixrt.messages.scheduler import TokenBatch
 from radixrt.messages.wire import unpack_i32
@@ -160,12 +160,13 @@ class Scheduler:
         for req in [r for r in self._requests.by_rid.values() if r.stats.deadline <= now]:
             if req.finish is not None:
                 continue  # a row of a group that an earlier iteration has ended
-            # A taker may end the request with its output so far, for example a grammar by the shortest completion.
-            finish = None if req.taker is None else req.taker.expire(req)
+            # An output that has begun is the answer. A taker may complete it, for example by a shortest completion.
+            if req.taker is not None:
+                finish = req.taker.expire(req)
+            else:
+                finish = Finish(FINISH_TIMEOUT) if req.num_output else None
             if finish is None:
-                waited = now - req.stats.arrived_at
-                error = FinishError(f"the request's deadline passed after {waited:.1f} s", code="timeout", status=408)
-                finish = Finish(FINISH_ERROR, error=error)
+                finish = Finish(FINISH_ERROR, error=deadline_passed(now - req.stats.arrived_at))
             self._requests.end(req, finish, now)
 
     # --- next_batch ---

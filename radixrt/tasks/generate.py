@@ -86,7 +86,7 @@ class Completion(RequestOutput, frozen=True, kw_only=True):
         text: the output, without its stop string or end token unless the request asked for it.
         token_ids: output token ids, the stop token included if one ended the request.
         prompt_token_ids: token ids of the prompt as the model received it.
-        finish_reason: "stop", "length" or "abort".
+        finish_reason: "stop", "length", "timeout" (the deadline, with the output so far) or "abort".
         matched_stop: stop string or stop token id that ended the request.
         logprobs, prompt_logprobs: one entry for each token, if requested.
         hidden_states: of the prompt, if requested: `hidden_states.array` is float32 [1 or prompt tokens, hidden size].

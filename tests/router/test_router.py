@@ -92,6 +92,24 @@ def test_higher_priorities_leave_the_queue_first() -> None:
     assert list(fleet.finishes).index("high") < list(fleet.finishes).index("low")
 
 
+def test_a_deadline_without_a_replica_ends_an_answer_with_its_tokens() -> None:
+    fleet = FakeFleet(1)
+    for rid, fields in {"begun": {}, "bound": {"regex": "a*"}}.items():
+        fleet.submit(rid, PREFIX, max_tokens=40, ignore_eos=True, timeout_s=5.0, **fields)
+    while len(fleet.outputs.get("begun", [])) < 5 or not fleet.outputs.get("bound"):
+        fleet.step(0)
+    fleet.submit("new", OTHER, timeout_s=5.0)
+    fleet.kill(0)
+    output = fleet.outputs["begun"][:]
+    fleet.now += 6.0
+    fleet.tick()
+    assert (fleet.finishes["begun"].reason, fleet.outputs["begun"]) == ("timeout", output)
+    for rid in ("bound", "new"):  # nobody can complete the constrained output
+        error = fleet.finishes[rid].error
+        assert error is not None
+        assert (error.code, error.status) == ("timeout", 408)
+
+
 def test_requests_of_a_dead_replica_go_on_elsewhere_from_their_tokens() -> None:
     fleet = FakeFleet(2)
     fleet.submit("a", PREFIX, max_tokens=40, ignore_eos=True)

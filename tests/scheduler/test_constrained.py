@@ -218,7 +218,7 @@ def test_a_deadline_closes_what_there_is(depth):
     tokens = h.outputs["r"][:]
     h.now = 11.0
     h.drain()
-    assert h.finishes["r"].forced_close
+    assert (h.finishes["r"].reason, h.finishes["r"].forced_close) == ("timeout", True)
     assert h.outputs["r"][: len(tokens)] == tokens
     assert len(h.outputs["r"]) == len(grammar.history) - 1 + grammar.reserve(grammar.history)
 

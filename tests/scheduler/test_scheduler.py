@@ -225,7 +225,28 @@ def test_deadline_ends_a_request_wherever_it_is():
     h.turn()
     h.now = 6.0
     h.drain()
-    assert {r: f.error.code for r, f in h.finishes.items()} == {"running": "timeout", "waiting": "timeout"}
+    assert (h.finishes["running"].reason, h.finishes["running"].error) == ("timeout", None)
+    assert len(h.outputs["running"]) >= 1  # the answer is the output so far
+    error = h.finishes["waiting"].error
+    assert (error.code, error.status) == ("timeout", 408)
+    for name in ("after 6.0 s", "timeout", "--request-timeout-s", "max_tokens"):
+        assert name in error.message
+
+
+def test_a_retracted_request_ends_at_its_deadline_with_its_output():
+    h = Harness(num_slots=40, max_context=40, schedule_conservativeness=0.0)
+    for rid in "ab":
+        h.add(rid, [ord(rid) % 30, 2, 3, 4, 5], max_tokens=None, ignore_eos=True, timeout_s=5.0)
+    for _ in range(60):
+        if any(req.stats.retractions for req in h.scheduler.waiting):
+            break
+        h.turn()
+    (waiting,) = [req.rid for req in h.scheduler.waiting]
+    output = h.outputs[waiting][:]
+    h.now = 6.0
+    h.drain()
+    assert h.finishes[waiting].reason == "timeout"
+    assert h.outputs[waiting] == output
 
 
 def test_prompts_that_cannot_fit_are_refused():

@@ -9,10 +9,12 @@ import pytest
 
 from radixrt.config import ServerConfig
 from radixrt.messages.client import RequestOutput
+from radixrt.messages.parts import Finish
 from tests.server.fake_engine import MODEL, FakeEngine, Sent, error_delta, info, speak
 from tests.server.helpers import Caller, check_error, events
 
 TEXT = "Hello, world!"
+USER = {"role": "user", "content": "hi"}
 
 
 def test_answer_has_the_shape_that_clients_validate(caller: Caller) -> None:
@@ -292,3 +294,28 @@ def test_an_answer_without_a_limit_has_the_servers(
         fields = {"max_output_tokens": limit} if fields else {}
         assert caller.post("/v1/responses", {"input": "hi", **fields}).status_code == 200
         assert engine.requests[-1].sampling.max_tokens == limit
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_its_deadline_cut_says_so_on_each_route(engine: FakeEngine, stream: bool) -> None:
+    def cut(request: Sent) -> list[RequestOutput]:
+        *first, last = speak(request, ["Hel", "lo"])
+        return [*first, msgspec.structs.replace(last, finish=Finish("timeout"))]
+
+    engine.script = cut
+    caller = Caller(engine)
+
+    def last(path: str, **body: Any) -> Any:
+        answer = caller.post(path, {**body, "stream": stream})
+        assert answer.status_code == 200
+        return events(answer)[-1] if stream else answer.json()
+
+    for path, body in [("/v1/chat/completions", {"messages": [USER]}), ("/v1/completions", {"prompt": "x"})]:
+        choice = last(path, **body)["choices"][0]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("length", "timeout")
+    assert last("/generate", text="x")["meta_info"]["finish_reason"] == {"type": "timeout", "matched": None}
+    if not stream:
+        response = last("/v1/responses", input="x")
+        assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+        assert last("/v1/messages", max_tokens=99, messages=[USER])["stop_reason"] == "max_tokens"
+    assert 'radixrt_request_success_total{finished_reason="timeout"' in caller.get("/metrics").text

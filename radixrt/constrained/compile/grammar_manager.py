@@ -35,7 +35,7 @@ from radixrt.constrained.regex.json_text import UNESCAPED
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constraint import BackendChoice, Constraint
 from radixrt.messages.histogram import COMPILE_TIMES, Histogram
-from radixrt.messages.parts import ConstraintInfo, FinishError
+from radixrt.messages.parts import ConstraintInfo, FinishError, deadline_passed
 from radixrt.messages.request import Request
 from radixrt.messages.scheduler_stats import GrammarStats
 from radixrt.task_thread import TaskThread
@@ -220,8 +220,8 @@ class GrammarManager:
                 compilation.waiting.remove(waiting)
                 self._drop_unwanted(compilation)
                 waited = now - waiting.since
-                text = f"the request's deadline passed after {waited:.1f} s, while its constraint was compiled"
-                self._ready.append(ReadyGrammar(waiting.message, error=FinishError(text, code="timeout", status=408)))
+                error = deadline_passed(waited, ", while its constraint was compiled")
+                self._ready.append(ReadyGrammar(waiting.message, error=error))
         ready, self._ready = self._ready, []
         return ready
 

@@ -22,7 +22,16 @@ from radixrt.errors import ConfigError, EngineError, RequestError
 from radixrt.lang.backends.base import Backend, Call, ChatOutput, EmbedCall, Prompt, RerankCall, Unsupported
 from radixrt.lang.backends.openai_schema import Format, response_format
 from radixrt.messages.client import RequestOutput
-from radixrt.messages.parts import ConstraintInfo, Finish, ProgramHint, SelectMethod, Timings, Usage
+from radixrt.messages.parts import (
+    FINISH_LENGTH,
+    FINISH_TIMEOUT,
+    ConstraintInfo,
+    Finish,
+    ProgramHint,
+    SelectMethod,
+    Timings,
+    Usage,
+)
 from radixrt.messages.reads import PROMPT_READS, TokenLogprob
 from radixrt.sampling_params import DrawParams, SamplingParams
 from radixrt.tasks.embed import Embedding
@@ -363,6 +372,13 @@ class _AnswerReader:
             made["function"]["name"] = call.function.name or made["function"]["name"]
             made["function"]["arguments"] += call.function.arguments or ""
 
+    def _finished(self, forced_close: bool) -> Finish:
+        """Return the engine's finish; radixrt's server reports a deadline beside OpenAI's reason."""
+        if self._finish != "length":
+            return Finish("stop", self._stop, forced_close=forced_close)
+        reason: Literal["length", "timeout"] = FINISH_TIMEOUT if self._stop == FINISH_TIMEOUT else FINISH_LENGTH
+        return Finish(reason, forced_close=forced_close)
+
     def output(self) -> ChatOutput:
         """The whole output. Raises EngineError if it is incomplete, RequestError if the server withheld it."""
         if self._finish is None:
@@ -379,7 +395,7 @@ class _AnswerReader:
         return ChatOutput(
             "",
             text if self._form is None else self._form.text(text),
-            finish=Finish("length" if self._finish == "length" else "stop", self._stop, forced_close=forced_close),
+            finish=self._finished(forced_close),
             usage=self._usage,
             timings=Timings(),
             logprobs=self._logprobs,

@@ -18,7 +18,7 @@ class Meta(RequestOutput, frozen=True, kw_only=True):
     Attributes:
         text: output of the model, or the choice.
         token_ids: ids of the output, or of the choice; None where the backend reports none.
-        finish_reason: "stop", "length", "abort" or "choice" (a select).
+        finish_reason: "stop", "length", "timeout", "abort" or "choice" (a select).
         call: id of the call in the run's log.
         tool_calls: as in the OpenAI API.
         choices, probabilities, scores, choice_logprobs: an entry for each choice of a select; see `Decision`.

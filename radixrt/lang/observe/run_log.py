@@ -87,8 +87,8 @@ class CallRecord(msgspec.Struct, rename={"kind": "call"}):
         forced_tokens: output tokens that a grammar forced.
         text: the output, the selected choice, the number and size of vectors, or the number of
             documents with the first one's index and score.
-        finish: "stop", "length", "abort", "choice" (a select), "vectors" (an embed), "ranking" (a rerank), "error"
-            or "cancelled"; "" while it runs.
+        finish: "stop", "length", "timeout", "abort", "choice" (a select), "vectors" (an embed), "ranking" (a rerank),
+            "error" or "cancelled"; "" while it runs.
         error: message of the error, or None.
         prompt_ids: token ids of the prompt (array of C ints); None if the backend reports none.
         output_ids: token ids of the output, or of the selected choice.

@@ -29,6 +29,7 @@ from radixrt.messages.parts import (
     FINISH_ERROR,
     FINISH_LENGTH,
     FINISH_STOP,
+    FINISH_TIMEOUT,
     ConstraintInfo,
     Finish,
     FinishError,
@@ -420,9 +421,11 @@ class Constraints(TakerPart):
     def expire(self, req: Req, state: Constraint) -> Finish:
         """Complete the output of a request whose deadline has passed to a valid answer; return the finish."""
         try:
-            return self._close(req, state)
+            finish = self._close(req, state)
         except Exception as error:
             return _failed(req, error)
+        # "stop" is the client's wish for each early end.
+        return msgspec.structs.replace(finish, reason=FINISH_TIMEOUT) if finish.reason == FINISH_LENGTH else finish
 
     def _look(self, req: Req, state: Constraint) -> Finish | None:
         """Search the output for a repetition, and close an output that has one; return the finish."""

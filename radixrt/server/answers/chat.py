@@ -26,6 +26,7 @@ from radixrt.server.answers.parts import (
     UsageSum,
     enforcement,
     finish_reason,
+    stop_reason,
 )
 
 FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
@@ -170,7 +171,7 @@ class ChatEncoder:
                     message_of(parser.take(output), form),
                     ChatLogprobs(self.report.token_logprobs(output.logprobs or [])) if with_logprobs else None,
                     chat_finish_reason(output.finish, parser, form),
-                    output.finish.matched,
+                    stop_reason(output.finish),
                     self.report.of_output(output),
                     enforcement(output),
                 )
@@ -283,7 +284,7 @@ class _StreamedChoice:
             event += self._text(Text, output.text)
         if output.finish is not None:
             reason = chat_finish_reason(output.finish, self.parser, self._form)
-            last = ChunkChoice(index=self._index, finish_reason=reason, stop_reason=output.finish.matched)
+            last = ChunkChoice(index=self._index, finish_reason=reason, stop_reason=stop_reason(output.finish))
             last.radixrt = enforcement(output)
             event += self._event(last)
         return event

@@ -21,6 +21,7 @@ from radixrt.server.answers.parts import (
     clean_logprob,
     enforcement,
     finish_reason,
+    stop_reason,
 )
 
 Prompt = str | list[int]
@@ -107,7 +108,7 @@ class Choice:
         )
         if output.finish is not None:
             part.finish_reason = finish_reason(output.finish)
-            part.stop_reason = output.finish.matched
+            part.stop_reason = stop_reason(output.finish)
             part.radixrt = enforcement(output)
         return part
 

@@ -17,7 +17,7 @@ from radixrt.server.answers.parts import Enforcement, HiddenStates, clean_logpro
 class NativeFinish(Answer):
     """End of a completion, and the stop string or token that ended it."""
 
-    type: Literal["stop", "length", "abort", "error"]
+    type: Literal["stop", "length", "timeout", "abort", "error"]
     matched: int | str | None
 
 

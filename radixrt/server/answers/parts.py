@@ -19,9 +19,14 @@ LOWEST_LOGPROB = -9999.0
 
 
 def finish_reason(finish: engine.Finish) -> Literal["stop", "length"]:
-    """OpenAI's name of a finish reason. OpenAI has no "abort": an aborted completion is reported as "length", which
-    every client takes for an incomplete one. (A native answer reports "abort".)"""
+    """OpenAI's name of a finish reason. OpenAI has neither "abort" nor "timeout": such a completion is reported as
+    "length", which every client takes for an incomplete one. (A native answer reports the reason itself.)"""
     return "stop" if finish.reason == engine.FINISH_STOP else "length"
+
+
+def stop_reason(finish: engine.Finish) -> int | str | None:
+    """Return the stop token or stop string, as vLLM's `stop_reason`; of an answer that its deadline cut, "timeout"."""
+    return engine.FINISH_TIMEOUT if finish.reason == engine.FINISH_TIMEOUT else finish.matched
 
 
 # --- usage ---

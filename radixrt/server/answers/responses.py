@@ -34,7 +34,11 @@ CANCELLED: Final = "cancelled"
 FAILED: Final = "failed"
 
 _REPORT = TokenReport()
-_ENDS: dict[str, Literal["completed", "incomplete"]] = {engine.FINISH_STOP: COMPLETED, engine.FINISH_LENGTH: INCOMPLETE}
+_ENDS: dict[str, Literal["completed", "incomplete"]] = {
+    engine.FINISH_STOP: COMPLETED,
+    engine.FINISH_LENGTH: INCOMPLETE,
+    engine.FINISH_TIMEOUT: INCOMPLETE,
+}
 Kind = Literal["message", "reasoning", "function_call"]
 
 

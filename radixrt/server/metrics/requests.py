@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from radixrt.messages.client import ClientRequest, RequestOutput
-from radixrt.messages.parts import FINISH_LENGTH, FINISH_STOP
+from radixrt.messages.parts import FINISH_LENGTH, FINISH_STOP, FINISH_TIMEOUT
 
 _LATENCY = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
@@ -66,7 +66,7 @@ class RequestMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         text = "Requests that have ended, by reason."
         self._ended = Counter("radixrt_request_success", text, ["finished_reason"], registry=registry)
-        for reason in ("stop", "length", "abort", "error"):
+        for reason in ("stop", "length", "timeout", "abort", "error"):
             self._ended.labels(reason)
         self._histograms = {
             name: Histogram(f"radixrt_{name}", text, buckets=bounds, registry=registry)
@@ -83,7 +83,7 @@ class RequestMetrics:
             return
         reason = last.finish.reason
         self._ended.labels(reason).inc()
-        if reason in (FINISH_STOP, FINISH_LENGTH):
+        if reason in (FINISH_STOP, FINISH_LENGTH, FINISH_TIMEOUT):
             self._observe_times(record, last)
             self._observe_lengths(record, last)
 

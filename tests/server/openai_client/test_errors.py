@@ -29,9 +29,30 @@ def test_errors_are_openai_exceptions(chat: Callable, client: openai.OpenAI, str
     assert caught.value.param == "response_format"
 
 
-def test_engine_timeout_is_an_error(chat: Callable, idle: Callable[[], None]) -> None:
-    with pytest.raises(openai.APIError):
-        chat(max_tokens=1000, extra_body={"timeout": 0.05, "ignore_eos": True})
+def test_a_deadline_before_the_first_token_is_an_error(chat: Callable, idle: Callable[[], None]) -> None:
+    chat(max_tokens=1)  # gauges of the scheduler are there after its first request
+    with pytest.raises(openai.APIError, match=r"timeout.*--request-timeout-s.*max_tokens"):
+        chat(max_tokens=1000, extra_body={"timeout": 1e-6, "ignore_eos": True})
+    idle()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_deadline_ends_an_answer_with_the_text_so_far(
+    chat: Callable, idle: Callable[[], None], *, stream: bool
+) -> None:
+    # The shortest of these times in which this machine makes a token.
+    for timeout_s in (0.5, 2.0, 8.0, 30.0):
+        fields = {"max_tokens": 7_000, "stream": stream, "extra_body": {"timeout": timeout_s, "ignore_eos": True}}
+        try:
+            answer = chat(**fields)
+            choices = [chunk.choices[0] for chunk in answer] if stream else answer.choices
+            break
+        except openai.APIError as error:
+            assert "deadline" in str(error)  # noqa: PT017 (a slow machine: another try)
+    parts = [(one.delta if stream else one.message).content or "" for one in choices]
+    assert "".join(parts)
+    assert choices[-1].finish_reason == "length"
+    assert choices[-1].model_extra["stop_reason"] == "timeout"
     idle()
 
 
