@@ -1,13 +1,15 @@
 """`StageLinks`: a rank's connections to the same tensor-parallel rank of the previous and the next pipeline stage.
 
 Each connected pair of ranks has a separate process group. On CUDA the transfers of a pair therefore have a separate
-communicator and stream, and overlap with the collectives and the computation of both stages. The hidden states of each
-step are in newly allocated memory, which is freed after they have been sent or used. Static buffers of CUDA graphs are
-never sent or received.
+communicator and stream, and overlap with the collectives and the computation of both stages. A pair transfers in one
+direction only, so nothing waits for an opposite transfer of the same communicator. The hidden states of each step are
+in newly allocated memory, which is freed after they have been sent or used. Static buffers of CUDA graphs are never
+sent or received.
 """
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +18,10 @@ import torch
 import torch.distributed as dist
 
 from radixrt.distributed.rank_info import RankInfo
+
+NCCL_WARNING = "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING"
+"""Environment variable of torch. torch warns at the first send of a process group that transfers of the group are
+serialized; transfers of one direction are meant to be."""
 
 MAX_CTAS = 8
 """Maximum number of thread blocks of a transfer: a receive occupies the GPU while the previous stage computes."""
@@ -95,6 +101,7 @@ def _begin_receiving(allocate: Callable[[], torch.Tensor | None], rank: int, gro
 
 def connect_stages(info: RankInfo, device: torch.device) -> StageLinks:
     """Connect a rank to its counterparts. A collective call of all ranks, after `join`."""
+    os.environ.setdefault(NCCL_WARNING, "0")
     links: dict[int, tuple[int, Any]] = {}
     for first in range(info.size - info.tp if info.stages > 1 else 0):
         pair = [first, first + info.tp]
