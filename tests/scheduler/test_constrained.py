@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import numpy as np
@@ -14,7 +15,7 @@ from radixrt.errors import InvariantError
 from radixrt.messages.parts import ConstraintInfo
 from radixrt.messages.request import Request
 from radixrt.messages.wire import pack_i32, unpack_i32
-from radixrt.parts.constraint import scheduler as constrained
+from radixrt.parts.constraint import mask_limit
 from radixrt.parts.constraint.scheduler import Constraints
 from radixrt.sampling_params import SamplingParams
 from tests.scheduler.fake_runner import VOCAB, Harness, deltas_of
@@ -280,7 +281,11 @@ def test_a_grammar_that_raises_ends_its_own_request(where, jumps, depth):
 @DEPTHS
 @pytest.mark.parametrize(
     ("error", "status", "code"),
-    [(GrammarError, 400, "grammar_too_complex"), (InvariantError, 500, "constraint_failed")],
+    [
+        (GrammarError, 400, "grammar_too_complex"),
+        (InvariantError, 500, "constraint_failed"),
+        (MemoryError, 503, "busy"),
+    ],
 )
 def test_a_grammar_that_is_too_complex_is_the_clients_to_mend(error, status, code, depth):
     class Complex(FixedSequence):
@@ -295,14 +300,21 @@ def test_a_grammar_that_is_too_complex_is_the_clients_to_mend(error, status, cod
     h.drain()
     found = h.finishes["complex"].error
     assert (found.status, found.code) == (status, code)
-    assert "too many options" in found.message
+    assert ("no memory" if status == 503 else "too many options") in found.message
     assert (found.param == "regex") == (status == 400)
     assert h.outputs["complex"] == [1, 2]
 
 
 @DEPTHS
-def test_a_slow_mask_ends_its_own_request(depth, monkeypatch):
-    monkeypatch.setattr(constrained, "MASK_LIMIT_S", 0.005)
+@pytest.mark.parametrize(
+    ("slowdown", "status", "code"),
+    [(0.5, 400, "grammar_too_complex"), (1.0, 400, "grammar_too_complex"), (99.0, 503, "busy")],
+)
+def test_a_slow_mask_ends_its_own_request(depth, slowdown, status, code, monkeypatch):
+    """It is the client's to mend, unless the machine computes everything as slowly."""
+    monkeypatch.setattr(mask_limit, "MASK_LIMIT_S", 0.005)
+    references = itertools.chain([1.0], itertools.repeat(slowdown))
+    monkeypatch.setattr(mask_limit, "reference_s", lambda: next(references))
 
     class Slow(FixedSequence):
         def mask(self) -> Bitmask:
@@ -314,13 +326,18 @@ def test_a_slow_mask_ends_its_own_request(depth, monkeypatch):
 
     h = Harness(depth=depth)
     h.add("free", [2, 2, 2], max_tokens=8, ignore_eos=True)
-    jumps = StructuredOptions(jump_forward=False)
-    h.add("slow", [1], max_tokens=9, grammar=Slow([1, 2, 3, 4]), structured=jumps)
+    given = {"regex": "x", "structured": StructuredOptions(jump_forward=False)}
+    h.add("slow", [1], max_tokens=9, grammar=Slow([1, 2, 3, 4]), **given)
     h.drain()
     h.assert_output("free")
-    assert "took" in h.finishes["slow"].error.message
-    assert h.finishes["slow"].error.code == "constraint_failed"
+    error = h.finishes["slow"].error
+    assert "took" in error.message
+    assert (error.status, error.code, error.param) == (status, code, "regex" if status == 400 else None)
     assert h.outputs["slow"] == [1, 2]
+
+
+def test_the_reference_of_masks_is_a_computation():
+    assert 0 < mask_limit.reference_s() < mask_limit.MASK_LIMIT_S
 
 
 def test_tokens_of_the_vocabulary_only():

@@ -37,6 +37,7 @@ from radixrt.messages.parts import (
 )
 from radixrt.messages.request import Request
 from radixrt.messages.wire import Int32Array, pack_i32
+from radixrt.parts.constraint.mask_limit import MaskLimit
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.part import Core, End, TakerPart
 from radixrt.scheduler.req import Req, ReqState
@@ -55,8 +56,6 @@ LOOK_EVERY = 64
 MIN_REPEATS = 8
 """Number of times that the repeated tokens of a repetition stand in it, at least."""
 
-MASK_LIMIT_S = 0.05
-"""Longest time of one mask, in seconds. A slower mask delays the whole batch, so its request is ended."""
 LOOK_S = 0.001
 """Masks are timed one by one only if several masks together take longer than this time, in seconds."""
 
@@ -198,6 +197,7 @@ class Constraints(TakerPart):
         self._jump_rate = 0.5  # share of sampled tokens that led to a jump; the first few correct it
         self._forced_tokens = self._forced_closes = self._mask_rows = 0
         self._mask_s = 0.0
+        self._mask_limit = MaskLimit()
         self._rows: set[Req] = set()  # constrained requests, queued or active
 
     def attach(self, core: Core) -> None:
@@ -325,9 +325,9 @@ class Constraints(TakerPart):
             looked_at = time.perf_counter()
             if looked_at - looked > LOOK_S:  # rarely, because reading the thread's CPU time is a system call
                 before, stamp, looked = stamp, time.thread_time(), looked_at
-                if stamp - before > MASK_LIMIT_S:
-                    took = f"one mask of the request's grammar took {1e3 * (stamp - before):.0f} ms"
-                    failed.append((req, _error(f"{took}; at most {1e3 * MASK_LIMIT_S:.0f} ms are allowed")))
+                if (slow := self._mask_limit.error(req.sampling, stamp - before)) is not None:
+                    failed.append((req, Finish(FINISH_ERROR, error=slow)))
+                    stamp, looked = time.thread_time(), time.perf_counter()
         self._mask_s += time.thread_time() - started
         self._mask_rows += len(masks.rows)
         self._end(failed, now)
@@ -533,12 +533,18 @@ def _failed(req: Req, error: Exception) -> Finish:
 
 
 def _failure(rid: str, sampling: SamplingParams, error: Exception) -> FinishError:
-    """Return the error of a request whose grammar has failed. A grammar that is too complex is the client's error."""
+    """Return the error of a request whose grammar has failed. A grammar that is too complex is the client's error,
+    and lack of memory the machine's."""
     if isinstance(error, GrammarError):
         kind = None if sampling.constraint is None else sampling.constraint.kind
         logger.info("request %s: its grammar is too complex: %s", rid, error)
         message = f"{kind or 'the constraint'} cannot be enforced any further: {error}"
         return FinishError(message, param=kind, code="grammar_too_complex", status=400)
+    if isinstance(error, MemoryError):
+        logger.error("request %s: its grammar found no memory: %s", rid, error)
+        return FinishError(
+            "the machine has no memory left for the request's grammar; try again", code="busy", status=503
+        )
     logger.error("request %s: its grammar failed: %s: %s", rid, type(error).__name__, error)
     return FinishError(f"the request's grammar failed, a defect of radixrt: {error}", code="constraint_failed")
 
