@@ -27,6 +27,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
         program: position of the request in a program.
         tenant: name of the API key that the request came with, among which queues are shared fairly; "" for none.
         weight: share of the tenant in relation to other tenants.
+        client: whose prompts are encoded in turns with those of others: the tenant, or an address; "" for nobody's.
     """
 
     rid: str
@@ -36,6 +37,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
     program: ProgramHint | None = None
     tenant: str = ""
     weight: float = 1.0
+    client: str = ""
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):

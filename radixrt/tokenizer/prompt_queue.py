@@ -1,22 +1,30 @@
-"""`PromptQueue`: encodes the prompts of requests in order of arrival, beside the thread that detokenizes outputs.
+"""`PromptQueue`: encodes the prompts of requests, beside the thread that detokenizes outputs.
 
 Encoding a long prompt takes tens of milliseconds, during which the library releases the GIL; rendering a chat template
 holds the GIL, which Python hands over every few milliseconds. So the outputs of running requests never wait for the
 prompts of others, and neither do requests that need no encoding.
+
+Clients take turns (`Turns`), and the rows of a request are turns of their own, so that a client waits for at most one
+text of each other client. The prompts of one client are encoded in order of arrival.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from radixrt.task_thread import TaskThread
+from radixrt.tokenizer.turns import Turns
 
 Start = Callable[[], None]
 """Remaining work of a request once its prompt is encoded, for the thread that detokenizes: registers the request and
 sends it to the scheduler."""
-Prepare = Callable[[], Start]
+Slices = Generator[None, None, Start]
+"""Work that yields where another client may have its turn, and returns the remaining work."""
+Prepare = Callable[[], Slices]
 
 EVERYTHING = ""
 """In place of a program: an action that no request overtakes."""
@@ -42,42 +50,60 @@ class PromptQueue:
     """
 
     def __init__(self, *, threaded: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        self._thread: TaskThread[tuple[str, int], Start] | None = None
+        self._thread: TaskThread[None, _Result | None] | None = None
         if threaded:
             self._thread = TaskThread("radixrt-prompts", clock)
-        self._done: list[tuple[tuple[str, int], Start | Exception]] = []
+        self._turns: Turns[tuple[_Key, Slices]] = Turns()
+        self._done: list[_Result] = []
         self._tickets: dict[str, int] = {}  # of the requests that are in the queue, by rid
         self._actions: Counter[str] = Counter()  # actions that are in the queue, by program
+        self._programs: dict[str, _Program] = {}  # with requests or actions in the queue
         self._last_ticket = 0
 
     def __contains__(self, rid: str) -> bool:
         return rid in self._tickets
 
-    def submit(self, rid: str, prepare: Prepare, *, encodes: bool = True, program: str = EVERYTHING) -> None:
+    def submit(
+        self, rid: str, prepare: Prepare, *, encodes: bool = True, program: str = EVERYTHING, client: str = ""
+    ) -> None:
         """Queue a request. `take` gives what `prepare` returns or raises, unless the request is cancelled before.
 
         Args:
             encodes: False if `prepare` takes no time worth mentioning; the request then overtakes all others, but no
                 action that concerns it.
             program: the program that sends the request; default: none.
+            client: whose turn it takes.
         """
         self._last_ticket += 1
         ticket = self._tickets[rid] = self._last_ticket
 
-        def task() -> Start:
-            return prepare() if self._tickets.get(rid) == ticket else _nothing
+        def slices() -> Slices:
+            work = prepare()
+            while self._tickets.get(rid) == ticket:
+                try:
+                    next(work)
+                except StopIteration as end:
+                    result: Start = end.value
+                    return result
+                yield
+            return _nothing
 
         waits = encodes or self._actions[EVERYTHING] or self._actions[program]
-        self._run((rid, ticket), task, self._thread if waits else None)
+        self._run(_Key(rid, ticket, program), slices(), client, waits=bool(waits))
 
     def submit_action(self, action: Start, program: str = EVERYTHING) -> None:
         """Queue an action that must not overtake the requests submitted before it.
 
         Args:
-            program: later requests of this program do not overtake the action; default: no request does.
+            program: only the requests of this program count, before the action and after it; default: all requests.
         """
         self._actions[program] += 1
-        self._run((program, 0), lambda: action, self._thread)
+
+        def slices() -> Slices:
+            yield from ()
+            return action
+
+        self._run(_Key("", 0, program), slices(), "", waits=True)
 
     def announce(self, chars: int) -> None:
         """Announce, in `prepare`, that the next text to be encoded has so many characters."""
@@ -91,11 +117,16 @@ class PromptQueue:
     def take(self) -> list[tuple[str, Start | Exception]]:
         """Return requests whose prompts are encoded, and actions (under the rid ""), in the order of submission."""
         if self._thread is not None:
-            self._done += self._thread.take()
+            for _, answer in self._thread.take():
+                if isinstance(answer, Exception):
+                    raise answer
+                if answer is not None:
+                    self._done.append(answer)
         found: list[tuple[str, Start | Exception]] = []
-        for (rid, ticket), result in self._done:
+        for (rid, ticket, program), result in self._done:
+            self._leave(program)
             if not ticket:
-                self._actions -= Counter([rid])
+                self._actions -= Counter([program])
                 found.append(("", result))
             elif self._tickets.get(rid) == ticket:
                 del self._tickets[rid]
@@ -117,20 +148,72 @@ class PromptQueue:
         if self._thread is not None:
             self._thread.close()
 
-    def _run(self, key: tuple[str, int], task: Prepare, thread: TaskThread[tuple[str, int], Start] | None) -> None:
-        """Run a task in the thread; None: now."""
-        if thread is not None:
-
-            def announced() -> Start:
-                thread.expect(TASK_S)
-                return task()
-
-            thread.submit(key, announced)
+    def _run(self, key: _Key, slices: Slices, client: str, *, waits: bool) -> None:
+        """Run a task in the thread, or now if it does not wait or there is no thread."""
+        thread = self._thread if waits else None
+        client = self._enter(key.program, client)
+        if thread is None:
+            while (done := _slice(key, slices)) is None:
+                pass
+            self._done.append(done)
             return
-        try:
-            self._done.append((key, task()))
-        except Exception as error:
-            self._done.append((key, error))
+        self._turns.add(client, (key, slices), alone=not key.ticket and key.program == EVERYTHING)
+        thread.submit(None, self._take_turn)
+
+    def _take_turn(self) -> _Result | None:
+        """Run the next slice of the task whose turn it is; return the result if that ends the task."""
+        assert self._thread is not None
+        self._thread.expect(TASK_S)
+        client, task = self._turns.take()
+        done = _slice(*task)
+        if done is None:
+            self._turns.put_back(client, task)
+            self._thread.submit(None, self._take_turn)
+        return done
+
+    def _enter(self, program: str, client: str) -> str:
+        """Count a task of a program; return whose turn the task takes. All tasks of a program that are in the queue at
+        a time take the turns of one client, so that they keep their order."""
+        if program == EVERYTHING:
+            return client
+        known = self._programs.setdefault(program, _Program(client))
+        known.tasks += 1
+        return known.client
+
+    def _leave(self, program: str) -> None:
+        known = self._programs.get(program)
+        if known is not None:
+            known.tasks -= 1
+            if not known.tasks:
+                del self._programs[program]
+
+
+class _Key(NamedTuple):
+    """Request, or an action if `ticket` is 0."""
+
+    rid: str
+    ticket: int
+    program: str
+
+
+_Result = tuple[_Key, Start | Exception]
+
+
+@dataclass
+class _Program:
+    client: str
+    tasks: int = 0
+
+
+def _slice(key: _Key, slices: Slices) -> _Result | None:
+    """Run a task until it yields; return its result, or None if there is more to do."""
+    try:
+        next(slices)
+    except StopIteration as end:
+        return key, end.value
+    except Exception as error:
+        return key, error
+    return None
 
 
 def _nothing() -> None: ...

@@ -52,7 +52,7 @@ from radixrt.tokenizer.info import tokenizer_info
 from radixrt.tokenizer.limits import check_envelope, check_logprobs
 from radixrt.tokenizer.pairs import PairEncoder
 from radixrt.tokenizer.prompt_encoder import PromptEncoder, max_input_tokens, needs_encoding
-from radixrt.tokenizer.prompt_queue import EVERYTHING, Prepare, PromptQueue, Start
+from radixrt.tokenizer.prompt_queue import EVERYTHING, Prepare, PromptQueue, Slices, Start
 from radixrt.tokenizer.reads import ReadState, read_continuations, read_row
 from radixrt.tokenizer.request_state import RequestState, unpack_ids
 from radixrt.tokenizer.tokenizer import Tokenizer
@@ -123,6 +123,7 @@ class TokenizerWorker:
                 partial(self._prepare, message),
                 encodes=encodes or not message.computes,
                 program=EVERYTHING if hint is None or message.sampling is None else hint.program,
+                client=message.envelope.client,
             )
         elif isinstance(message, AbortReq):
             self._abort(message)
@@ -155,17 +156,17 @@ class TokenizerWorker:
                 logger.exception("request %s failed in the tokenizer", rid)
                 self._refuse(rid, FinishError(f"the request failed in the tokenizer: {error!r:.300}"))
 
-    def _submit(self, rid: str, prepare: Prepare, *, encodes: bool = True, program: str = EVERYTHING) -> None:
+    def _submit(self, rid: str, prepare: Prepare, *, encodes: bool, program: str, client: str) -> None:
         """Queue a request. An exception of `prepare`, or of the function that `prepare` returns, ends only this
         request."""
         if rid in self._live or rid in self.queue:
             # The client still waits for the older request with this id, which an answer would end.
             logger.error("dropped a request: its id %.128r is that of a live one", rid)
             return
-        self.queue.submit(rid, prepare, encodes=encodes, program=program)
+        self.queue.submit(rid, prepare, encodes=encodes, program=program, client=client)
 
-    def _prepare(self, req: ClientRequest) -> Start:
-        """Encode the rows of a request; raises RequestError naming the field."""
+    def _prepare(self, req: ClientRequest) -> Slices:
+        """Encode the rows of a request, and yield between two rows; raises RequestError naming the field."""
         check_envelope(req.envelope)
         row = req.rows[0]
         if req.sampling is not None:
@@ -180,7 +181,10 @@ class TokenizerWorker:
             state, rows, prefixes = read_continuations(req.rid, tokens, bos)
         else:
             state, prefixes = ReadState(req.rid), []
-            rows = [self._read_row(req, each) for each in req.rows]
+            rows = [self._read_row(req, row)]
+            for each in req.rows[1:]:
+                yield
+                rows.append(self._read_row(req, each))
         return lambda: self._begin(state, Request(req.envelope, rows, prefixes))
 
     def _read_row(self, req: ClientRequest, row: InputRow) -> Row:

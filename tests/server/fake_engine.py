@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from radixrt.client.engine_client import EngineClient
 from radixrt.messages.cache_events import FromWatched, ToWatched
@@ -40,10 +41,15 @@ MAX_INPUT = 512
 
 
 class Sent:
-    """A request that the engine got, with the fields of its envelope and its prompt in one place."""
+    """A request that the engine got, with the fields of its envelope and its prompt in one place.
+
+    Attributes:
+        client: address of the client, which `request` lacks.
+    """
 
     def __init__(self, request: ClientRequest) -> None:
-        self.request = request
+        self.client = request.envelope.client
+        self.request = replace(request, envelope=replace(request.envelope, client=""))
         self.rid = request.rid
         row = request.rows[0]
         self.prompt = row.input.text if isinstance(row.input, TextInput) else None

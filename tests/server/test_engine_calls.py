@@ -39,6 +39,7 @@ def test_a_request_reaches_the_engine_as_it_is(caller: Caller) -> None:
     (sent,) = caller.engine.requests
     envelope = msgspec.structs.replace(asked.envelope, rid=sent.rid)
     assert sent.request == msgspec.structs.replace(asked, envelope=envelope)
+    assert sent.client == "127.0.0.1"
 
 
 def test_a_request_that_generates_nothing(caller: Caller) -> None:

@@ -56,16 +56,22 @@ def test_namespaces_are_the_same_in_every_process() -> None:
     assert done.stdout.decode() == Tenant("alice").namespace("é") == "k5:aliceé"
 
 
+def test_clients_are_told_apart_by_key_or_by_address() -> None:
+    request = generating("r", prompt="x")
+    assert Tenant("alice").own(request, "1", "10.0.0.1").envelope.client == "alice"
+    assert EVERYONE.own(request, "1", "10.0.0.1").envelope.client == "10.0.0.1"
+
+
 def test_requests_carry_their_tenants_names() -> None:
     hint = ProgramHint("p", "b")
     request = generating("mine", prompt="x", cache_salt="s", program=hint)
     own = Tenant("alice").own(request, "made.1")
     assert own.envelope == Envelope(
-        "made.1", cache_salt="k5:alices", program=ProgramHint("5:alicep", "b"), tenant="alice"
+        "made.1", cache_salt="k5:alices", program=ProgramHint("5:alicep", "b"), tenant="alice", client="alice"
     )
     assert (own.rows, own.sampling) == (request.rows, request.sampling)
     score = Tenant("alice", cache_group="team").own(scoring("mine", ["a"], prompt="x"), "made.2")
-    assert score.envelope == Envelope("made.2", cache_salt="g4:team", tenant="alice")
+    assert score.envelope == Envelope("made.2", cache_salt="g4:team", tenant="alice", client="alice")
 
 
 def test_without_keys_names_stay_the_clients() -> None:

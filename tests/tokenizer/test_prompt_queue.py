@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from radixrt.errors import RequestError
+from radixrt.messages.client import TextInput
 from radixrt.messages.parts import Finish, ProgramHint
 from radixrt.messages.request import Request
 from radixrt.messages.scheduler import AbortReq, ControlReq, ReleaseReq
@@ -18,7 +19,7 @@ from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.prompt_queue import ENCODED_CHARS_PER_S, TASK_S, PromptQueue
 from radixrt.tokenizer.tokenizer import Tokenizer
-from tests.client_requests import detokenizing, generating, scoring, tokenizing
+from tests.client_requests import detokenizing, generating, pooling, scoring, tokenizing
 from tests.requests import prompt_of
 from tests.tokenizer.worker_bench import Bench
 
@@ -112,6 +113,61 @@ def test_requests_keep_their_order(bench: ThreadedBench) -> None:
     ]  # fmt: skip
     assert [message.rid for message in requests if not isinstance(message, ReleaseReq)] == ["long", "b", "c", "d"]
     assert drain == ControlReq("1", "drain")
+
+
+def test_clients_take_turns(bench: ThreadedBench) -> None:
+    bench.handle(generating("a0", OK, prompt="long", client="a"))
+    assert bench.encoding.wait(LIMIT_S)
+    for i in range(1, 4):
+        bench.handle(generating(f"a{i}", OK, prompt="hi", client="a"))
+    bench.handle(generating("b0", OK, prompt="hi", client="b"))
+    bench.handle(generating("b1", OK, prompt="hi", client="b"))
+    bench.handle(generating("c0", OK, prompt="hi", client="c"))
+    bench.go_on.set()
+    assert [message.rid for message in bench.sent(7)] == ["a0", "b0", "c0", "a1", "b1", "a2", "a3"]
+
+
+def test_the_rows_of_a_request_are_turns(bench: ThreadedBench) -> None:
+    bench.handle(pooling("many", [TextInput("long"), *[TextInput("hi")] * 20], client="a"))
+    assert bench.encoding.wait(LIMIT_S)
+    bench.handle(generating("one", OK, prompt="hi", client="b"))
+    bench.go_on.set()
+    one, many = bench.sent(2)
+    assert (one.rid, many.rid) == ("one", "many")
+    assert len(many.rows) == 21
+
+
+def test_an_abort_ends_a_request_between_two_rows(bench: ThreadedBench) -> None:
+    bench.handle(pooling("many", [TextInput("long"), TextInput("hi"), TextInput("long")], client="a"))
+    assert bench.encoding.wait(LIMIT_S)
+    bench.handle(AbortReq("many"))
+    bench.handle(generating("one", OK, prompt="hi", client="a"))
+    bench.go_on.set()
+    assert [message.rid for message in bench.sent(1)] == ["one"]
+    assert bench.worker.num_live == 1
+
+
+def test_actions_of_all_programs_are_at_their_place_among_all_clients(bench: ThreadedBench) -> None:
+    bench.begin_long()
+    bench.handle(generating("a", OK, prompt="hi", client="a"))
+    bench.handle(ControlReq("1", "flush_cache"))
+    bench.handle(generating("late", OK, prompt="hi", client="b"))
+    bench.handle(generating("later", OK, prompt="hi", client="a"))
+    bench.go_on.set()
+    long, a, flush, late, later = bench.sent(5)
+    assert flush == ControlReq("1", "flush_cache")
+    assert [message.rid for message in (long, a, late, later)] == ["long", "a", "late", "later"]
+
+
+def test_the_requests_of_a_program_keep_their_order_whoever_sends_them(bench: ThreadedBench) -> None:
+    bench.begin_long()
+    for rid, client in (("p0", "a"), ("p1", "b"), ("p2", "a")):
+        bench.handle(generating(rid, OK, prompt="hi", client=client, program=ProgramHint("p")))
+    bench.handle(ReleaseReq("p"))
+    bench.go_on.set()
+    *requests, release = bench.sent(5)
+    assert [message.rid for message in requests] == ["long", "p0", "p1", "p2"]
+    assert release == ReleaseReq("p")
 
 
 IDS = {"input_ids": pack_i32([5])}

@@ -31,12 +31,14 @@ class RequestContext:
             it is the request's `rid` if the body names none.
         tenant: whose API key the request carries.
         span: of the request, if the server sends traces.
+        address: of the client, all addresses of an IPv6 network being one; "" if unknown.
     """
 
     request_id: str
     rid: str
     tenant: Tenant
     span: Span | None = None
+    address: str = ""
 
 
 class RequestIds:
@@ -45,9 +47,9 @@ class RequestIds:
     def __init__(self) -> None:
         self._serial: Iterator[int] = itertools.count(1)
 
-    def context(self, given: str, tenant: Tenant) -> RequestContext:
-        """Create the context of a request of `tenant`, who sent the x-request-id `given` ("" for none)."""
+    def context(self, given: str, tenant: Tenant, address: str = "") -> RequestContext:
+        """Create the context of a request of `tenant` at `address`, who sent the x-request-id `given` ("" for none)."""
         if not _VALID_ID.fullmatch(given):
             fresh = uuid.uuid4().hex
-            return RequestContext(fresh, fresh, tenant)
-        return RequestContext(given, f"{given}.{next(self._serial)}", tenant)
+            return RequestContext(fresh, fresh, tenant, address=address)
+        return RequestContext(given, f"{given}.{next(self._serial)}", tenant, address=address)

@@ -62,14 +62,25 @@ class Tenant:
         """Return the engine's id of a client's program."""
         return program if self == EVERYONE else f"{len(self.name)}:{self.name}{program}"
 
-    def own(self, request: ClientRequest, rid: str) -> ClientRequest:
-        """Return the request with the id `rid`, the tenant's name, and its names in the tenant's namespaces."""
+    def own(self, request: ClientRequest, rid: str, address: str = "") -> ClientRequest:
+        """Return the request with the id `rid`, the tenant's name, and its names in the tenant's namespaces.
+
+        Args:
+            address: of the client, which tells clients without a key apart.
+        """
         given = request.envelope
         hint = given.program
         if hint is not None:
             hint = msgspec.structs.replace(hint, program=self.program(hint.program))
         own = Envelope(
-            rid, given.priority, self.namespace(given.cache_salt), given.timeout_s, hint, self.name, self.weight
+            rid,
+            given.priority,
+            self.namespace(given.cache_salt),
+            given.timeout_s,
+            hint,
+            self.name,
+            self.weight,
+            self.name or address,
         )
         return msgspec.structs.replace(request, envelope=own)
 

@@ -7,6 +7,7 @@ X-Forwarded-Proto.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
@@ -68,6 +69,14 @@ def _address(host: str) -> IPv4Address | IPv6Address | None:
     return mapped or address
 
 
+def client_name(host: str) -> str:
+    """Return the name of the client at an address: the address, or the network of an IPv6 address."""
+    address = _address(host)
+    if isinstance(address, IPv6Address):
+        return str(ip_network((address, IPV6_CLIENT_BITS), strict=False))
+    return host if address is None else str(address)
+
+
 class ClientCounts:
     """Counts connections, or requests behind a proxy, by client.
 
@@ -81,12 +90,7 @@ class ClientCounts:
 
     def enter(self, host: str) -> str | None:
         """Count one more; return the key to `leave` with, or None if the client has as many as it may have."""
-        address = _address(host)
-        key = host
-        if isinstance(address, IPv6Address):
-            key = str(ip_network((address, IPV6_CLIENT_BITS), strict=False))
-        elif address is not None:
-            key = str(address)
+        key = client_name(host)
         if self._counts[key] >= self.limit:
             return None
         self._counts[key] += 1
@@ -106,8 +110,8 @@ class ClientCounts:
 
 
 class ForwardedClients:
-    """ASGI middleware for requests of trusted proxies: sets the address of their client, and bounds each client's
-    requests. The connections of other clients are bounded by `LimitedHttpProtocol`.
+    """ASGI middleware for requests of trusted proxies: sets the address of their client, in `RequestContext` too, and
+    bounds each client's requests. The connections of other clients are bounded by `LimitedHttpProtocol`.
 
     Args:
         limit: requests of one client at a time, at most.
@@ -132,6 +136,9 @@ class ForwardedClients:
         if key is None:
             await error_response(self._counts.refusal(), scope)(scope, receive, send)
             return
+        state = scope.get("state", {})
+        if "context" in state:
+            state["context"] = dataclasses.replace(state["context"], address=key)
         try:
             await self.app(scope, receive, send)
         finally:

@@ -19,6 +19,7 @@ from radixrt.server.access.checks import HostCheck, check_access
 from radixrt.server.access.keys import KeyRing
 from radixrt.server.access.request_context import RequestIds
 from radixrt.server.access.tenants import EVERYONE, Accounts, Tenant
+from radixrt.server.http.client_address import client_name
 from radixrt.server.http.errors import as_request_error, error_response, speaks_anthropic
 from radixrt.server.metrics import Metrics
 
@@ -72,7 +73,9 @@ class Observe:
         tenant = self.keys.identify(
             *(headers.get(name, "").encode("latin-1") for name in ("authorization", "x-api-key"))
         )
-        context = self._ids.context(headers.get("x-request-id", ""), tenant)
+        peer = scope.get("client")
+        address = client_name(peer[0]) if peer and not tenant.name else ""
+        context = self._ids.context(headers.get("x-request-id", ""), tenant, address)
         if self._tracing is not None and scope["path"] not in PROBE_PATHS:
             route, path = self._route(scope["path"]), scope["path"][:MAX_LOGGED_PATH]
             span = self._tracing.begin(scope["method"], route, path, headers, context.request_id)

@@ -139,7 +139,7 @@ class RequestGroups:
         records: list[RequestRecord] = []
         try:
             for one, counts_prompt in completions:
-                own = tenant.own(one, context.rid + one.rid.removeprefix(rid))
+                own = tenant.own(one, context.rid + one.rid.removeprefix(rid), context.address)
                 record = RequestRecord(own, together, time.monotonic())
                 on_end = partial(self._ended, record, account, context, counts_prompt=counts_prompt)
                 streams.append(self._client.astream(own, on_end))
