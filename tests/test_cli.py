@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -99,6 +101,19 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"radixrt {radixrt.__version__}\n"
+
+
+def test_a_model_that_a_worker_refuses_is_one_line_without_its_process(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_model("llama"), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 224}))
+    result = run("generate", "hi", "--model", str(folder), "--dtype", "float32", "--kv-cache-tokens", "2048")
+    assert one_line(result) == (
+        f"radixrt: the tensors in {folder} do not fit its config.json; of another shape: "
+        "model.layers.0.mlp.down_proj.weight [64, 112] instead of [64, 224] and 8 more\n"
+    )
 
 
 def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from radixrt.errors import ConfigError, ModelLoadError
 from radixrt.mem_cache.state_sizes import size_states
 from radixrt.messages.state_slots import RESERVED_STATES
 from radixrt.models.decoder_spec import DecoderSpec
+from radixrt.models.loading.model_files import check_folder
 from radixrt.models.model_config import ModelSpec, load_model_spec
 from radixrt.models.partition import check_partition
 from radixrt.models.precision import choose_precision
@@ -71,6 +72,7 @@ def model_needs(
     if not path.is_dir():
         return ModelNeeds(folder, problem=f"{folder} is not a folder; name the folder of a model, with its config.json")
     try:
+        check_folder(path, weights=any(path.glob("*.safetensors*")))  # a config.json alone says what would fit
         spec = load_model_spec(path)
         check_partition(spec, tp)
         divide_layers(spec, pp)

@@ -14,6 +14,9 @@ NAMES = {"tokenizer": "tokenizer", "router": "router", "scheduler": "scheduler",
 FRONT_KINDS = ("tokenizer", "router")
 """Kinds of the processes that replicas share."""
 
+MISTAKE = 2
+"""Exit code of a worker that cannot start because an option or the model is at fault."""
+
 
 def process_kinds(config: Config, settings: EngineSettings) -> tuple[str, ...]:
     """Kinds of the processes to start for an engine without replicas: keys of `NAMES`, with a rank for runners if there

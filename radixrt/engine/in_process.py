@@ -14,7 +14,7 @@ from radixrt.client.engine_client import EngineClient
 from radixrt.config import Config
 from radixrt.engine import assembly
 from radixrt.engine.settings import EngineSettings
-from radixrt.errors import EngineError
+from radixrt.errors import ConfigError, EngineError, ModelLoadError
 from radixrt.executor.uniproc_executor import UniProcExecutor
 from radixrt.messages.client import ToMain, ToTokenizer
 from radixrt.messages.runner import FromRunner
@@ -90,6 +90,8 @@ class InProcessEngine:
     def _run(self) -> None:
         try:
             self._serve()
+        except (ConfigError, ModelLoadError) as error:
+            self.client.fail(str(error))
         except Exception as error:
             logger.exception("the engine stopped")
             self.client.fail(f"{type(error).__name__}: {error}")

@@ -29,9 +29,9 @@ from radixrt.channel import Inbox, Outbox, TaggedInbox, TaggedOutbox, ZmqInbox, 
 from radixrt.config import Config, make_config
 from radixrt.distributed.rank_info import RankInfo, answering_rank, rank_from_environment
 from radixrt.engine import assembly
-from radixrt.engine.endpoints import Endpoints, process_name
+from radixrt.engine.endpoints import MISTAKE, Endpoints, process_name
 from radixrt.engine.settings import EngineSettings
-from radixrt.errors import RadixRTError
+from radixrt.errors import ConfigError, ModelLoadError, RadixRTError
 from radixrt.heartbeat import Heartbeat, open_heartbeat
 from radixrt.logs import configure_logging
 from radixrt.messages.client import ToMain, ToTokenizer
@@ -284,19 +284,24 @@ RUN: dict[str, Callable[[WorkerSetup], NoReturn]] = {
 
 @contextlib.contextmanager
 def report_errors(name: str) -> Iterator[None]:
-    """Redirect stdout to stderr; report an exception as one JSON line on the original stdout, and end the process."""
+    """Redirect stdout to stderr; report an exception as one JSON line on the original stdout, and end the process.
+
+    The exit code is MISTAKE where an option or the model is at fault, else 1.
+    """
     error_report = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    code = 1
     try:
         yield
         return
     except RadixRTError as error:
+        code = MISTAKE if isinstance(error, (ConfigError, ModelLoadError)) else 1
         error_report.write(json.dumps(f"{error}") + "\n")
     except Exception as error:
         logging.exception("the %s stopped on a defect", name)
         error_report.write(json.dumps(f"{type(error).__name__}: {error}") + "\n")
     error_report.flush()
-    os._exit(1)  # not sys.exit: library threads and unsent messages must not keep a failed worker alive
+    os._exit(code)  # not sys.exit: library threads and unsent messages must not keep a failed worker alive
 
 
 def main(kind: str) -> None:

@@ -65,11 +65,13 @@ class Failure:
         kinds: kinds of the workers.
         reason: which worker failed first and how, for clients and the log.
         output: last lines of that worker's stderr, joined into one line.
+        mistake: that worker's error, if an option or the model is at fault; else "".
     """
 
     kinds: tuple[str, ...]
     reason: str
     output: str
+    mistake: str = ""
 
 
 class Receiver:
@@ -225,7 +227,8 @@ class Supervisor:
             time.sleep(SETTLE_S)
             dead = [worker for worker in self._workers.values() if worker.is_dead]
             first = _root_cause(dead)
-            return Failure(tuple(worker.kind for worker in dead), first.describe_exit(), first.last_lines())
+            kinds = tuple(worker.kind for worker in dead)
+            return Failure(kinds, first.describe_exit(), first.last_lines(), first.mistake)
         # Then the heartbeats of living processes.
         now = time.monotonic()
         for slot, worker in enumerate(self._workers[kind] for kind in self._kinds):
@@ -247,7 +250,7 @@ class Supervisor:
         # A group that was never ready is not restarted: the cause is most likely the configuration.
         info, requests = self._owner.info, self._owner.open_requests
         if info is None:
-            self._give_up(failure.reason, ExitCode.FAILED)
+            self._give_up(failure.mistake or failure.reason, ExitCode.FAILED)
             return
         serves = info.epoch >= self.core_epoch
         stats = self._owner.stats

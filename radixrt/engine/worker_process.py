@@ -9,9 +9,10 @@ import shutil
 import subprocess
 import sys
 import threading
+from functools import cached_property
 from typing import Any
 
-from radixrt.engine.endpoints import is_runner, process_name
+from radixrt.engine.endpoints import MISTAKE, is_runner, process_name
 from radixrt.errors import EngineError
 from radixrt.os_process import child_command, end_group
 
@@ -120,14 +121,24 @@ class WorkerProcess:
 
     def describe_exit(self) -> str:
         """Describe how the dead process ended, including the error that the process reported on stdout."""
-        assert self._process.stdout is not None
-        said = ""
-        with contextlib.suppress(OSError, ValueError):
-            line = self._process.stdout.readline()
-            said = f": {json.loads(line)}" if line else ""
         code = self._process.returncode
         how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+        said = f": {self._reported}" if self._reported else ""
         return f"the {self.name} process (pid {self.pid}) {how}{said}"
+
+    @property
+    def mistake(self) -> str:
+        """Error of the dead process if an option or the model is at fault; else ""."""
+        return self._reported if self._process.returncode == MISTAKE else ""
+
+    @cached_property
+    def _reported(self) -> str:
+        """Error that the dead process reported on stdout."""
+        assert self._process.stdout is not None
+        with contextlib.suppress(OSError, ValueError):
+            line = self._process.stdout.readline()
+            return str(json.loads(line)) if line else ""
+        return ""
 
     def last_lines(self) -> str:
         """Return the last lines of the dead process's stderr, joined into one line."""

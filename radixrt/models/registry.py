@@ -115,7 +115,9 @@ def alternatives(architecture: str) -> str:
     name = architecture.lower()
     classes = NEAREST | {begin: family.architectures[0] for family in FAMILIES for begin in family.nearest}
     begin = max((each for each in classes if name.startswith(each)), key=len, default=None)  # the longest one counts
-    nearest = similar(architecture, known) if begin is None else classes[begin]
+    stems = {each.replace("ForCausalLM", ""): each for each in known}
+    alike = similar(architecture.replace("ForCausalLM", ""), stems)
+    nearest = stems.get(alike or "") if begin is None else classes[begin]
     if nearest is not None:
         return f"; the nearest architecture that runs is {nearest}"
     return f"; architectures that run are {', '.join(known)}"

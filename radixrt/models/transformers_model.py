@@ -23,6 +23,7 @@ from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.attention.state_pool import StateShape
 from radixrt.errors import ModelLoadError
 from radixrt.forward_batch.forward_batch import ForwardBatch
+from radixrt.models.loading.model_files import shorten
 from radixrt.models.model_config import ModelSpec
 from radixrt.models.registry import alternatives, no_progress
 from radixrt.models.transformers_checks import (
@@ -35,6 +36,9 @@ from radixrt.models.transformers_checks import (
 
 INTERFACE = "radixrt"
 """Name of this engine in transformers' attention interface."""
+
+SHOWN = 3
+"""Names of tensors in an error; of more, their number."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +241,12 @@ def _named_errors(folder: Path, spec: ModelSpec) -> Iterator[None]:
         # Some classes look attention up in a table of their own.
         if isinstance(error, KeyError) and error.args == (INTERFACE,):
             raise ModelLoadError(f"{spec.architecture} does not use transformers' attention interface") from error
-        raise ModelLoadError(f"transformers cannot load {spec.architecture} from {folder}: {error}") from error
+        if "does not recognize this architecture" in str(error):
+            raise ModelLoadError(
+                f"transformers {transformers.__version__} does not know the architecture {spec.architecture}"
+            ) from error
+        reason = " ".join(str(error).split())  # some of these errors are paragraphs
+        raise ModelLoadError(f"transformers cannot load {spec.architecture} from {folder}: {reason}") from error
 
 
 def _random_model(config: Any, dtype: torch.dtype, device: torch.device, seed: int) -> Any:
@@ -259,8 +268,17 @@ def _load(folder: Path, config: Any, spec: ModelSpec, dtype: torch.dtype) -> Any
         local_files_only=True,
         trust_remote_code=False,
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are among the problems, where an exception would not name them
     )
-    problems = [f"{kind.replace('_', ' ')}: {sorted(map(str, names))[:12]}" for kind, names in info.items() if names]
+    wrong = [
+        f"{name} {list(found)} instead of {list(expected)}"
+        for name, found, expected in sorted(info.pop("mismatched_keys", ()))
+    ]
+    problems = [
+        f"{kind.replace('_', ' ')}: {shorten(sorted(map(str, names)), SHOWN)}" for kind, names in info.items() if names
+    ]
+    if wrong:
+        problems.append(f"of another shape: {shorten(wrong, 1)}")
     if problems:
         raise ModelLoadError(f"the tensors in {folder} do not fit {spec.architecture}; {'; '.join(problems)}")
     return model

@@ -138,7 +138,7 @@ class Tokenizer:
             try:
                 backend = tokenizers.Tokenizer.from_file(str(file))
             except Exception as error:  # the library raises bare Exception
-                raise ModelLoadError(f"{file} cannot be read as a tokenizer: {error}") from error
+                raise ModelLoadError(f"{file} cannot be read as a tokenizer: {error}; download it again") from error
         else:
             backend = _convert_with_transformers(folder)
         if backend.get_vocab_size(with_added_tokens=False) <= 1:

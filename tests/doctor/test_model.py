@@ -19,6 +19,9 @@ from tests.models.loading.test_mxfp4 import PUBLISHED
 from tests.models.test_gpt_oss_config import GPT_OSS_20B
 from tests.models.test_model_config import LLAMA
 
+EMPTY = (2).to_bytes(8, "little") + b"{}"
+"""Header of a safetensors file without tensors."""
+
 GPT_OSS_120B = {
     **GPT_OSS_20B, "num_hidden_layers": 36, "num_local_experts": 128,
     "layer_types": ["sliding_attention", "full_attention"] * 18,
@@ -28,7 +31,7 @@ GPT_OSS_120B = {
 def folder(path: Path, config: dict[str, Any], *, file_bytes: int = 0) -> str:
     (path / "config.json").write_text(json.dumps(config))
     if file_bytes:
-        (path / "model.safetensors").write_bytes(b"\0" * file_bytes)
+        (path / "model.safetensors").write_bytes(EMPTY.ljust(file_bytes, b"\0"))
     return str(path)
 
 

@@ -24,7 +24,7 @@ from radixrt.engine.cluster.driver_process import DriverProcess
 from radixrt.engine.cluster.lifeline import RankLines
 from radixrt.engine.cluster.rank_process import RankSettings
 from radixrt.engine.cluster.ray_driver import DriverSettings, Spawn
-from radixrt.engine.endpoints import Endpoints, process_name
+from radixrt.engine.endpoints import MISTAKE, Endpoints, process_name
 from radixrt.engine.process_group import ProcessGroup
 from radixrt.engine.settings import EngineSettings
 from radixrt.errors import EngineError
@@ -58,6 +58,7 @@ class RemoteRank:
         self.lost_at: float | None = None
         self._group = group
         self._exit: str | None = None
+        self.mistake = ""
         self._signalled = False
         self._tail = ""
 
@@ -69,10 +70,14 @@ class RemoteRank:
     def was_signalled(self) -> bool:
         return self._signalled
 
-    def end(self, how: str, *, signalled: bool = False, tail: str = "") -> None:
-        """Record the end of the rank; the first record counts."""
+    def end(self, how: str, *, signalled: bool = False, tail: str = "", mistake: str = "") -> None:
+        """Record the end of the rank; the first record counts.
+
+        Args:
+            mistake: error of the rank, if an option or the model is at fault.
+        """
         if self._exit is None:
-            self._exit, self._signalled, self._tail = how, signalled, tail
+            self._exit, self._signalled, self._tail, self.mistake = how, signalled, tail, mistake
             os.eventfd_write(self.pidfd, 1)
 
     def describe_exit(self) -> str:
@@ -227,7 +232,10 @@ class RayRanks:
             code, error = report["code"], report["error"]
             how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
             self._rank(report["ended"]).end(
-                f"{how}: {error}" if error else how, signalled=code < 0, tail=report["tail"]
+                f"{how}: {error}" if error else how,
+                signalled=code < 0,
+                tail=report["tail"],
+                mistake=error if code == MISTAKE else "",
             )
         elif "lost" in report:
             rank = self._rank(report["lost"])

