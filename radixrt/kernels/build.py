@@ -20,6 +20,8 @@ from pathlib import Path
 
 import torch
 
+from radixrt.private_files import is_trusted, make_private_folder
+
 logger = logging.getLogger(__name__)
 
 SOURCES = [
@@ -37,8 +39,8 @@ class KernelUnavailable(Exception):
 
 @cache
 def load_kernels(cache_dir: Path) -> ctypes.CDLL:
-    """Return the compiled kernels, from the cache folder or freshly built. If the folder cannot be written, the kernels
-    are built for this process alone, and a warning is logged.
+    """Return the compiled kernels, from the cache folder or freshly built. If the folder cannot be written, or other
+    users could have written to it, the kernels are built for this process alone, and a warning is logged.
 
     Raises:
         KernelUnavailable: there is no compiler, or compiling failed; the message names a fix.
@@ -46,8 +48,12 @@ def load_kernels(cache_dir: Path) -> ctypes.CDLL:
     openmp = _share_openmp_of_torch()
     flags = (*FLAGS, "-fopenmp") if openmp else FLAGS
     library = cache_dir / f"cpu-{_identity(flags)}.so"
-    if library.exists():
-        return _load(library)
+    try:
+        make_private_folder(cache_dir)
+        if library.exists() and is_trusted(library):
+            return _load(library)
+    except OSError:
+        pass  # `_keep` finds the same, and is reported
     try:
         with tempfile.TemporaryDirectory(prefix="kernels-", ignore_cleanup_errors=True) as scratch:
             built = _compile(Path(scratch), flags)
@@ -69,12 +75,12 @@ def _load(library: Path) -> ctypes.CDLL:
 
 def _keep(built: Path, library: Path) -> None:
     """Copy a library into the cache folder, at once for other processes that look for it."""
-    library.parent.mkdir(parents=True, exist_ok=True)
+    make_private_folder(library.parent)
     descriptor, name = tempfile.mkstemp(dir=library.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(built.read_bytes())
-        os.chmod(name, 0o755)
+        os.chmod(name, 0o700)
         os.replace(name, library)
     except BaseException:
         os.unlink(name)

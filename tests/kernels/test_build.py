@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 
 from radixrt.kernels import build
 from radixrt.kernels.build import KernelUnavailable, load_kernels
+from tests.test_private_files import give_to_a_stranger
 
 SMALL = ["--executor", "uni", "--num-threads", "1", "--dtype", "float32", "--kv-cache-tokens", "2048"]
 
@@ -41,6 +43,37 @@ def test_a_cache_that_takes_nothing_is_one_line_in_the_log(tmp_path: Path, caplo
     folder = tmp_path / "file" / "kernels"
     assert load_kernels(folder).radixrt_query_block() > 0
     assert load_kernels(folder).radixrt_max_dim() > 0
+    (line,) = caplog.messages
+    assert "not kept for the next start" in line
+    assert str(folder) in line
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_library_that_others_could_write_is_not_loaded(tmp_path: Path) -> None:
+    folder = tmp_path / "kernels"
+    load_kernels(folder)
+    (library,) = folder.iterdir()
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, library)] == [0o700, 0o700]
+    load_kernels.cache_clear()
+    library.write_bytes(b"planted")
+    library.chmod(0o777)
+    folder.chmod(0o777)
+    assert load_kernels(folder).radixrt_query_block() > 0
+    assert library.read_bytes() != b"planted"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+
+
+@pytest.mark.usefixtures("compiled")
+def test_kernels_in_a_strangers_folder_are_built_for_this_process_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "kernels"
+    load_kernels(folder)
+    (library,) = folder.iterdir()
+    load_kernels.cache_clear()
+    library.write_bytes(b"planted")
+    give_to_a_stranger(folder, monkeypatch)
+    assert load_kernels(folder).radixrt_query_block() > 0
     (line,) = caplog.messages
     assert "not kept for the next start" in line
     assert str(folder) in line

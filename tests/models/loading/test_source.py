@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import subprocess
 import sys
 import threading
@@ -47,6 +49,22 @@ def test_a_gguf_file_is_converted_once(tiny: Path, cache: Path) -> None:
     names = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert {path.name for path in first.folder.iterdir()} == names
     assert not [path for path in first.folder.parent.iterdir() if path.name.startswith(".")]
+
+
+def test_a_model_that_others_could_write_is_converted_again(tiny: Path, cache: Path) -> None:
+    before = os.umask(0)
+    try:
+        folder = prepare_model(ModelConfig(model=str(tiny.parent / "tiny.Q8.gguf"))).folder
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder.parent, folder)] == [0o700, 0o700]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+    config = folder / "config.json"
+    good = config.read_bytes()
+    config.write_bytes(b"{}")
+    config.chmod(0o666)
+    assert prepare_model(ModelConfig(model=str(tiny.parent / "tiny.Q8.gguf"))).folder == folder
+    assert config.read_bytes() == good
 
 
 def test_two_may_convert_at_once(tiny: Path, cache: Path) -> None:
