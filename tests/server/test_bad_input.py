@@ -144,7 +144,7 @@ def test_body_that_is_too_large_is_refused(engine: FakeEngine) -> None:
 def test_copies_of_a_large_request_are_bounded(caller: Caller, path: str) -> None:
     text = "x" * 2**20
     prompt = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text, "text": text}
-    body = {**prompt, "n": 64, "sampling_params": {"n": 64}}
+    body = {**prompt, **({"sampling_params": {"n": 64}} if path == "/generate" else {"n": 64})}
     assert "67108864" in check_error(caller.post(path, body), 400, "n")
     assert not caller.engine.requests
 

@@ -79,9 +79,68 @@ def test_names_of_ignored_fields_are_bounded_and_clean(caller: Caller) -> None:
 
 
 def test_an_error_names_ignored_fields_too(caller: Caller) -> None:
-    answer = post(caller, "/v1/completions", max_new_tokens=5, temperature=-1)
+    answer = post(caller, "/v1/completions", verbosity="low", temperature=-1)
     check_error(answer, 400, "temperature")
-    assert answer.headers[IGNORED] == "max_new_tokens"
+    assert answer.headers[IGNORED] == "verbosity"
+
+
+def test_ignored_fields_are_logged_once(caller: Caller, caplog: pytest.LogCaptureFixture) -> None:
+    for fields in ({"verbosity": "low"}, {"verbosity": "low", "surprise": 1}, {"surprise": 2}):
+        post(caller, "/v1/completions", **fields)
+    lines = [record.getMessage() for record in caplog.records if "ignored" in record.getMessage()]
+    assert lines == ["fields of requests are ignored: verbosity", "fields of requests are ignored: surprise"]
+
+
+# --- mistakes ---
+
+CHAT, COMPLETIONS = PATHS
+PROMPTS: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": "hi"}]},
+    COMPLETIONS: {"prompt": "x"},
+    "/generate": {"text": "x"},
+    "/v1/messages": {"max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]},
+    "/v1/responses": {"input": "x"},
+    "/v1/embeddings": {"input": "x"},
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value", "meant"),
+    [
+        (CHAT, "guided_jsn", {}, "did you mean guided_json"),
+        (CHAT, "temprature", 0, "did you mean temperature"),
+        (CHAT, "maxTokens", 5, "did you mean max_tokens"),
+        (CHAT, "max_new_tokens", 5, "called max_tokens"),
+        (CHAT, "best_of", 3, "n asks for several answers"),
+        (COMPLETIONS, "max_completion_tokens", 5, "called max_tokens"),
+        (COMPLETIONS, "presence_penality", 1, "did you mean presence_penalty"),
+        ("/generate", "temperature", 0, "of the object sampling_params"),
+        ("/generate", "max_new_tokens", 5, "of the object sampling_params"),
+        ("/generate", "temprature", 0, "did you mean sampling_params.temperature"),
+        ("/v1/messages", "stop", ["x"], "called stop_sequences"),
+        ("/v1/messages", "stop_sequence", ["x"], "did you mean stop_sequences"),
+        ("/v1/responses", "temprature", 0, "did you mean temperature"),
+        ("/v1/embeddings", "dimension", 5, "did you mean dimensions"),
+    ],
+)
+def test_mistakes_get_the_right_name(caller: Caller, path: str, field: str, value: Any, meant: str) -> None:
+    answer = caller.post(path, {**PROMPTS[path], field: value})
+    assert answer.status_code == 400
+    assert meant in answer.json()["error"]["message"]
+    assert field in answer.json()["error"]["message"]
+    assert caller.engine.requests == []
+
+
+def test_a_mistake_in_sampling_params_gets_the_right_name(caller: Caller) -> None:
+    answer = caller.post("/generate", {"text": "x", "sampling_params": {"temprature": 0}})
+    assert "did you mean temperature" in check_error(answer, 400, "sampling_params.temprature", "unknown_parameter")
+
+
+@pytest.mark.parametrize("fields", [{"temprature": None}, {"best_of": 1}, {"models": ["a"]}, {"top_logprobs_num": 1}])
+def test_fields_that_ask_for_nothing_are_no_mistakes(caller: Caller, fields: dict[str, Any]) -> None:
+    answer = post(caller, CHAT, **fields)
+    assert answer.status_code == 200
+    assert answer.headers[IGNORED] == next(iter(fields))
 
 
 # --- served ---

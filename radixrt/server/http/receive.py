@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
+from collections.abc import Iterator
+from itertools import islice
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -14,6 +17,7 @@ from radixrt.chat.json_limits import MAX_DEPTH, check_json_limits
 from radixrt.errors import RequestError, shown
 from radixrt.messages.client import EngineReady
 from radixrt.server.http.errors import ClientGone, model_not_found
+from radixrt.server.protocol.field_mistakes import check_mistake
 from radixrt.server.protocol.fields import NativeRequest, NativeSampling
 from radixrt.server.serving.service import BodyBudget, Service
 
@@ -26,6 +30,8 @@ class HasModel(Protocol):
 
 T = TypeVar("T")
 B = TypeVar("B", bound=HasModel)
+
+logger = logging.getLogger(__name__)
 
 JSON_TYPE = "application/json"
 HARMLESS_FIELDS = frozenset(
@@ -104,23 +110,26 @@ async def receive_json(service: Service, request: Request, decoder: msgspec.json
     if len(body) > SMALL_BODY_BYTES or body.count(b"[") + body.count(b"{") > MAX_DEPTH:
         check_json_limits(body, limit // 2)
     decoded = decode(body, decoder)
-    ignored = _ignored_fields(body, type(decoded))
-    if ignored:
+    kind = type(decoded)
+    unknown = list(islice(_unknown_fields(body, kind), MAX_IGNORED_FIELDS))
+    if unknown:
+        ignored = [_UNSAFE.sub("?", name[:MAX_FIELD_CHARS]) for name in unknown]
         request.state.ignored_fields = ignored
-        service.metrics.count_ignored(ignored)
+        for name in unknown:
+            check_mistake(name, body, kind)
+        if news := service.metrics.count_ignored(ignored):
+            logger.warning("fields of requests are ignored: %s", ", ".join(news))
     return decoded
 
 
-def _ignored_fields(body: bytes, kind: type) -> list[str]:
-    """The names of fields that the route does not know, except those that cannot change an answer; as log-safe text."""
-    ignored = []
+def _unknown_fields(body: bytes, kind: type) -> Iterator[str]:
+    """Yield the paths of the fields that the route does not know, except those that cannot change an answer."""
     for name, value in decode(body, _fields_decoder).items():
         if name == "sampling_params" and kind is NativeRequest and bytes(value) != b"null":
             inner = decode(bytes(value), _fields_decoder)
-            ignored += [f"{name}.{each}" for each in inner if each not in NativeSampling.__struct_fields__]
+            yield from (f"{name}.{each}" for each in inner if each not in NativeSampling.__struct_fields__)
         elif name not in HARMLESS_FIELDS and name not in kind.__struct_fields__:  # type: ignore[attr-defined]
-            ignored.append(name)
-    return [_UNSAFE.sub("?", name[:MAX_FIELD_CHARS]) for name in ignored[:MAX_IGNORED_FIELDS]]
+            yield name
 
 
 def admit(service: Service, model: str | None = None) -> EngineReady:

@@ -61,12 +61,19 @@ class Metrics:
         )
         self._ignored_names: set[str] = set()
 
-    def count_ignored(self, fields: Sequence[str]) -> None:
-        """Count fields of a request that were ignored; names beyond the first `MAX_IGNORED_NAMES` count as "other"."""
+    def count_ignored(self, fields: Sequence[str]) -> list[str]:
+        """Count fields of a request that were ignored; names beyond the first `MAX_IGNORED_NAMES` count as "other".
+
+        Returns:
+            Those that are counted by name for the first time.
+        """
+        news = []
         for name in fields:
-            if len(self._ignored_names) < MAX_IGNORED_NAMES:
+            if name not in self._ignored_names and len(self._ignored_names) < MAX_IGNORED_NAMES:
                 self._ignored_names.add(name)
+                news.append(name)
             self._ignored.labels(name if name in self._ignored_names else "other").inc()
+        return news
 
     def count_http(self, route: str, status: int) -> None:
         self._http.labels(route, str(status)).inc()
