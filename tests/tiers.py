@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path, PurePosixPath
 from xml.etree import ElementTree
 
@@ -136,9 +136,9 @@ def tier_of(file: str) -> str:
     return SLOW if any(path.is_relative_to(slow) for slow in SLOW_PATHS) else QUICK
 
 
-def seconds_of_files(report: Path) -> Counter[str]:
+def seconds_of_files(report: Path) -> dict[str, float]:
     """Return the seconds of each test file in a report that pytest has written as JUnit XML."""
-    seconds: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
     for case in ElementTree.parse(report).iter("testcase"):
         module = case.get("classname", "").split(".")
         while module and not (ROOT / "/".join(module)).with_suffix(".py").is_file():
@@ -150,6 +150,6 @@ def seconds_of_files(report: Path) -> Counter[str]:
 if __name__ == "__main__":
     for report in map(Path, sys.argv[1:]):
         found = seconds_of_files(report)
-        for file, seconds in found.most_common():
+        for file, seconds in sorted(found.items(), key=lambda each: -each[1]):
             print(f"{seconds:8.1f}  {tier_of(file):5}  {file}")
         print(f"{sum(found.values()):8.1f}         {report}")

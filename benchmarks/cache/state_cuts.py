@@ -34,7 +34,7 @@ from radixrt.config import SchedulerConfig
 from radixrt.executor.uniproc_executor import UniProcExecutor
 from radixrt.messages.parts import ProgramHint
 from radixrt.messages.request import Request
-from radixrt.messages.runner import RunnerReady, StepOutput
+from radixrt.messages.runner import FromRunner, RunnerReady, StepOutput
 from radixrt.messages.wire import Int32Array, pack_i32, unpack_i32
 from radixrt.models.loading.source import cache_folder
 from radixrt.parts.simulated import make_scheduler
@@ -144,7 +144,7 @@ def device(shape: str, threads: int | None) -> Iterator[Device]:
         kv_cache_tokens=2 * CONTEXT, memory_fraction=0.5, kv_cache_dtype="auto", max_step_tokens=CONTEXT,
         cuda_graph="auto", random_seed=0, kernel_cache=str(cache_folder() / "kernels"), num_states=STATES,
     )  # fmt: skip
-    answers: LocalChannel = LocalChannel(None)
+    answers: LocalChannel[FromRunner] = LocalChannel(None)
     executor = UniProcExecutor(Worker(ModelRunner(config), answers, 0, alone=True), answers)
     try:
         yield Device(executor, executor.wait_ready(600.0))

@@ -35,7 +35,7 @@ class Browser:
         self, width: int = 1360, height: int = 900, *, dark: bool = False, beside: Browser | None = None
     ) -> None:
         self._closing = ExitStack()
-        self._chromium = self._launch() if beside is None else beside._chromium
+        self._chromium: Chromium = self._launch() if beside is None else beside._chromium
         self.page = self._chromium.new_page()
         self._closing.callback(self.page.close)
         self.page.set_default_timeout(LIMIT_S * 1000)

@@ -39,7 +39,7 @@ class FleetRouter(Protocol):
     def take(self) -> list[Send]:
         """Messages to send since the last call."""
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float) -> object:
         """Called at regular intervals."""
 
 

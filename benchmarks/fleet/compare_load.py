@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from benchmarks.fleet.programs import ForkShape
@@ -95,7 +96,7 @@ class Player:
         self.measured.cached_tokens += outcome.cached_tokens or 0
         return outcome.text
 
-    async def program(self, steps: Callable[[Player], asyncio.Future[None]]) -> None:
+    async def program(self, steps: Callable[[Player], Awaitable[None]]) -> None:
         """Run a program and count its time, or its error."""
         begin = time.perf_counter()
         try:
@@ -141,7 +142,7 @@ async def _open_loop(player: Player, load: ForkLoad, seed: int, share: float) ->
     for at, name, rng, app in arrivals(load, seed, max(1, round(load.count * share))):
         await asyncio.sleep(max(0.0, at - (time.perf_counter() - begin)))
         running.append(
-            asyncio.ensure_future(player.program(lambda p, n=name, r=rng, a=app: _fork(p, load.shape, n, r, a)))  # type: ignore[misc]
+            asyncio.ensure_future(player.program(partial(_fork, shape=load.shape, name=name, rng=rng, app=app)))
         )
     await asyncio.gather(*running)
 

@@ -138,4 +138,5 @@ def least_squares(steps: Sequence[TracedStep]) -> StepTimes:
             found[free] = solution / scale[free]
             break
         free.pop(int(solution.argmin()))
-    return StepTimes(*(max(float(x), 0.0) for x in found))
+    step, row, context, extend, token, pair = (max(float(x), 0.0) for x in found)
+    return StepTimes(step, row, context, extend, token, pair)

@@ -96,8 +96,9 @@ class FakeReplica:
         if time.monotonic() - self.told_at > STATS_S and self.tag.epoch:
             self.told_at = time.monotonic()
             free = READY.num_slots - len(self.left) * (PROMPT + self.tokens)
-            numbers = (0, len(self.left), READY.num_slots, free, *[0] * 10, 0.0, 0.0, 0.0)
-            self.outbox.send_tagged(self.tag, SchedulerStats(*numbers, load=LoadStats(step_times=TIMES)))
+            counts = (0, len(self.left), READY.num_slots, free, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+            stats = SchedulerStats(*counts, 0.0, 0.0, 0.0, load=LoadStats(step_times=TIMES))
+            self.outbox.send_tagged(self.tag, stats)
         rids, deltas, stamp = [], [], NOW()
         for rid, left in list(self.left.items()):
             if left > 1:

@@ -145,8 +145,12 @@ def make_router(policy: str, replicas: int, device: Device) -> FleetRouter:
         return BASELINES[policy](replicas)
     limits: dict[str, Any] = {"request_timeout_s": NO_LIMIT_S, "stall_s": NO_LIMIT_S}
     placement = VARIANTS[policy](device)
-    kind = MovingRouter if isinstance(placement, Moving) else Router
-    router = kind(context_length=device.context_length, placement=placement, **limits)
+    limits["context_length"] = device.context_length
+    router: Router
+    if isinstance(placement, Moving):
+        router = MovingRouter(placement, **limits)
+    else:
+        router = Router(placement=placement, **limits)
     info = ReplicaInfo(device.num_slots, device.max_running_requests, device.chunked_prefill_size)
     for replica in range(replicas):
         router.add_replica(replica, info, 0.0)

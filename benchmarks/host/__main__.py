@@ -188,7 +188,7 @@ def measure_busy(
             )
             loop = make_loop(scheduler, executor, inbox, to_tokenizer, depth=depth)
             workload = plain_workload(rows, steps + 1)
-            given = {} if schema is None else {"json_schema": schema}
+            given: dict[str, Any] = {} if schema is None else {"json_schema": schema}
             sampling = SamplingParams(temperature=0.6, max_tokens=steps + 1, ignore_eos=schema is None, **given)
             for i, prompt in enumerate(workload.prompts()):
                 inbox.send(Request.generate(str(i), pack_i32(prompt), sampling))

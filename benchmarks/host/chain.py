@@ -137,7 +137,7 @@ def measure_chain(
         device.times.book("deltas", outbox, "send")
         device.times.book("deltas", scheduler, "take_deltas")
         loop = make_loop(scheduler, device, inbox, outbox, depth=2)
-        given = {} if schema is None else {"json_schema": schema}
+        given: dict[str, Any] = {} if schema is None else {"json_schema": schema}
         sampling = SamplingParams(
             temperature=0.6, max_tokens=steps + 2 * WARM_STEPS, ignore_eos=schema is None, **given
         )

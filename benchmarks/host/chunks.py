@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import uvicorn
 
@@ -105,7 +106,7 @@ def measure_chunks(route: str, streams: int, chunks: int) -> ChunkCosts:
     for _ in range(chunks - 1):
         client.dispatch(OutputBatch([RequestOutput(rid, " word", ids) for rid in requests.rids]))
         time.sleep(STEP_S)
-    last = {"finish": Finish("stop"), "usage": Usage(1, chunks, 0), "timings": Timings()}
+    last: dict[str, Any] = {"finish": Finish("stop"), "usage": Usage(1, chunks, 0), "timings": Timings()}
     client.dispatch(OutputBatch([RequestOutput(rid, " word", ids, **last) for rid in requests.rids]))
     dispatching = time.thread_time() - here_before
     readers.join()

@@ -116,7 +116,8 @@ def without_sharing(batch: ForwardBatch) -> ForwardBatch:
 def micros(run: Callable[[], object], seconds: float) -> float:
     """Median of the host's time for one call."""
     run()
-    found, end = [], time.perf_counter() + seconds
+    found: list[float] = []
+    end = time.perf_counter() + seconds
     while len(found) < 5 or time.perf_counter() < end:
         start = time.perf_counter()
         run()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from typing import Any
 
@@ -132,7 +133,7 @@ def columns(shape: tuple[int, int, int], sweep: bool) -> Iterator[tuple[str, Cal
         yield "ours", ours
     for sizes in SWEEP if sweep else []:
         name = f"{sizes.block}/{sizes.num_warps}w/{sizes.num_stages // 2}b/{sizes.programs}p"
-        yield name, lambda pools, sizes=sizes: ours(pools, sizes)
+        yield name, partial(ours, sizes=sizes)
 
 
 def main() -> None:

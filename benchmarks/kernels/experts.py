@@ -20,6 +20,8 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -144,7 +146,7 @@ def tune(layer: Layer, tile: int, seconds: float) -> list[list[str]]:
             if time.perf_counter() > deadline:
                 break
             try:
-                timed.append((graph_us(lambda cut=cut: run(cut), calls=4, replays=5), cut))
+                timed.append((graph_us(partial(run, cut), calls=4, replays=5), cut))
             except Exception:
                 continue
         present = timed[0][0]
@@ -165,7 +167,7 @@ def measure(layer: Layer, tokens: int, device: Device) -> list[str]:
     turn = itertools.cycle(inputs)
     calls, replays = (INPUTS, 9) if tokens <= 512 else (2, 5)
 
-    def timed(kernels: object) -> float:
+    def timed(kernels: Any) -> float:
         def run() -> torch.Tensor:
             found: torch.Tensor = kernels.run_experts(*next(turn), layer.gate_up, layer.down, True)
             return found

@@ -62,7 +62,7 @@ def sampler_for(kind: str, batch: int, vocab: int, device: str) -> tuple[Sampler
         ids = pack_i32(rng.integers(0, vocab, SEQ_LEN // 2))
         logprobs = int(params.get("logprobs", -1))
         draw = msgspec.convert(OFF | params, DrawParams, strict=False)
-        tables.write(SamplingRow(i, draw, seed=i, prompt_ids=ids, output_ids=ids, logprobs=logprobs))
+        tables.write(SamplingRow(req_pool_idx=i, draw=draw, seed=i, prompt_ids=ids, output_ids=ids, logprobs=logprobs))
     if "mask" not in kind:
         return Sampler(tables), None
     bits = rng.integers(0, 2**32, (batch, (vocab + 31) // 32), dtype=np.uint32)

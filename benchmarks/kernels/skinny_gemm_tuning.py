@@ -93,7 +93,10 @@ def measure(ours: CudaOps, tokens: int, rows: int, columns: int, gated: bool) ->
         except Exception:  # as in compile_cuts
             workspace = skinny_gemm.Workspace("cuda")
     found.sort()
-    best, cut = min(((median(timed(each) for _ in range(3)), each) for _, each in found[:5]), default=(math.inf, None))
+    finalists: list[tuple[float, Config | None]] = [
+        (median(timed(each) for _ in range(3)), each) for _, each in found[:5]
+    ]
+    best, winner = min(finalists, default=(math.inf, None), key=lambda each: each[0])
     has = find_config(tokens, rows, columns, gated=gated)
     now = "cuBLAS" if has is None else f"{timed(has):.1f}"
     return [
@@ -102,7 +105,7 @@ def measure(ours: CudaOps, tokens: int, rows: int, columns: int, gated: bool) ->
         f"{cublas:.1f}",
         f"{best:.1f}",
         now,
-        "none" if cut is None else _written(cut),
+        "none" if winner is None else _written(winner),
     ]
 
 

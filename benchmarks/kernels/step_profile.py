@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.common import machine
@@ -92,7 +93,7 @@ def decode_step(rows: int, context: int, shared: int) -> ForwardStep:
     return ForwardStep(
         step_id=0, mode=2, req_pool_idx=pack_i32(np.arange(1, rows + 1)), seq_lens=pack_i32(np.full(rows, context)),
         out_cache_loc=pack_i32(slots[:, -1]), row_writes=writes,
-        sampling_rows=[SamplingRow(i + 1, DrawParams(temperature=0.6), i) for i in range(rows)],
+        sampling_rows=[SamplingRow(req_pool_idx=i + 1, draw=DrawParams(temperature=0.6), seed=i) for i in range(rows)],
         sections={SHARING: encode(SharedSection(segments, pack_i32(np.arange(rows))))} if shared else {},
     )  # fmt: skip
 
@@ -105,7 +106,7 @@ def suffix_step(rows: int, new: int, cached: int, *, shared: bool) -> ForwardSte
         extend_lens=pack_i32(np.full(rows, new)), samples=bytes([1] * rows),
         input_ids=pack_i32(np.random.default_rng(0).integers(10, 10_000, rows * new)),
         row_writes=[RowWrite(i + 1, 0, pack_i32(order[:cached])) for i in range(rows)],
-        sampling_rows=[SamplingRow(i + 1, DrawParams(temperature=0.6), i) for i in range(rows)],
+        sampling_rows=[SamplingRow(req_pool_idx=i + 1, draw=DrawParams(temperature=0.6), seed=i) for i in range(rows)],
         sections={SHARING: encode(SharedSection(pack_i32([0, cached, 0, rows]), pack_i32(np.arange(rows))))}
         if shared
         else {},
@@ -200,7 +201,7 @@ def shares(profiler: profile) -> list[tuple[str, float]]:
     time in which it was not running."""
     found = []
     until = 0.0
-    events = [event for event in profiler.events() or [] if event.device_type == torch.autograd.DeviceType.CUDA]
+    events = [event for event in profiler.events() or [] if event.device_type == DeviceType.CUDA]
     for event in sorted(events, key=lambda event: event.time_range.end):
         begin = max(until, event.time_range.start)
         found.append((event.name, max(0.0, event.time_range.end - begin)))

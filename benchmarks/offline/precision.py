@@ -62,6 +62,7 @@ def measure(dtype: str, texts: list[str], top: int) -> tuple[Any, ...]:
     with Engine(dtype=dtype, executor="uni", kv_cache_tokens=16384) as engine:
         greedy = {"temperature": 0.0, "max_tokens": 20, "prompt_logprobs": top, "logprobs": 2}
         outputs = engine.generate(texts, greedy)
+        assert isinstance(outputs, list)
         positions = [
             {candidate.token_id: candidate.logprob for candidate in position.top}
             for output in outputs

@@ -29,7 +29,7 @@ from benchmarks.common.engine_options import parse_options
 from benchmarks.common.machine import facts
 from benchmarks.common.model_shapes import CONFIGS, shape_folder
 from benchmarks.common.tables import table
-from benchmarks.structure.rounds import run_round
+from benchmarks.structure.rounds import OUTPUT_TOKENS, run_round, twin
 from radixrt import Engine
 
 ROWS = 64
@@ -43,7 +43,8 @@ def start_once(options: argparse.Namespace) -> dict[str, Any]:
     started = time.perf_counter()
     with Engine(folder, load_format="dummy", show_progress=False, log_level="info", **given) as engine:
         ready = time.perf_counter() - started
-        rates = [run_round(engine, "plain", options.rows, i, []).rate for i in range(options.rounds)]
+        asked = twin([OUTPUT_TOKENS] * options.rows)
+        rates = [run_round(engine, asked, i).rate for i in range(options.rounds)]
     return {"ready": ready, "rates": rates}
 
 

@@ -21,6 +21,9 @@ LOWEST_ID, HIGHEST_ID = 10, 10_000
 """Range of prompt tokens; ids below are special tokens of some models."""
 
 
+Paths = list[tuple[int, ...]]
+
+
 @dataclass(frozen=True)
 class Workload:
     """Requests that are submitted at once; in a conversation, once for each turn.
@@ -35,7 +38,7 @@ class Workload:
 
     name: str
     segments: list[npt.NDArray[np.int32]]
-    paths: list[tuple[int, ...]]
+    paths: Paths
     outputs: list[int]
     counts_prompt: bool = False
     turns: tuple[tuple[int, ...], ...] = ()
@@ -93,7 +96,7 @@ class _Maker:
 def _plain(
     make: _Maker, name: str, requests: int, prompt: int, output: int, *, counts_prompt: bool = False
 ) -> Workload:
-    paths = [(make.segment(make.sized(prompt)),) for _ in range(requests)]
+    paths: Paths = [(make.segment(make.sized(prompt)),) for _ in range(requests)]
     outputs = [output if counts_prompt else make.sized(output)] * requests
     return Workload(name, make.segments, paths, outputs, counts_prompt)
 
@@ -112,20 +115,20 @@ def _prefill(make: _Maker) -> Workload:
 
 def _mixed256(make: _Maker) -> Workload:
     requests = make.sized(256)
-    paths = [(make.segment(n),) for n in make.lengths(100, 1024, requests)]
+    paths: Paths = [(make.segment(n),) for n in make.lengths(100, 1024, requests)]
     return Workload("mixed256", make.segments, paths, make.lengths(100, 1024, requests))
 
 
 def _shared4k(make: _Maker) -> Workload:
     shared = make.segment(make.sized(4096))
-    paths = [(shared, make.segment(make.sized(128))) for _ in range(make.sized(256))]
+    paths: Paths = [(shared, make.segment(make.sized(128))) for _ in range(make.sized(256))]
     return Workload("shared4k", make.segments, paths, [make.sized(64)] * len(paths))
 
 
 def _tree(make: _Maker) -> Workload:
     """8 roots, 8 branches of each, 8 leaves of each of these; scaled, as many of each as keep about scale x 512."""
     width = max(1, round(8 * (make.sized(512) / 512) ** (1 / 3)))
-    paths = []
+    paths: Paths = []
     for _ in range(width):
         root = make.segment(make.sized(1024))
         for _ in range(width):
@@ -137,13 +140,13 @@ def _tree(make: _Maker) -> Workload:
 
 def _questions(make: _Maker) -> Workload:
     document = make.segment(make.sized(4096))
-    paths = [(document, make.segment(make.sized(16))) for _ in range(make.sized(512))]
+    paths: Paths = [(document, make.segment(make.sized(16))) for _ in range(make.sized(512))]
     return Workload("questions", make.segments, paths, [1] * len(paths))
 
 
 def _fork8(make: _Maker) -> Workload:
     """16 groups of 8 requests that share a prefix, all shuffled."""
-    paths = []
+    paths: Paths = []
     for _ in range(make.sized(16)):
         shared = make.segment(make.sized(4096))
         paths += [(shared, make.segment(make.sized(200))) for _ in range(8)]
@@ -154,7 +157,7 @@ def _fork8(make: _Maker) -> Workload:
 def _chat8(make: _Maker) -> Workload:
     """64 conversations of 8 turns: a system prompt of their own, then a user's message before each answer."""
     count = make.sized(64)
-    paths = [(make.segment(make.sized(300)), make.segment(make.sized(60))) for _ in range(count)]
+    paths: Paths = [(make.segment(make.sized(300)), make.segment(make.sized(60))) for _ in range(count)]
     turns = tuple(tuple(make.segment(make.sized(60)) for _ in range(count)) for _ in range(7))
     return Workload("chat8", make.segments, paths, [make.sized(120)] * count, turns=turns)
 

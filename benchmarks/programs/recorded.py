@@ -60,7 +60,11 @@ def record(workload: Workload) -> Recorded:
     """Run a workload, all runs at once."""
     logs: dict[str, RunLog] = {}
     backend = _Recorder()
-    stop = observe(lambda log, event, record: logs.setdefault(log.program, log) and None)
+
+    def note(log: RunLog, event: str, record: object) -> None:
+        logs.setdefault(log.program, log)
+
+    stop = observe(note)
     try:
         items = workload.function.batch(
             workload.items, backend=backend, sampling={"temperature": 0, "ignore_eos": True}, progress=False,

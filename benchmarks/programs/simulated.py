@@ -72,7 +72,8 @@ def step_times(text: str) -> StepTimes:
             parts[name] = float(value)
         except ValueError:
             raise argparse.ArgumentTypeError(f"{name}: {value!r} is no number of seconds") from None
-    return StepTimes(**parts)
+    step, row, context, extend, token, pair = parts.values()
+    return StepTimes(step, row, context, extend, token, pair)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -318,7 +318,7 @@ def simulate_tenants(args: argparse.Namespace) -> list[TenantRun]:
         big = _poisson(factor * SIMULATED_RATE, args.seconds, args.seed + 2, keys[0], WARM_UP_S) if factor else []
         engine.run(small + big)
         lives = {id(life.request): life for life in engine.lives.values()}
-        calls = [
+        of_small, of_big = (
             [
                 (life.finish.error.status, 0.0, 0.0)
                 if life.finish is not None and life.finish.error is not None
@@ -326,8 +326,8 @@ def simulate_tenants(args: argparse.Namespace) -> list[TenantRun]:
                 for life in (lives[id(request)] for request in requests)
             ]
             for requests in (small, big)
-        ]
-        runs.append(TenantRun("one" if keys[0] == keys[1] else "two", factor, *calls, args.seconds))
+        )
+        runs.append(TenantRun("one" if keys[0] == keys[1] else "two", factor, of_small, of_big, args.seconds))
     return runs
 
 

@@ -62,7 +62,8 @@ async def soak(server: RunningServer, args: argparse.Namespace) -> tuple[list[Sa
     watching.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await watching
-    last = asyncio.create_task(watch(server.url, server.pid, after := [], 0.1))
+    after: list[Sample] = []
+    last = asyncio.create_task(watch(server.url, server.pid, after, 0.1))
     while not after:
         await asyncio.sleep(0.05)
     last.cancel()

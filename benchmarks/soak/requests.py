@@ -107,12 +107,13 @@ async def constrained(client: httpx.AsyncClient, rng: random.Random) -> int:
 
 
 async def tools(client: httpx.AsyncClient, rng: random.Random) -> int:
-    tool = {"type": "function", "function": {"name": "look_up", "parameters": schema(rng), "strict": True}}
+    parameters = schema(rng)
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": parameters, "strict": True}}
     body = {"messages": [{"role": "user", "content": prompt(rng)}], "tools": [tool], "max_tokens": 80}
     status, content = await _post(client, "/v1/chat/completions", {**body, "tool_choice": "required"})
     if status == 200:
         for call in content["choices"][0]["message"]["tool_calls"]:
-            _check(call["function"]["arguments"], tool["function"]["parameters"])
+            _check(call["function"]["arguments"], parameters)
     return status
 
 

@@ -209,7 +209,7 @@ def judge(engine: EngineUnderTest, vocabulary: Vocabulary, entry: dict[str, Any]
         engine.start(grammar).fill(row)
         answer.compile_s = time.process_time() - started
         answer.load_s = engine.load_s
-        digest.update(row)
+        digest.update(row.data)
         for test in entry.get("tests", ()):
             tokens = vocabulary.encode(written(test["data"]))
             accepted = walk(engine.start(grammar), tokens, row, answer.masks_us, digest)
@@ -262,7 +262,7 @@ def walk(way: Walk, tokens: Sequence[int], row: Bits, masks_us: list[float], dig
         started = time.process_time()
         way.fill(row)
         masks_us.append((time.process_time() - started) * 1e6)
-        digest.update(row)
+        digest.update(row.data)
         if not row[token // 32] >> (token % 32) & 1 or not way.accept(token):
             return False
     return way.may_end()

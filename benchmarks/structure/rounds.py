@@ -117,6 +117,7 @@ def run_round(engine: Engine, params: list[dict[str, Any]], seed: int) -> Round:
     asked = prompts(len(params), seed)
     started = time.perf_counter()
     outputs = engine.generate(asked, params, progress=False)
+    assert isinstance(outputs, list)
     seconds = time.perf_counter() - started
     constraints = [output.constraint for output in outputs if output.constraint is not None]
     plain = [output for output in outputs if output.constraint is None and len(output.token_ids) > 1]

@@ -25,7 +25,7 @@ class RowWrite(msgspec.Struct, frozen=True, array_like=True):
     slots: bytes
 
 
-class SamplingRow(msgspec.Struct, frozen=True, array_like=True):
+class SamplingRow(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Sampling parameters of a request, written into the runner's tables at req_pool_idx before the step runs.
 
     Attributes:

@@ -188,12 +188,12 @@ def compare(template: GrammarTemplate, rng: random.Random, steps: int = 6) -> No
             if recognized == masked and not (masked and len(choices) == 1):  # llguidance: forced text, canonically
                 text = vocabulary.decode(written), vocabulary.table[token]
                 raise AssertionError(f"after {text[0]!r} {text[1]!r} is {'masked' if masked else 'not recognized'}")
-        token = next((one for one in likely if one not in vocabulary.eos_ids), None)
-        if token is None:
+        chosen = next((one for one in likely if one not in vocabulary.eos_ids), None)
+        if chosen is None:
             return
-        assert grammar.accept(token)
-        written.append(token)
-        after = template.completions.advance(place, token)
+        assert grammar.accept(chosen)
+        written.append(chosen)
+        after = template.completions.advance(place, chosen)
         assert after is not None
         place = after
 

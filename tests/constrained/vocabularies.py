@@ -35,7 +35,7 @@ def allowed(grammar: Grammar, vocab_size: int) -> set[int]:
     return bits(row)
 
 
-def bits(row: np.ndarray) -> set[int]:  # type: ignore[type-arg]
+def bits(row: np.ndarray) -> set[int]:
     return set(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist())
 
 

@@ -279,10 +279,10 @@ def model(world: World) -> None:
     run = all_reduce.all_reduce_add_rms_norm
 
     def watched(*args: Any) -> torch.Tensor:
-        ways.append((all_reduce.num_shots(args[0], *args[2].shape, 4), args[-1]))
+        ways.append((all_reduce.num_shots(args[0], len(args[2]), args[2].shape[1], 4), args[-1]))
         return run(*args)
 
-    all_reduce.all_reduce_add_rms_norm = watched
+    all_reduce.all_reduce_add_rms_norm = watched  # type: ignore[assignment]
     path = world.folder / "model"
     spec = load_model_spec(path)
     with torch.inference_mode():
@@ -337,7 +337,7 @@ def patch_quickly() -> None:
 
 def run_rank(rank: int, ranks: int, folder: Path, names: list[str]) -> None:
     """Run the cases, and list those that passed in a file."""
-    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), ranks), rank=rank, world_size=ranks)
+    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), ranks), rank=rank, world_size=ranks)  # type: ignore[attr-defined]
     for name in names:
         CASES[name](World(rank, ranks, folder / name))
         dist.barrier()

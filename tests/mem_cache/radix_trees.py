@@ -43,6 +43,8 @@ def tokens_on_path(node: TreeNode) -> list[int]:
 
 
 def put_keep(cache: RadixCache, key: np.ndarray, namespace: str, live: list[TreeNode]) -> TreeNode:
-    node = cache.insert(key, cache.allocator.alloc_extend(0, len(key), 0), namespace).node
+    slots = cache.allocator.alloc_extend(0, len(key), 0)
+    assert slots is not None
+    node = cache.insert(key, slots, namespace).node
     cache.check_invariants(live)
     return node

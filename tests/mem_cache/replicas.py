@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import msgspec
 
 from radixrt.mem_cache.cache_journal import CacheJournal
 from radixrt.mem_cache.granules import prompt_hashes
 from radixrt.mem_cache.radix_cache import _EVICTION_KEYS, RadixCache
 from radixrt.mem_cache.replica import CacheReplica
-from radixrt.mem_cache.tree_node import RootNode
+from radixrt.mem_cache.tree_node import RootNode, TreeNode
 from radixrt.messages.cache_events import CacheEvents, SnapshotHeader
 
 
@@ -66,5 +68,5 @@ def check_equal(replica: CacheReplica, cache: RadixCache) -> None:
         assert copy.end == len(tokens) // 4
         assert b"".join(copy.granules()) == prompt_hashes(tokens, root.namespace)
     leaves = [node for node in copies.values() if not node.num_children and not node.locks]
-    order = sorted(leaves, key=lambda node: (node.has_state, _EVICTION_KEYS[cache.policy](node)))
+    order = sorted(leaves, key=lambda node: (node.has_state, _EVICTION_KEYS[cache.policy](cast(TreeNode, node))))
     assert [node.number for node in order] == [journal.number(leaf) for leaf in getattr(cache, "_leaves", ())]

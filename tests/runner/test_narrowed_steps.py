@@ -68,7 +68,7 @@ class Row:
 
 
 def greedy(place: int, **more: Any) -> SamplingRow:
-    return SamplingRow(place, DrawParams(temperature=0.0), seed=1, **more)
+    return SamplingRow(req_pool_idx=place, draw=DrawParams(temperature=0.0), seed=1, **more)
 
 
 def steps(seed: int) -> Iterator[ForwardStep]:

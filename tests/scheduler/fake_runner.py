@@ -507,12 +507,14 @@ class Harness:
         """The request returned the hidden states that it asked for, and no others."""
         request = self.requests[rid]
         states = expected_hidden_states(prompt_of(request))
+        assert request.sampling is not None
         wanted = {None: [], "last": states[-1:], "prompt": states}[request.sampling.return_hidden_states]
         assert self.hidden_states.get(rid, []) == wanted
 
     def assert_output(self, rid: str) -> None:
         """The request ended on its own, with exactly the tokens that its prompt determines."""
         request = self.requests[rid]
+        assert request.sampling is not None
         tokens, reason = expected_output(request.tokens(0).tolist(), request.sampling, self.max_len)
         assert self.outputs[rid] == tokens
         assert self.finishes[rid].reason == reason

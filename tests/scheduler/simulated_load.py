@@ -39,7 +39,8 @@ class Load:
 
     def requests(self, rate: float, seconds: float, seed: int = 0) -> list[SimulatedRequest]:
         rng, ids = random.Random(seed), np.random.default_rng(seed)
-        prefix, at, made = ids.integers(2, 900, self.shared), 0.0, []
+        prefix, at = ids.integers(2, 900, self.shared), 0.0
+        made: list[SimulatedRequest] = []
         while True:
             at += rng.expovariate(rate if at > WARM_UP_S else min(rate, self.warm_rate))
             if at > WARM_UP_S + seconds:

@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -25,12 +25,11 @@ from radixrt.messages.client import (
     RequestOutput,
     TextInput,
     TokenInput,
-    TokenLogprob,
     ToMain,
     ToTokenizer,
 )
 from radixrt.messages.parts import ChatPrompt, Finish, FinishError, Timings, Usage
-from radixrt.messages.reads import HiddenStates, PromptValues
+from radixrt.messages.reads import HiddenStates, PromptValues, TokenLogprob
 from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq, ReleaseReq
 from radixrt.messages.scheduler_stats import LoadStats, ProgramStats, SchedulerStats, StepTimes
 from radixrt.messages.wire import pack_f32, pack_i32
@@ -127,7 +126,7 @@ def speak(request: Sent, words: list[str], pause: float = 0.0) -> Iterable[Reque
     """The words, one token each, as a stream or all at once; with the log-probabilities that were asked for."""
     sampling = request.sampling
     limit = len(words) if sampling.max_tokens is None else min(sampling.max_tokens, len(words))
-    reason = "stop" if limit == len(words) and sampling.max_tokens != limit else "length"
+    reason: Literal["stop", "length"] = "stop" if limit == len(words) and sampling.max_tokens != limit else "length"
     words = words[:limit]
     prompt_rows = None
     if sampling.prompt_logprobs is not None:

@@ -25,8 +25,8 @@ class Served:
     def __init__(self, grace_s: float, **options: object) -> None:
         settings = json.dumps({"grace_s": grace_s, **options})
         command = [sys.executable, "-m", "tests.server.serve_fake", settings]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        self.process = subprocess.Popen(command, cwd=ROOT, text=True, **pipes)
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, cwd=ROOT, text=True, stdin=pipe, stdout=pipe, stderr=pipe)
         assert self.process.stdout is not None
         self.url, _, self.frozen = self.process.stdout.readline().strip().partition(" ")
         self.answers: list[httpx.Response] = []

@@ -32,6 +32,7 @@ from radixrt.runner.sampling.sampling_tables import (
     MIN_LEN,
     MIN_P,
     PENALTY,
+    SPECIAL,
     TOP_K,
     TOP_P,
     Index,
@@ -136,7 +137,7 @@ class Sampler:
         """Return whether `sample_plain` performs every operation that these rows need, apart from a mask."""
         if self._kernels is None or not self._tables.num_special:
             return self._kernels is not None
-        return not (self._tables.needs[req_pool_idx] & ~np.uint8(DRAW)).any()
+        return not (self._tables.needs[req_pool_idx] & SPECIAL).any()
 
     def plain_inputs(self, req_pool_idx: Index, seq_lens: Index) -> tuple[npt.NDArray[np.float32], Uniforms]:
         """Return the inputs of `sample_plain` on the host: temperatures, float32 [S], 0 for greedy rows; u, float64
@@ -274,7 +275,7 @@ def edit_logits(t: SamplingTables, logits: torch.Tensor, idx: Index, seq_lens: I
         logits: float32 [S, vocab].
         idx: int [S], the rows' indices in the tables.
         seq_lens: int [S], as for `Sampler.sample`.
-        needs: uint8 [S], operations of each row.
+        needs: uint32 [S], operations of each row.
         every: union of `needs`.
     """
     biased = rows_with(needs, every, BIAS)

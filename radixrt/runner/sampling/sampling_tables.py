@@ -26,7 +26,11 @@ BIAS = 16
 PENALTY = 32
 MIN_LEN = 64
 LOGPROBS = 128
-"""Bits of `SamplingTables.needs`. A row without DRAW is greedy, and then has no TOP_K, TOP_P or MIN_P either."""
+"""Bits of `SamplingTables.needs`, which has 32. A row without DRAW is greedy, and then has no TOP_K, TOP_P or MIN_P
+either."""
+
+SPECIAL = 0xFFFF_FFFF ^ DRAW
+"""All bits but DRAW: operations, those that are added later included, which plain sampling does not perform."""
 
 MIN_TEMPERATURE = 1e-6
 """Lower temperatures are raised to this value, at which only tokens with equal logits are drawn from."""
@@ -42,7 +46,7 @@ ONE_OUTPUT = 2
 
 Index = npt.NDArray[np.integer]
 Rows = npt.NDArray[np.int64]
-Needs = npt.NDArray[np.uint8]
+Needs = npt.NDArray[np.uint32]
 NO_ROWS: Rows = np.zeros(0, np.int64)
 
 
@@ -112,7 +116,7 @@ class SamplingTables:
     """Parameters by req_pool_idx. `write` replaces all parameters of one request; row 0 is padding and greedy.
 
     Attributes:
-        needs: uint8 [max_requests + 1], the operations that each row needs; 0 is plain greedy.
+        needs: uint32 [max_requests + 1], the operations that each row needs; 0 is plain greedy.
         temperature, top_p, min_p: float64, temperature at least MIN_TEMPERATURE where the row draws.
         top_k: int64, vocab_size where the filter is off.
         repetition, frequency, presence: float64.
@@ -126,7 +130,7 @@ class SamplingTables:
         n = max_requests + 1
         self.vocab_size = vocab_size
         self.device = torch.device(device)
-        self.needs = np.zeros(n, np.uint8)
+        self.needs = np.zeros(n, np.uint32)
         self.temperature = np.ones(n)
         self.top_p = np.ones(n)
         self.min_p = np.zeros(n)
@@ -190,7 +194,7 @@ class SamplingTables:
             self._counts.drop(i)
 
     def _is_special(self, idx: int) -> bool:
-        return bool(self.needs[idx] & ~np.uint8(DRAW))
+        return bool(self.needs[idx] & SPECIAL)
 
     def uniforms(self, idx: Index, positions: Index) -> npt.NDArray[np.float64]:
         """Return the random numbers of rows idx at these positions; see the function `uniforms`."""

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from radixrt.constrained.compile import worker
+from radixrt.constrained.compile.compiler import compile_constraint as compile_for_real
 
-real = worker.compile_constraint
+real = compile_for_real
 
 
 def compile_constraint(constraint: Any, *rest: Any, **options: Any) -> Any:
@@ -51,6 +52,6 @@ def begin() -> None:
 
 
 if __name__ == "__main__":
-    worker.compile_constraint = compile_constraint
+    vars(worker)["compile_constraint"] = compile_constraint
     begin()
     sys.exit(worker.main())

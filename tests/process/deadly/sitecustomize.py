@@ -24,7 +24,7 @@ def _install() -> None:
             os.kill(os.getpid(), signal.SIGSEGV)
         return forward(self, batch)
 
-    ModelRunner.forward = deadly_forward  # type: ignore[method-assign]
+    ModelRunner.forward = deadly_forward  # type: ignore[method-assign, assignment]
 
 
 if sys.orig_argv[-2:-1] == ["radixrt.engine.process"] and sys.orig_argv[-1].startswith("runner"):

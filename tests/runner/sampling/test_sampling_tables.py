@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
-from radixrt.runner.sampling.sampling_tables import BIAS, DRAW, IN_PROMPT, MIN_LEN, ONE_OUTPUT, PENALTY, SamplingTables
+from radixrt.messages.runner import SamplingRow
+from radixrt.runner.sampling.sampling_tables import (
+    BIAS,
+    DRAW,
+    IN_PROMPT,
+    MIN_LEN,
+    ONE_OUTPUT,
+    PENALTY,
+    SPECIAL,
+    SamplingTables,
+    rows_with,
+)
+from radixrt.sampling_params import DrawParams
 from tests.runner.sampling.sampling_reference import Params
 
 VOCAB = 50
@@ -18,6 +31,20 @@ def test_a_write_replaces_everything():
     assert tables.needs[3] & (BIAS | PENALTY | MIN_LEN | DRAW) == BIAS | PENALTY | MIN_LEN | DRAW
     tables.write(Params(temperature=0.0).row(3))
     assert tables.needs.tolist() == [0] * 5
+
+
+def test_the_highest_operation_is_none_that_plain_sampling_performs():
+    tables = SamplingTables(4, VOCAB, "cpu")
+    highest = 1 << 31
+    tables.needs[2] = DRAW | highest
+    assert tables.needs[2] & SPECIAL == highest
+    assert rows_with(tables.needs, highest, highest).tolist() == [2]
+
+
+def test_a_sampling_row_is_not_filled_by_position():
+    """A field that is added between others would otherwise take another one's value."""
+    with pytest.raises(TypeError, match="positional"):
+        SamplingRow(1, DrawParams(), 7)  # type: ignore[misc]
 
 
 def test_filters_that_keep_everything_are_off():

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import openai
 import pytest
@@ -22,8 +23,8 @@ def client(server_url: str) -> Iterator[openai.OpenAI]:
 
 
 @pytest.fixture
-def chat(client: openai.OpenAI, model_name: str) -> Callable:
-    def ask(**fields):
+def chat(client: openai.OpenAI, model_name: str) -> Callable[..., Any]:
+    def ask(**fields: Any) -> Any:
         fields = {"model": model_name, "messages": QUESTION, "max_tokens": 8, "temperature": 0, **fields}
         return client.chat.completions.create(**fields)
 
@@ -31,8 +32,8 @@ def chat(client: openai.OpenAI, model_name: str) -> Callable:
 
 
 @pytest.fixture
-def complete(client: openai.OpenAI, model_name: str) -> Callable:
-    def ask(prompt="The capital of France is", **fields):
+def complete(client: openai.OpenAI, model_name: str) -> Callable[..., Any]:
+    def ask(prompt: Any = "The capital of France is", **fields: Any) -> Any:
         return client.completions.create(**{"model": model_name, "prompt": prompt, "temperature": 0, **fields})
 
     return ask
