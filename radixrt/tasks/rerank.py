@@ -81,9 +81,10 @@ class Relate:
         self._scorer = info.relevance.scorer
         if self._scorer is None and info.tokenizer_info:
             raise RequestError(
-                f"{info.model} scores no pairs of texts: it is neither an embedding model (modules.json of "
-                "sentence-transformers), nor a sequence classification model with one label, nor a reranker "
-                "(--score-template); /v1/decisions scores answers of a generative model",
+                f"{info.model} scores no pairs of texts. Start the server with a model that does: a reranker (such as "
+                "Qwen3-Reranker-0.6B with --score-template qwen3-reranker), an embedding model (such as "
+                "Qwen3-Embedding-0.6B, with the modules.json of sentence-transformers) or a sequence classification "
+                "model with one label. /v1/decisions scores answers of a generative model",
                 param="model",
                 code="not_a_scoring_model",
             )

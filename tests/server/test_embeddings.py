@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from radixrt.messages.client import Input, RequestOutput, TextInput, TokenInput
+from radixrt.messages.client import Input, RelevanceInfo, RequestOutput, TextInput, TokenInput
 from radixrt.messages.parts import Finish, FinishError
 from radixrt.messages.wire import pack_f32, pack_i32
 from radixrt.server.access.tenants import Tenant
 from tests.client_requests import pooling
-from tests.server.fake_engine import FakeEngine, Sent
+from tests.server.fake_engine import FakeEngine, Sent, info
 from tests.server.helpers import Caller, check_error
 
 
@@ -115,3 +115,15 @@ def test_a_tenants_prefixes_are_its_own() -> None:
     assert alice.envelope.cache_salt != bob.envelope.cache_salt
     grouped = [Tenant(name, cache_group="g").own(request, "1") for name in ("alice", "bob")]
     assert grouped[0].envelope.cache_salt == grouped[1].envelope.cache_salt
+
+
+@pytest.mark.parametrize(("scorer", "lines"), [(None, 1), ("tokens", 1), ("cosine", 0)])
+def test_vectors_of_a_model_that_was_not_trained_to_embed_are_warned_of_once(
+    engine: FakeEngine, caplog: pytest.LogCaptureFixture, scorer: Any, lines: int
+) -> None:
+    engine.deliver(msgspec.structs.replace(info(), relevance=RelevanceInfo(scorer)))
+    caller = Caller(engine)
+    for _ in range(2):
+        assert caller.post("/v1/embeddings", {"input": "x"}).status_code == 200
+    found = [record for record in caplog.records if "was not trained to embed" in record.getMessage()]
+    assert len(found) == lines

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from radixrt.messages.client import RequestOutput, TextInput, TokenInput
+from radixrt.messages.client import RelevanceInfo, RequestOutput, TextInput, TokenInput
 from radixrt.messages.parts import Finish, FinishError
 from radixrt.messages.request import Envelope
 from radixrt.messages.wire import pack_i32
@@ -183,3 +183,12 @@ def test_an_aborted_request_is_an_error(engine: FakeEngine, caller: Caller, path
         engine.deliver(msgspec.structs.replace(info(), labels=("bad", "good")))
     engine.answer = lambda question: RequestOutput(question.rid, finish=Finish("abort"))
     assert caller.post(path, body).status_code == 499
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v1/score"])
+def test_a_model_that_scores_no_pairs_names_those_that_do(engine: FakeEngine, path: str) -> None:
+    engine.deliver(msgspec.structs.replace(info(), relevance=RelevanceInfo()))
+    body = {"query": "a", "documents": ["b"]} if path == "/v1/rerank" else {"text_1": "a", "text_2": "b"}
+    message = check_error(Caller(engine).post(path, body), 400, "model", "not_a_scoring_model")
+    for named in ("Qwen3-Reranker-0.6B", "--score-template qwen3-reranker", "Qwen3-Embedding-0.6B", "/v1/decisions"):
+        assert named in message

@@ -48,6 +48,8 @@ embedding_decoder = msgspec.json.Decoder(EmbeddingRequest)
 async def embeddings(service: Service, request: Request) -> Response:
     """See the module's docstring."""
     body, info = await receive(service, request, embedding_decoder)
+    if info.tokenizer_info and info.relevance.scorer != "cosine" and not info.labels:
+        service.untrained_vectors(info.model)
     context: RequestContext = request.state.context
     asked = Embed(
         info,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from radixrt.engine.replica_set import ReplicaSet
     from radixrt.server.metrics.spans import Tracing
 
+
+logger = logging.getLogger(__name__)
 
 LARGE_BODIES_BYTES = 256 * 1024 * 1024
 CLIENTS = 4
@@ -63,6 +66,7 @@ class Service:
         self.deep_check = DeepCheck(client)
         self.created = int(time.time())
         self.body_budget = BodyBudget(config.max_body_bytes)
+        self._has_warned = False
         self.groups = RequestGroups(client, self.accounts, self.metrics.requests, model_name, tracing)
 
     def hub(self, replica: int | None) -> Hub:
@@ -72,6 +76,12 @@ class Service:
         if replica not in self._hubs:
             self._hubs[replica] = Hub(self.client, self.ui.samples, replica)
         return self._hubs[replica]
+
+    def untrained_vectors(self, model: str) -> None:
+        """Warn, the first time, that embeddings are asked of a model that was not trained to embed."""
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning("%s was not trained to embed: its vectors are last hidden states of a language model", model)
 
     def release(self, tenant: Tenant, program: str, branch: str | None) -> None:
         """Announce that a tenant's program, or a branch of it, sends no more requests."""
