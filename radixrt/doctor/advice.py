@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from radixrt.doctor.facts import GIB, Facts
+from radixrt.extras import install_command
 
 REQUIRED = ("tokenizers", "transformers", "safetensors", "msgspec", "pyzmq", "numpy", "llguidance", "xgrammar")
 """Packages without which nothing is served."""
@@ -106,7 +107,7 @@ def _attention(facts: Facts) -> Iterator[Finding]:
     otherwise = "" if severity == "error" else "; attention runs on plain torch operations, several times slower"
     reason = facts.failure("flashinfer-python")
     if facts.packages.get("flashinfer-python") is None and reason is None:
-        yield Finding(severity, f"FlashInfer is not installed{otherwise}", "pip install 'radixrt[cuda]'")
+        yield Finding(severity, f"FlashInfer is not installed{otherwise}", install_command("cuda"))
         return
     if reason is not None:
         what = f"FlashInfer does not import{otherwise}: {reason}"

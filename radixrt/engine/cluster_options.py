@@ -7,6 +7,7 @@ import importlib.metadata
 
 from radixrt.config import ExecutorConfig
 from radixrt.errors import ConfigError, shown
+from radixrt.extras import install_command
 
 OLDEST, TOO_NEW = (2, 52), (3, 0)
 """Versions that work; pyproject.toml has the same range. Token authentication came with 2.52."""
@@ -53,7 +54,7 @@ def check_address(name: str, address: str) -> None:
 
 def check_ray() -> None:
     """Raise ConfigError if Ray is missing or has an unsupported version. Does not import Ray."""
-    fix = "pip install 'radixrt[ray]'"
+    fix = install_command("ray")
     try:
         found = importlib.metadata.version("ray")
     except importlib.metadata.PackageNotFoundError:

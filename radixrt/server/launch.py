@@ -17,6 +17,7 @@ from radixrt.engine.launcher import Launcher
 from radixrt.engine.restarts import ExitCode
 from radixrt.engine.settings import resolve_settings
 from radixrt.errors import ConfigError
+from radixrt.extras import install_command
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -
         from radixrt.server.metrics.tracing import start_tracing
         from radixrt.server.uvicorn_server import serve
     except ImportError as error:
-        raise ConfigError(f"the server's packages are missing ({error}); pip install 'radixrt[server]'") from error
+        raise ConfigError(f"the server's packages are missing ({error}); {install_command('server')}") from error
     signal.signal(signal.SIGTERM, _stop_while_starting)
     # Mistakes in files, and a port in use, are found before minutes of loading.
     keys, certificate = KeyRing(config.server), make_certificate(config.server)

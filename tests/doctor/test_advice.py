@@ -105,7 +105,7 @@ def test_an_old_gpu_and_one_in_use() -> None:
 @pytest.mark.parametrize(("backend", "severity"), [("auto", "warning"), ("flashinfer", "error")])
 def test_flashinfer_is_missing_or_broken(backend: str, severity: str) -> None:
     missing = only(GPU_MACHINE, attention_backend=backend, packages=PACKAGES)
-    assert (missing.severity, missing.fix) == (severity, "pip install 'radixrt[cuda]'")
+    assert (missing.severity, missing.fix) == (severity, "pip install 'flashinfer-python<0.7,>=0.6.14'")
     assert ("slower" in missing.what) is (severity == "warning")
     broken = only(GPU_MACHINE, attention_backend=backend, broken={"flashinfer-python": "ImportError: tvm"})
     assert (broken.severity, broken.fix) == (severity, "pip install --force-reinstall flashinfer-python")
@@ -177,7 +177,7 @@ def test_errors_come_first_and_each_fix_stands_below() -> None:
     assert [f.severity for f in found] == ["error", "warning"]
     lines = as_text(GPU_MACHINE, found).splitlines()
     at = lines.index(f"error: {found[0].what}")
-    assert lines[at + 1] == "  fix it with: pip install 'radixrt[cuda]'"
+    assert lines[at + 1] == "  fix it with: pip install 'flashinfer-python<0.7,>=0.6.14'"
     assert lines[-1] == "Serving does not work here as asked for."
     assert as_dict(GPU_MACHINE, found)["works"] is False
 

@@ -63,7 +63,7 @@ def test_ray_that_is_not_installed_is_named_with_the_fix(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
     resolved()
-    with pytest.raises(ConfigError, match=r"Ray is not installed .* pip install 'radixrt\[ray\]'"):
+    with pytest.raises(ConfigError, match=r"Ray is not installed .* pip install 'ray<3,>=2.52'"):
         resolved(executor="ray")
 
 

@@ -23,7 +23,7 @@ from radixrt.engine.cluster.driver_process import DriverProcess
 from tests.server_process import LIMIT_S, wait_for
 
 needs_ray = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'radixrt[ray]'"
+    importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install '.[ray]'"
 )
 RECONNECT_S = 1
 """Time after the end of Ray's head after which its other processes end; by default a minute."""

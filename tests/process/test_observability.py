@@ -20,7 +20,7 @@ from tests.deploy.prometheus import DASHBOARD, binary, queries, running
 from tests.process.helpers import generate
 from tests.server_process import LIMIT_S, ServerProcess, wait_for, wait_idle
 
-pytest.importorskip("opentelemetry.sdk", reason="the traces are an extra: pip install 'radixrt[otel]'")
+pytest.importorskip("opentelemetry.sdk", reason="the traces are an extra: pip install '.[otel]'")
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 

@@ -1,6 +1,6 @@
 """`start_tracing`: OpenTelemetry traces of requests, if an endpoint for them is configured; else nothing is loaded.
 
-The packages are an extra (`pip install 'radixrt[otel]'`). Without an endpoint a request costs one comparison.
+The packages are the extra `otel`. Without an endpoint a request costs one comparison.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from radixrt.errors import ConfigError, shown
+from radixrt.extras import install_command
 
 if TYPE_CHECKING:
     from radixrt.server.metrics.spans import Tracing
 
 logger = logging.getLogger(__name__)
 
-PACKAGES = "pip install 'radixrt[otel]'"
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 TRACES_PATH = "/v1/traces"
@@ -48,7 +48,7 @@ def start_tracing(endpoint: str | None, environ: Mapping[str, str] = os.environ)
         return make_tracing(endpoint, protocol)
     except ImportError as error:
         package = "opentelemetry-exporter-otlp-proto-grpc" if protocol == "grpc" else ""
-        fix = f"pip install {package}" if package and "grpc" in str(error) else PACKAGES
+        fix = f"pip install {package}" if package and "grpc" in str(error) else install_command("otel")
         if endpoint is not None:
             raise ConfigError(f"otlp_endpoint needs packages that are missing ({error}); {fix}") from error
         logger.warning("no traces are sent, because packages are missing (%s); %s", error, fix)

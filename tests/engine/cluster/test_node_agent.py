@@ -129,7 +129,7 @@ def test_calls_to_an_agent_carry_numbers_and_json_alone() -> None:
 
 def test_ray_sends_the_agents_name_and_no_code() -> None:
     """Ray pickles classes: one that is found by its name is imported on the node, and brings no code along."""
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'radixrt[ray]'")
+    pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
     from ray import cloudpickle
 
     sent = cloudpickle.dumps(NodeAgent)
