@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import socket
+import stat
+import sys
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
@@ -27,7 +31,7 @@ def configure_logging(level: str, process: str, *, format: str = "text", force: 
         format: "text", or "json" for one JSON object a line; Python's warnings are then such lines too.
         force: replace handlers that other code has installed.
     """
-    handler = logging.StreamHandler()
+    handler = PipeHandler.for_stderr() or logging.StreamHandler()
     if format == "json":
         handler.setFormatter(JsonFormatter(process))
         logging.captureWarnings(True)
@@ -35,6 +39,74 @@ def configure_logging(level: str, process: str, *, format: str = "text", force: 
         handler.addFilter(_add_request_id)
         handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {process}: %(request)s%(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=force)
+
+
+class PipeHandler(logging.Handler):
+    """Writes lines to a pipe or socket without ever waiting for its reader.
+
+    Lines that find the pipe full are dropped and counted; the next line that fits comes behind a line with their
+    number.
+
+    Args:
+        descriptor: non-blocking file descriptor.
+
+    Attributes:
+        dropped: lines dropped since the last line that was written.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self._is_cut = False  # the last line was written in part
+        self.dropped = 0
+
+    @staticmethod
+    def for_stderr() -> PipeHandler | None:
+        """Return a handler for standard error; None if that is no pipe or socket, or cannot be opened again.
+
+        The file description is opened anew, because making the one of standard error non-blocking would do so for all
+        processes that share it.
+        """
+        try:
+            mode = os.fstat(sys.stderr.fileno()).st_mode
+            if stat.S_ISFIFO(mode):
+                flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
+                return PipeHandler(os.open(f"/proc/self/fd/{sys.stderr.fileno()}", flags))
+            if stat.S_ISSOCK(mode):
+                return SocketHandler(os.dup(sys.stderr.fileno()))
+        except (OSError, ValueError, AttributeError):  # no stderr, or one that a program has replaced
+            pass
+        return None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record) + "\n"
+        except Exception:
+            self.handleError(record)
+            return
+        if self.dropped:
+            line = f"{self.dropped} lines of the log were dropped, because nobody read it\n{line}"
+        data = ("\n" * self._is_cut + line).encode(errors="backslashreplace")
+        try:
+            written = self._write(data)
+        except OSError:  # full, or without a reader
+            self.dropped += 1
+            return
+        self.dropped, self._is_cut = 0, written < len(data)
+
+    def _write(self, data: bytes) -> int:
+        return os.write(self._descriptor, data)
+
+
+class SocketHandler(PipeHandler):
+    """A `PipeHandler` for a stream socket, such as the one of systemd's journal."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor)
+        self._socket = socket.socket(fileno=descriptor)
+
+    def _write(self, data: bytes) -> int:
+        return self._socket.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
 def _add_request_id(record: logging.LogRecord) -> bool:

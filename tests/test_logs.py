@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import logging
+import os
+import socket
 import subprocess
 import sys
+
+import pytest
+
+from radixrt.logs import PipeHandler, SocketHandler
 
 LINES = """
 import asyncio, logging
@@ -65,3 +73,60 @@ def test_json_lines_are_one_object_each() -> None:
     assert failed["exception"].startswith("Traceback")
     assert failed["exception"].endswith("ZeroDivisionError: division by zero")
     assert "careful" in warned["message"]
+
+
+FLOOD = """
+import logging, sys
+from radixrt.logs import configure_logging
+
+configure_logging("info", "main")
+for i in range(20_000):
+    logging.info("line %d", i)
+print("is not stopped", flush=True)
+sys.stdin.readline()
+logging.info("the last")
+"""
+
+
+def test_a_log_that_nobody_reads_stops_no_process() -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", FLOOD], text=True, **pipes) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "is not stopped\n"
+        assert not fcntl.fcntl(process.stderr, fcntl.F_GETFL) & os.O_NONBLOCK
+        kept = os.read(process.stderr.fileno(), 1 << 20).decode().splitlines()
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        dropped, last = process.stderr.read().splitlines()
+    assert all(f"line {i}" in line for i, line in enumerate(kept))
+    assert dropped == f"{20_000 - len(kept)} lines of the log were dropped, because nobody read it"
+    assert last.endswith("the last")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket"])
+def test_dropped_lines_are_counted(kind: str) -> None:
+    handler: PipeHandler
+    if kind == "pipe":
+        reader, writer = os.pipe2(os.O_NONBLOCK)
+        handler = PipeHandler(writer)
+    else:
+        ours, theirs = socket.socketpair()
+        reader, handler = ours.detach(), SocketHandler(theirs.detach())
+        os.set_blocking(reader, False)
+    record = logging.LogRecord("name", logging.INFO, "", 0, "x" * 1000, None, None)
+    while not handler.dropped:
+        handler.emit(record)
+    handler.emit(record)
+    assert handler.dropped == 2
+    while True:
+        try:
+            os.read(reader, 1 << 20)
+        except BlockingIOError:
+            break
+    handler.emit(record)
+    assert os.read(reader, 1 << 20).decode().strip().splitlines()[-2:] == [
+        "2 lines of the log were dropped, because nobody read it", "x" * 1000,
+    ]  # fmt: skip
+    assert handler.dropped == 0

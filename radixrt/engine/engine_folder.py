@@ -17,11 +17,17 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from radixrt.errors import ConfigError
 from radixrt.os_process import is_alive, read_stat
 
 logger = logging.getLogger(__name__)
 
 PREFIX = "radixrt-"
+MAX_SOCKET_PATH = 107
+"""Longest path of a Unix socket, in bytes (unix(7))."""
+LONGEST_FOLDER = len(PREFIX + "4194304.9999999999-random_8")
+LONGEST_SOCKET = (len("/runner-999.9999"), len("/r999.9999/runner-999.9999"))
+"""Bytes of the longest name of a socket in the folder, without replicas and with them: a rank's, after restarts."""
 _OWNER = re.compile(PREFIX + r"(\d+)\.(\d+)-.+")
 
 
@@ -42,6 +48,24 @@ class EngineFolder:
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
+
+
+def check_temporary_folder(*, has_replicas: bool) -> None:
+    """Check that sockets fit into a folder of an engine in the temporary folder.
+
+    Args:
+        has_replicas: the sockets are in folders of the engine's replicas.
+
+    Raises:
+        ConfigError: the name of the temporary folder is too long.
+    """
+    base = tempfile.gettempdir()
+    surplus = len(os.fsencode(base)) + 1 + LONGEST_FOLDER + LONGEST_SOCKET[has_replicas] - MAX_SOCKET_PATH
+    if surplus > 0:
+        raise ConfigError(
+            f"the name of the temporary folder {base} is {surplus} bytes too long for sockets in it; set TMPDIR to a "
+            "folder with a shorter name"
+        )
 
 
 def remove_stale_folders() -> list[str]:

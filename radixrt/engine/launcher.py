@@ -19,7 +19,7 @@ from radixrt.client.engine_client import EngineClient
 from radixrt.config import Config
 from radixrt.engine.cluster.local_cluster import LocalCluster, start_local_cluster
 from radixrt.engine.endpoints import FRONT_KINDS, Endpoints, process_kinds
-from radixrt.engine.engine_folder import EngineFolder, remove_stale_folders
+from radixrt.engine.engine_folder import EngineFolder, check_temporary_folder, remove_stale_folders
 from radixrt.engine.process_group import ProcessGroup
 from radixrt.engine.replica_set import ReplicaSet
 from radixrt.engine.restarts import ExitCode
@@ -38,6 +38,7 @@ class Launcher:
         replicas: the engine's replicas; None for an engine without a router.
 
     Raises:
+        ConfigError: the name of the temporary folder is too long.
         EngineError: the temporary folder cannot be written, or a Ray cluster does not start.
     """
 
@@ -49,6 +50,7 @@ class Launcher:
         self._closed = False
         self.replicas: ReplicaSet | None = None
         try:
+            check_temporary_folder(has_replicas=self._num_replicas is not None)
             remove_stale_folders()
             self._folder = EngineFolder()
             self._context: zmq.Context[Any] = zmq.Context()

@@ -69,3 +69,16 @@ def test_other_files_stay(tmp_path: Path) -> None:
     (tmp_path / "radixrt-999999999.1-link").symlink_to(tmp_path / "radixrt-notes")
     remove_stale_folders()
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_temporary_folder_with_a_name_too_long_for_sockets_is_one_line(tmp_path: Path) -> None:
+    base = tmp_path / ("x" * 100)
+    base.mkdir()
+    command = [sys.executable, "-m", "radixrt", "launch", "--load-format", "dummy", "--port", "0"]
+    done = subprocess.run(command, env={**os.environ, "TMPDIR": str(base)}, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    line = done.stderr.strip().splitlines()[-1]
+    assert line.startswith("radixrt: the name of the temporary folder")
+    assert "set TMPDIR" in line
+    assert "Traceback" not in done.stderr
+    assert not [each for each in base.iterdir() if each.name.startswith("radixrt-")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from radixrt.messages.parts import ProgramHint
+from radixrt.messages.scheduler import ReleaseReq
 from radixrt.messages.scheduler_stats import StepTimes
 from radixrt.parts.programs.scheduler import (
     GRACE_S,
@@ -18,6 +19,7 @@ from radixrt.parts.programs.scheduler import (
 )
 from radixrt.scheduler.admission import KIN_DEFER_TOKENS
 from radixrt.scheduler.queue_order import WINDOW
+from radixrt.scheduler.stats import scheduler_stats
 from tests.scheduler.fake_runner import Harness, deltas_of
 
 FORK = list(range(1, 33))
@@ -116,6 +118,15 @@ def test_a_branch_gives_up_only_what_is_its_own() -> None:
     assert done == {(40, 41, 42)}
     h.scheduler.part(Programs).release("p", None)
     assert {n.retention for n in h.cache.iter_nodes()} == {0, 1}
+
+
+def test_a_release_reports_the_state_behind_it_although_nothing_runs() -> None:
+    h = harness()
+    h.add("first", FORK, max_tokens=1, program=ProgramHint("p", "0", will_continue=True))
+    h.drain()
+    before = scheduler_stats(h.scheduler, h.now).programs
+    (sent,) = h.scheduler.part(Programs).handles()[ReleaseReq](ReleaseReq("p", None), h.now)
+    assert sent.programs == scheduler_stats(h.scheduler, h.now).programs != before
 
 
 def test_a_hit_on_what_is_done_makes_it_as_any_other() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import re
 from pathlib import Path
 
@@ -169,6 +170,15 @@ def test_file_that_everyone_can_read_is_warned_about(key_file: Path, caplog: pyt
     key_file.chmod(0o644)
     KeyRing(ServerConfig(api_key_file=str(key_file)))
     assert "chmod 600" in caplog.text
+
+
+def test_reload_does_not_wait_for_the_writer_of_a_pipe(key_file: Path) -> None:
+    ring = KeyRing(ServerConfig(api_key_file=str(key_file)))
+    key_file.unlink()
+    os.mkfifo(key_file)
+    with pytest.raises(ConfigError, match=r"--api-key-file .* is not a regular file"):
+        ring.reload()
+    assert ring.has_keys
 
 
 def test_reload_takes_a_valid_file_and_keeps_the_keys_otherwise(key_file: Path) -> None:

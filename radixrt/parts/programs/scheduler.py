@@ -49,6 +49,7 @@ from radixrt.messages.wire import Int32Array
 from radixrt.scheduler.part import Core, End, Part
 from radixrt.scheduler.queue_order import is_overdue
 from radixrt.scheduler.req import Kin, Req
+from radixrt.scheduler.stats import scheduler_stats
 
 KEEP_S = 10.0
 PROGRAM_SHARE = 0.75
@@ -193,6 +194,7 @@ class Programs(Part):
         self._cache = core.kv.cache
         self._num_slots = core.kv.allocator.num_slots
         self._step_time = core.step_time
+        self._core = core.scheduler
 
     # --- moments of requests ---
 
@@ -257,7 +259,7 @@ class Programs(Part):
 
     def _released(self, message: ReleaseReq, now: float) -> Iterable[Any]:
         self.release(message.program, message.branch)
-        return ()
+        return [scheduler_stats(self._core, now)]  # an idle scheduler sends no others until it has a request
 
     @property
     def held_tokens(self) -> int:

@@ -87,6 +87,8 @@ class KeyRing:
         Raises:
             ConfigError: as the constructor.
         """
+        if self._path is not None:
+            check_is_file(Path(self._path), "--api-key-file")
         self._known = self._read()
         logger.info("API keys reloaded: %s", ", ".join(dict.fromkeys(tenant.name for _, tenant in self._known)))
 
@@ -199,6 +201,16 @@ def _entry_digests(entry: _Entry, where: str) -> list[bytes]:
 
 def _digest_of(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
+
+
+def check_is_file(path: Path, option: str) -> None:
+    """Check that reading a path a second time cannot wait, as reading a pipe would, for somebody who writes to it.
+
+    Raises:
+        ConfigError: there is no such file, or it is not a regular file; names the option.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{option} {path} is not a regular file; only a file can be read again")
 
 
 def read_private_file(path: Path, option: str) -> bytes:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import ssl
+from pathlib import Path
 
 from radixrt.config import ServerConfig
 from radixrt.errors import ConfigError
+from radixrt.server.access.keys import check_is_file
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +34,9 @@ class Certificate:
         Raises:
             ConfigError: as the constructor.
         """
+        check_is_file(Path(self._certfile), "--ssl-certfile")
+        if self._keyfile is not None:
+            check_is_file(Path(self._keyfile), "--ssl-keyfile")
         self._load()  # a failure must not leave the new certificate with the old key in the context
         self.context.load_cert_chain(self._certfile, self._keyfile)
         logger.info("certificate reloaded from %s", self._certfile)
