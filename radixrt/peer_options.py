@@ -146,7 +146,7 @@ SENTENCES: tuple[tuple[str, str], ...] = (
      r"|deterministic|nan|v2_block|kv_sharing|all_?reduce|context_interleave|interleave_size", _KERNELS),
     (r"^(warmups|skip_server_warmup)$", _GRAPHS),
     (r"^(additional_config|kernel_config|performance_mode|shutdown_timeout|fail_on_environ_validation|sleep_on_idle|numactl"
-     r"|collect_tokens|debug_|msprobe|use_tqdm|dllm_|rl_|file_storage|config$)", _INTERNAL),
+     r"|collect_tokens|debug_|msprobe|use_tqdm|dllm_|rl_|file_storage)", _INTERNAL),
 )  # fmt: skip
 """Patterns of names, and the sentence for an option whose name has the pattern. The first that fits counts."""
 

@@ -69,7 +69,10 @@ def test_each_action_asks_its_route(url: str) -> None:
         path = "drain" if action == "resume" else action
         assert Handler.asked[-1] == (f"/replicas/{path}", "Bearer k", body)
     lines = out.getvalue().splitlines()
-    assert lines[1].split() == ["1", "serving", "3", "2", "3", "0.25", "75%", "25%"]
+    assert lines[0] == "replica 1 is starting; requests go there once its state is serving"
+    said = [line for line in lines if line.startswith("replica 1 ")]
+    assert len(set(said)) == 4, "drain and remove are told apart"
+    assert lines[2].split() == ["1", "serving", "3", "2", "3", "0.25", "75%", "25%"]
 
 
 def test_errors_are_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,8 @@ from radixrt._version import __version__
 from radixrt.cli.checks import DOCTOR, SCHEMA
 from radixrt.cli.clients import CHAT, REPLAY, REPLICAS, TREE
 from radixrt.cli.engines import BENCH, GENERATE, LAUNCH
-from radixrt.errors import RadixRTError
+from radixrt.config.file import read_config_file
+from radixrt.errors import ConfigError, RadixRTError
 from radixrt.peer_options import SHORT_OPTIONS, full_name
 from radixrt.suggestions import about_option, command_meant
 
@@ -85,7 +86,7 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Nam
         hints = [] if mistake.parser is parser else _about_flags(flags, known)
         return _refuse(mistake.parser, [mistake.message, *hints])
     if not unknown:
-        return args
+        return args if getattr(args, "config", None) is None else _parse_with_file(parser, argv, args)
     flags = [word for word in unknown if _flag(word)]
     if flags:
         said = _about_flags(flags, set(vars(args)) - {"command"})
@@ -95,6 +96,21 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Nam
         model = f"; did you mean --model {unknown[0]}?" if hasattr(args, "model") else ""
         said = [f"unexpected {unknown[0]!r}{model}"]
     return _refuse(parser, said, f"radixrt {args.command}")
+
+
+def _parse_with_file(
+    parser: argparse.ArgumentParser, argv: Sequence[str], args: argparse.Namespace
+) -> argparse.Namespace:
+    """Parse a command line again, with the options of its --config as defaults."""
+    try:
+        options = read_config_file(args.config)
+    except ConfigError as error:
+        return _refuse(parser, [str(error)], f"radixrt {args.command}")
+    if getattr(args, "named_model", None) is not None:
+        options.pop("model", None)
+    (commands,) = (each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
+    commands.choices[args.command].set_defaults(**options)
+    return parser.parse_args(argv)
 
 
 def _refuse(parser: argparse.ArgumentParser, said: Sequence[str], prog: str = "") -> NoReturn:

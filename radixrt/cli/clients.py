@@ -148,7 +148,8 @@ TREE = Command(
 REPLICAS = Command(
     "list, add, drain or remove replicas of a running server",
     "List, add, drain or remove replicas of a server that was started with --replicas. A replica that is drained gets "
-    "no new requests until it is resumed; one that is removed is drained first.",
+    "no new requests until it is resumed, and keeps its processes and its cache; one that is removed is drained, then "
+    "stopped for good.",
     _add_replicas,
     _replicas,
 )

@@ -55,6 +55,7 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
 
 def _add_launch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("named_model", metavar="MODEL", nargs="?", help="the same as --model")
+    parser.add_argument("--config", metavar="FILE", help="TOML file with options, over which those given here prevail")
     _add_options(parser, server=True)
 
 

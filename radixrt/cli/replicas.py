@@ -13,6 +13,14 @@ from radixrt.openai_api import error_message, no_answer
 TIMEOUT_S = 30.0
 COLUMNS = ("replica", "state", "open", "queued", "running", "wait s", "hit rate", "slots used", "reason")
 
+EFFECTS = {
+    "add": "is starting; requests go there once its state is serving",
+    "drain": "gets no new requests, and its processes stay; resume takes it back",
+    "resume": "gets requests again",
+    "remove": "gets no new requests; it is stopped and leaves the list once its open requests are answered, or moved",
+}
+"""What an action does to a replica."""
+
 Action = Literal["list", "add", "drain", "resume", "remove"]
 
 
@@ -46,7 +54,8 @@ def change_replicas(
         with httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=TIMEOUT_S) as client:
             if action != "list":
                 path = "drain" if action == "resume" else action
-                _checked(url, client.post(f"/replicas/{path}", json=body))
+                changed = _checked(url, client.post(f"/replicas/{path}", json=body)).json()["replica"]
+                out.write(f"replica {changed} {EFFECTS[action]}\n")
             found = _checked(url, client.get("/replicas")).json()["replicas"]
     except (httpx.InvalidURL, httpx.UnsupportedProtocol):
         raise ConfigError(f"--url must be like http://127.0.0.1:30000, not {shown(url)}") from None

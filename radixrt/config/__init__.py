@@ -16,7 +16,7 @@ from radixrt.config.sections import (
     SchedulerConfig,
     ServerConfig,
 )
-from radixrt.config.validation import config_to_dict, field_type, make_config, parse_networks
+from radixrt.config.validation import config_to_dict, field_type, make_config, parse_names, parse_networks
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -32,5 +32,6 @@ __all__ = [
     "config_to_dict",
     "field_type",
     "make_config",
+    "parse_names",
     "parse_networks",
 ]

@@ -18,7 +18,9 @@ def option(default: Any, help: str, *, choices: tuple[str, ...] | None = None, l
 class ModelConfig:
     model: str = option(DEFAULT_MODEL, "embedded default, local Hugging Face folder, GGUF file, or hub id")
     tokenizer: str | None = option(None, "folder or tokenizer.json, where it is not the model's own")
-    served_model_name: str | None = option(None, "name that clients use; default: the model's")
+    served_model_name: str | None = option(
+        None, "names that clients may use, separated by commas; answers carry the first; default: the model's"
+    )
     skip_tokenizer_init: bool = option(
         False, "load no tokenizer: token ids in and out; texts, messages, stop strings and constraints are refused"
     )

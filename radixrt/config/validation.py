@@ -91,6 +91,7 @@ def _check_together(config: Config) -> None:
     for name in ("tokenizer", "chat_template", "score_template"):
         if config.model.skip_tokenizer_init and getattr(config.model, name) is not None:
             raise ConfigError(f"{name} is of no use with skip_tokenizer_init; leave one of them out")
+    parse_names(config.model.served_model_name)
     if config.server.port > 65535:
         raise ConfigError("port must be at most 65535")
     parse_networks(config.server.trusted_proxies, "trusted_proxies")
@@ -102,6 +103,18 @@ def _check_together(config: Config) -> None:
             f"kv_cache_tokens={pool} holds less than one request of context_length={context}; raise kv_cache_tokens,"
             " lower context_length, or leave context_length out: the pool then bounds requests"
         )
+
+
+def parse_names(listed: str | None) -> tuple[str, ...]:
+    """Return the comma-separated names of `served_model_name`; none for None.
+
+    Raises:
+        ConfigError: a name is empty.
+    """
+    names = () if listed is None else tuple(name.strip() for name in listed.split(","))
+    if not all(names):
+        raise ConfigError(f"served_model_name must be names separated by commas, none empty, not {shown(listed)}")
+    return tuple(dict.fromkeys(names))
 
 
 def parse_networks(listed: str, name: str) -> list[IPv4Network | IPv6Network]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from radixrt.config import Config, ExecutorConfig
+from radixrt.config import Config, ExecutorConfig, parse_names
 from radixrt.distributed.rank_info import rank_from_environment
 from radixrt.engine.cluster_options import resolve_cluster
 from radixrt.engine.device_defaults import with_device_defaults
@@ -104,7 +104,7 @@ def resolve_settings(config: Config, *, show_progress: bool) -> tuple[Config, En
     stage_layers = divide_layers(spec, config.executor.pp, config.executor.pp_layers)
     settings = EngineSettings(
         folder=str(prepared.folder),
-        model_name=config.model.served_model_name or prepared.name,
+        model_name=(*parse_names(config.model.served_model_name), prepared.name)[0],
         dtype=dtype,
         context_length=context,
         vocab_size=spec.vocab_size,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -45,6 +45,7 @@ def create_app(
     keys: KeyRing | None = None,
     tracing: Tracing | None = None,
     replica_set: ReplicaSet | None = None,
+    aliases: Sequence[str] = (),
 ) -> Starlette:
     """Create the ASGI application.
 
@@ -57,12 +58,13 @@ def create_app(
         keys: default: those that the config names.
         tracing: sends traces of requests; None for none. The caller closes it.
         replica_set: the engine's replicas, if it has a router.
+        aliases: other names under which clients may ask for the model.
 
     Raises:
         ConfigError: the key file is not valid.
     """
     keys = keys or KeyRing(config)
-    service = Service(client, config, model_name, dialect, tracing, replica_set)
+    service = Service(client, config, model_name, dialect, tracing, replica_set, aliases)
     app = Starlette(
         routes=[
             StarletteRoute(path, _bind(route, service), methods=[route.method])

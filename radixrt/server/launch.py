@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from radixrt.config import Config
+from radixrt.config import Config, parse_names
 from radixrt.engine.external import is_other_rank, serve_rank
 from radixrt.engine.launcher import Launcher
 from radixrt.engine.restarts import ExitCode
@@ -82,7 +82,7 @@ def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -
             dialect = reading.result()
         serve(
             client, config.server, settings.model_name, ready, dialect, listener, keys, certificate, tracing,
-            launcher.replicas,
+            launcher.replicas, parse_names(config.model.served_model_name),
         )  # fmt: skip
         if client.failure is None:
             return 0

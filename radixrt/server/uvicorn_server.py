@@ -60,6 +60,7 @@ def serve(
     certificate: Certificate | None = None,
     tracing: Tracing | None = None,
     replica_set: ReplicaSet | None = None,
+    aliases: Sequence[str] = (),
 ) -> None:
     """Serve until SIGTERM or Ctrl-C, or until the engine has failed, then return. Runs its own event loop; call it in
     the main thread.
@@ -75,6 +76,7 @@ def serve(
         keys, certificate: default: those that the config names.
         tracing: sends traces, and is closed at the end; default: by the config.
         replica_set: the engine's replicas, if it has a router.
+        aliases: see `create_app`.
 
     Raises:
         ConfigError: the address cannot be listened on, or the certificate or the key file is not valid.
@@ -82,7 +84,7 @@ def serve(
     bound = listener or bind(config.host, config.port)
     keys, certificate = keys or KeyRing(config), certificate or make_certificate(config)
     tracing = tracing or start_tracing(config.otlp_endpoint)
-    app = create_app(client, config, model_name, dialect, keys, tracing, replica_set)
+    app = create_app(client, config, model_name, dialect, keys, tracing, replica_set, aliases)
     reloads = [] if config.api_key_file is None else [keys.reload]
     if certificate is not None:
         reloads.append(certificate.reload)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
@@ -20,9 +20,12 @@ from tests.server_process import without_model
 class Caller:
     """Calls the application in-process, without sockets. Every exchange is held to the OpenAPI description."""
 
-    def __init__(self, engine: FakeEngine, config: ServerConfig | None = None, dialect: Dialect | None = None) -> None:
+    def __init__(
+        self, engine: FakeEngine, config: ServerConfig | None = None, dialect: Dialect | None = None,
+        aliases: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         self.engine = engine
-        self.app = create_app(engine.client, config or ServerConfig(), MODEL, dialect)
+        self.app = create_app(engine.client, config or ServerConfig(), MODEL, dialect, aliases=aliases)
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         async def go() -> httpx.Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -112,9 +113,9 @@ async def on_client_gone(request: Request, error: Exception) -> Response:
     return error_response(RequestError("the client closed the connection", status=400), request.scope)
 
 
-def model_not_found(model: str, served: str) -> RequestError:
+def model_not_found(model: str, served: Sequence[str]) -> RequestError:
     return RequestError(
-        f"the model {model[:200]!r} does not exist; this server serves {served!r}",
+        f"the model {model[:200]!r} does not exist; this server serves {', '.join(map(repr, served))}",
         param="model",
         code="model_not_found",
         status=404,

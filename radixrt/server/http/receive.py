@@ -143,7 +143,7 @@ def admit(service: Service, model: str | None = None) -> EngineReady:
     if reason is not None or info is None:
         raise RequestError(reason or "the engine is starting", code="unavailable", status=503)
     if model is not None and not is_served(service, model):
-        raise model_not_found(model, service.model_name)
+        raise model_not_found(model, service.model_names)
     return info
 
 
@@ -162,7 +162,7 @@ def unavailable_reason(service: Service) -> str | None:
 def is_served(service: Service, model: str) -> bool:
     """Return whether `model` is the served name, or the model's own name or path."""
     info = service.client.info
-    return model == service.model_name or (info is not None and model == info.model)
+    return model in service.model_names or (info is not None and model == info.model)
 
 
 async def read_body(request: Request, limit: int, budget: BodyBudget) -> bytes:

@@ -22,10 +22,10 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 ID_PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_")
 
 
-def _model_card(service: Service) -> ModelCard:
+def _model_card(service: Service, name: str) -> ModelCard:
     info = service.client.info
     return ModelCard(
-        id=service.model_name,
+        id=name,
         created=service.created,
         root=service.model_name if info is None else info.model,
         max_model_len=None if info is None else info.context_length,
@@ -36,14 +36,14 @@ async def list_models(service: Service, request: Request) -> Response:
     """List the served model. A client of the engine gets the engine's properties instead."""
     if is_engine_client(request):
         return engine_info(admit(service))
-    return json_response(ModelList(data=[_model_card(service)]))
+    return json_response(ModelList(data=[_model_card(service, name) for name in service.model_names]))
 
 
 async def get_model(service: Service, request: Request) -> Response:
     model = request.path_params["model"]
     if not is_served(service, model):
-        raise model_not_found(model, service.model_name)
-    return json_response(_model_card(service))
+        raise model_not_found(model, service.model_names)
+    return json_response(_model_card(service, model if model in service.model_names else service.model_name))
 
 
 async def metrics(service: Service, request: Request) -> Response:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from radixrt.chat.dialect import Dialect
@@ -45,17 +46,19 @@ class Service:
         ui: what the pages of /ui share; the server's loop ticks its samples.
         dialect: the model's support for tools and reasoning.
         replicas: the engine's replicas, if it has a router.
+        model_name, model_names: name that answers carry, and all names that requests may have.
     """
 
     def __init__(
         self, client: EngineClient, config: ServerConfig, model_name: str, dialect: Dialect | None = None,
-        tracing: Tracing | None = None, replicas: ReplicaSet | None = None,
+        tracing: Tracing | None = None, replicas: ReplicaSet | None = None, aliases: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.dialect = dialect or Dialect()
         self.client = client
         self.replicas = replicas
         self.config = config
         self.model_name = model_name
+        self.model_names = tuple(dict.fromkeys((model_name, *aliases)))
         self.accounts = Accounts()
         self.responses = ResponseStore(config.max_stored_responses, config.max_stored_response_bytes)
         self.background_tasks: set[asyncio.Task[None]] = set()
