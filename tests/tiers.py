@@ -38,6 +38,7 @@ SLOW_PATHS = (
     "tests/server/test_messages_client.py",
     "tests/server/test_responses_client.py",
     "tests/server/test_structured_client.py",
+    "tests/server/test_tool_clients.py",
     # GPUs, compilers, and ranks in Triton's interpreter
     "tests/gpu",
     "tests/kernels/test_triton_compiles.py",
@@ -81,6 +82,7 @@ LONGEST = (
     "tests/equivalence/test_tiny_models.py",
     "tests/equivalence/test_hybrid.py",
     "tests/server/test_structured_client.py",
+    "tests/server/test_tool_clients.py",
     "tests/server/test_responses_client.py",
     "tests/server/test_tool_tokens.py",
     "tests/process/test_runner_recovery.py",
