@@ -76,6 +76,7 @@ LONGEST = (
     "tests/server/openai_client/test_chats.py",
     "tests/server/test_messages_client.py",
     "tests/process/test_tensor_parallel.py",
+    "tests/process/test_isolation.py",
     "tests/equivalence/test_smollm2.py",
     "tests/examples/test_language_doc.py",
     "tests/process/test_supervision.py",
