@@ -96,6 +96,7 @@ def serve(
         DrainingServer(uvicorn_config, app.state.service, ready, reloads).run([bound])
     finally:
         bound.close()
+        app.state.service.large_work.close()
         if tracing is not None:
             tracing.close()
 

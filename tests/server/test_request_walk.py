@@ -42,7 +42,7 @@ def _is_property(frame: FrameType) -> bool:
 
 
 def trace(caller: Caller, fields: dict[str, Any]) -> list[str]:
-    """The files whose functions are called from the route until `EngineClient.astream`, neighbours merged."""
+    """The files whose functions are called from the body's arrival until `EngineClient.astream`, neighbours merged."""
     caller.chat(**fields)  # imports and caches
     stations: list[str] = []
     state = "before"
@@ -57,7 +57,7 @@ def trace(caller: Caller, fields: dict[str, Any]) -> list[str]:
         if not path.is_relative_to(PACKAGE):
             return
         name = path.relative_to(PACKAGE).as_posix()
-        if code.co_name == "chat_completions":
+        if code.co_name == "receive" and name.endswith("receive.py"):
             state = "walking"
         if state == "walking" and name not in VALUES and stations[-1:] != [name] and not _is_property(frame):
             stations.append(name)

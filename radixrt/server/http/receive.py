@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial, wraps
 from itertools import islice
 from typing import Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request
+from starlette.responses import Response
 
 from radixrt.chat.decoding import DECODING_ERRORS, decoding_error
 from radixrt.chat.json_limits import MAX_DEPTH, check_json_limits
 from radixrt.errors import RequestError, shown
 from radixrt.messages.client import EngineReady
+from radixrt.server.access.request_context import RequestContext
 from radixrt.server.http.errors import ClientGone, model_not_found
 from radixrt.server.protocol.field_mistakes import check_mistake
 from radixrt.server.protocol.fields import NativeRequest, NativeSampling
+from radixrt.server.serving.large_work import SMALL_BYTES
 from radixrt.server.serving.service import BodyBudget, Service
 
 
@@ -30,6 +34,10 @@ class HasModel(Protocol):
 
 T = TypeVar("T")
 B = TypeVar("B", bound=HasModel)
+P = TypeVar("P")
+
+Prepare = Callable[[Service, RequestContext, B, EngineReady], Response]
+Handler = Callable[[Service, Request], Awaitable[Response]]
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +54,6 @@ MAX_IGNORED_FIELDS = 20
 MAX_FIELD_CHARS = 64
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
-
-SMALL_BODY_BYTES = 64 * 1024
-"""A body of this size needs no budget and, if it has few brackets, is within all limits of JSON."""
 
 DISCARD_FACTOR = 4
 """A body over the limit is read and discarded up to this many times the limit, so that the client, which is still
@@ -83,15 +88,42 @@ def has_body(request: Request) -> bool:
     return request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
 
 
-async def receive(service: Service, request: Request, decoder: msgspec.json.Decoder[B]) -> tuple[B, EngineReady]:
-    """Read and decode the body of a request to the engine, and admit it; return the body and the engine's properties.
+def received(decoder: msgspec.json.Decoder[B]) -> Callable[[Prepare[B]], Handler]:
+    """Make the handler of a route of a function that prepares its response, once the body is received.
+
+    The function awaits nothing: for a large body, it runs beside the event loop (`LargeWork`). The handler raises as
+    `receive` does.
+    """
+
+    def decorate(prepare: Prepare[B]) -> Handler:
+        @wraps(prepare)
+        async def handler(service: Service, request: Request) -> Response:
+            return await receive(service, request, decoder, partial(prepare, service, request.state.context))
+
+        return handler
+
+    return decorate
+
+
+async def receive(
+    service: Service, request: Request, decoder: msgspec.json.Decoder[B], prepare: Callable[[B, EngineReady], P]
+) -> P:
+    """Read and decode the body of a request to the engine, admit it, and return what `prepare` makes of it.
+
+    Args:
+        prepare: is given the body and the engine's properties. It awaits nothing: for a large body, all of this is done
+            beside the event loop (`LargeWork`).
 
     Raises:
-        RequestError: the body is malformed; 503 if the engine cannot serve; 404 if the body names another model.
+        RequestError: the body is malformed; 503 if the engine cannot serve; 404 if the body names another model; and
+            those of `prepare`.
         ClientGone: the client left while sending.
     """
-    body = await receive_json(service, request, decoder)
-    return body, admit(service, body.model)
+
+    def admitted(body: B) -> P:
+        return prepare(body, admit(service, body.model))
+
+    return await _received(service, request, decoder, admitted)
 
 
 async def receive_json(service: Service, request: Request, decoder: msgspec.json.Decoder[T]) -> T:
@@ -101,25 +133,45 @@ async def receive_json(service: Service, request: Request, decoder: msgspec.json
         RequestError: the body is malformed, too large, late, or beyond the limits of JSON.
         ClientGone: the client left while sending.
     """
+    return await _received(service, request, decoder, lambda body: body)
+
+
+async def _received(service: Service, request: Request, decoder: msgspec.json.Decoder[T], then: Callable[[T], P]) -> P:
     limit = service.config.max_body_bytes
+    ignored: list[str] = []
+
+    def work() -> P:
+        decoded = _decoded(body, decoder, limit)
+        unknown = list(islice(_unknown_fields(body, type(decoded)), MAX_IGNORED_FIELDS))
+        if unknown:
+            names = [_UNSAFE.sub("?", name[:MAX_FIELD_CHARS]) for name in unknown]
+            request.state.ignored_fields = names
+            for name in unknown:
+                check_mistake(name, body, type(decoded))
+            ignored.extend(names)
+        return then(decoded)
+
+    client = request.client.host if request.client is not None else ""
+    share = BodyShare(service.body_budget, client)
     try:
-        async with asyncio.timeout(service.config.body_timeout_s):
-            body = await read_body(request, limit, service.body_budget)
-    except TimeoutError:
-        raise RequestError("the request's body did not arrive in time", code="body_timeout", status=408) from None
-    if len(body) > SMALL_BODY_BYTES or body.count(b"[") + body.count(b"{") > MAX_DEPTH:
-        check_json_limits(body, limit // 2)
-    decoded = decode(body, decoder)
-    kind = type(decoded)
-    unknown = list(islice(_unknown_fields(body, kind), MAX_IGNORED_FIELDS))
-    if unknown:
-        ignored = [_UNSAFE.sub("?", name[:MAX_FIELD_CHARS]) for name in unknown]
-        request.state.ignored_fields = ignored
-        for name in unknown:
-            check_mistake(name, body, kind)
-        if news := service.metrics.count_ignored(ignored):
+        try:
+            async with asyncio.timeout(service.config.body_timeout_s):
+                body = await read_body(request, limit, share)
+        except TimeoutError:
+            raise RequestError("the request's body did not arrive in time", code="body_timeout", status=408) from None
+        request.state.body_bytes = len(body)
+        return work() if len(body) <= SMALL_BYTES else await service.large_work.run(len(body), work)
+    finally:
+        if share.size:
+            share.give_back()
+        if ignored and (news := service.metrics.count_ignored(ignored)):
             logger.warning("fields of requests are ignored: %s", ", ".join(news))
-    return decoded
+
+
+def _decoded(body: bytes, decoder: msgspec.json.Decoder[T], limit: int) -> T:
+    if len(body) > SMALL_BYTES or body.count(b"[") + body.count(b"{") > MAX_DEPTH:
+        check_json_limits(body, limit // 2)
+    return decode(body, decoder)
 
 
 def _unknown_fields(body: bytes, kind: type) -> Iterator[str]:
@@ -165,8 +217,28 @@ def is_served(service: Service, model: str) -> bool:
     return model in service.model_names or (info is not None and model == info.model)
 
 
-async def read_body(request: Request, limit: int, budget: BodyBudget) -> bytes:
+class BodyShare:
+    """Bytes of one large body in the budget."""
+
+    def __init__(self, budget: BodyBudget, client: str) -> None:
+        self._budget = budget
+        self._client = client
+        self.size = 0
+
+    def grow(self, size: int) -> None:
+        """Account for a body of `size` bytes so far; raises RequestError (503) if all bodies are too large."""
+        self._budget.take(self._client, size - self.size)
+        self.size = size
+
+    def give_back(self) -> None:
+        self._budget.give_back(self._client, self.size)
+
+
+async def read_body(request: Request, limit: int, share: BodyShare) -> bytes:
     """Read the whole body.
+
+    Args:
+        share: takes the size of a large body.
 
     Raises:
         RequestError: 413 over `limit` bytes, 503 if the budget is used up.
@@ -175,30 +247,24 @@ async def read_body(request: Request, limit: int, budget: BodyBudget) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > DISCARD_FACTOR * limit:
         raise _too_large(limit)
-    client = request.client.host if request.client is not None else ""
     body = bytearray()
-    size = taken = 0
-    try:
-        while True:
-            message = await request.receive()
-            if message["type"] != "http.request":
-                raise ClientGone
-            part = message.get("body", b"")
-            size += len(part)
-            if size > DISCARD_FACTOR * limit:
-                raise _too_large(limit)
-            if size > limit:
-                body.clear()
-            else:
-                if size > SMALL_BODY_BYTES:
-                    budget.take(client, size - taken)
-                    taken = size
-                body += part
-            if not message.get("more_body", False):
-                break
-    finally:
-        if taken:
-            budget.give_back(client, taken)
+    size = 0
+    while True:
+        message = await request.receive()
+        if message["type"] != "http.request":
+            raise ClientGone
+        part = message.get("body", b"")
+        size += len(part)
+        if size > DISCARD_FACTOR * limit:
+            raise _too_large(limit)
+        if size > limit:
+            body.clear()
+        else:
+            if size > SMALL_BYTES:
+                share.grow(size)
+            body += part
+        if not message.get("more_body", False):
+            break
     if size > limit:
         raise _too_large(limit)
     return bytes(body)

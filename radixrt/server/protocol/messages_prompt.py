@@ -103,14 +103,18 @@ def read_messages(system: str | list[MessageBlock] | None, given: Sequence[Input
     """
     if not given:
         raise RequestError("messages must hold at least one message", param="messages")
-    messages: list[ChatMessage] = []
+    turns: list[list[ChatMessage]] = []
     parts = [part for part in _texts("system", "system", system) if not (part.text or "").startswith(BILLING)]
     if parts:
-        messages.append(ChatMessage(role="system", content=parts))
+        turns.append([ChatMessage(role="system", content=parts)])
     called: set[str] = set()
     for i, message in enumerate(given):
         for one in _turn(f"messages[{i}]", message, called):
-            _append(messages, one)
+            if turns and _is_continued(turns[-1][-1], one):
+                turns[-1].append(one)
+            else:
+                turns.append([one])
+    messages = list(map(_joined, turns))
     if given[-1].role == "assistant" and messages[-1].tool_calls:
         raise RequestError(
             f"messages[{len(given) - 1}] ends with tool_use; add a message of the user with a tool_result for each",
@@ -119,15 +123,21 @@ def read_messages(system: str | list[MessageBlock] | None, given: Sequence[Input
     return messages
 
 
-def _append(messages: list[ChatMessage], new: ChatMessage) -> None:
-    last = messages[-1] if messages else None
-    if last is None or last.role != new.role or last.role not in ("user", "assistant") or last.tool_calls:
-        messages.append(new)
-        return
-    between = [ContentPart(type="text", text=PARAGRAPH)] if last.content and new.content else []
-    last.content = [*(last.content or ()), *between, *(new.content or ())]
-    last.reasoning_content = PARAGRAPH.join(filter(None, (last.reasoning_content, new.reasoning_content))) or None
-    last.tool_calls = new.tool_calls
+def _is_continued(last: ChatMessage, new: ChatMessage) -> bool:
+    return last.role == new.role and last.role in ("user", "assistant") and not last.tool_calls
+
+
+def _joined(turns: list[ChatMessage]) -> ChatMessage:
+    """Return neighbouring turns of one role as one message, in a time that grows with their length."""
+    if len(turns) == 1:
+        return turns[0]
+    parts: list[ContentPart] = []
+    for turn in turns:
+        if parts and turn.content:
+            parts.append(ContentPart(type="text", text=PARAGRAPH))
+        parts.extend(turn.content or ())  # type: ignore[arg-type]  # no turn has its text as a string
+    reasoning = PARAGRAPH.join(filter(None, (turn.reasoning_content for turn in turns))) or None
+    return ChatMessage(role=turns[0].role, content=parts, reasoning_content=reasoning, tool_calls=turns[-1].tool_calls)
 
 
 def _turn(place: str, message: InputMessage, called: set[str]) -> list[ChatMessage]:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import time
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from radixrt.chat.plan import plan_chat
 from radixrt.chat.types import Conversation, ToolOptions
-from radixrt.messages.client import ClientRequest, InputRow
+from radixrt.messages.client import ClientRequest, EngineReady, InputRow
 from radixrt.server.access.request_context import RequestContext
 from radixrt.server.answers.chat import ChatEncoder
 from radixrt.server.answers.parts import UsageSum
 from radixrt.server.http.connection import generated
-from radixrt.server.http.receive import receive
+from radixrt.server.http.receive import received
 from radixrt.server.protocol.fields import (
+    ChatRequest,
     allows_control_tokens,
     chat_decoder,
     chat_sampling_fields,
@@ -28,10 +28,9 @@ from radixrt.server.serving.request_groups import RequestGroup
 from radixrt.server.serving.service import Service
 
 
-async def chat_completions(service: Service, request: Request) -> Response:
+@received(chat_decoder)
+def chat_completions(service: Service, context: RequestContext, body: ChatRequest, info: EngineReady) -> Response:
     """OpenAI's chat completions. `radixrt.server.protocol.fields.ChatRequest` lists the accepted fields."""
-    body, info = await receive(service, request, chat_decoder)
-    context: RequestContext = request.state.context
     envelope, stream = envelope_of(body, context), bool(body.stream)
     include_usage = check_stream_options(body.stream_options, stream)
     kept, report = kept_prompt_tokens(body, info), token_report(body)

@@ -14,7 +14,6 @@ import time
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
 from starlette.responses import Response
 
 from radixrt.chat.prompt import chat_prompt
@@ -26,7 +25,7 @@ from radixrt.server.access.request_context import RequestContext
 from radixrt.server.answers.parts import prompt_usage
 from radixrt.server.answers.pooling import Classification, Classified
 from radixrt.server.http.connection import answered
-from radixrt.server.http.receive import receive
+from radixrt.server.http.receive import received
 from radixrt.server.protocol.fields import RoutingFields, envelope_of, read_conversation
 from radixrt.server.protocol.prompts import read_inputs
 from radixrt.server.serving.service import Service
@@ -48,10 +47,9 @@ class ClassificationRequest(RoutingFields, kw_only=True):
 classification_decoder = msgspec.json.Decoder(ClassificationRequest)
 
 
-async def classify(service: Service, request: Request) -> Response:
+@received(classification_decoder)
+def classify(service: Service, context: RequestContext, body: ClassificationRequest, info: EngineReady) -> Response:
     """See the module's docstring."""
-    body, info = await receive(service, request, classification_decoder)
-    context: RequestContext = request.state.context
     envelope = envelope_of(body, context)
     inputs = _inputs(body, service, info)
     asked = Classify(info, inputs, envelope, activation=body.use_activation is not False, at_once=MAX_ROWS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from radixrt.chat.constraint import (
@@ -19,7 +18,7 @@ from radixrt.sampling_params import MAX_N, SamplingParams
 from radixrt.server.access.request_context import RequestContext
 from radixrt.server.answers.completions import Choice, CompletionEncoder
 from radixrt.server.http.connection import generated
-from radixrt.server.http.receive import receive
+from radixrt.server.http.receive import received
 from radixrt.server.protocol.fields import (
     COMPLETION_MAX_TOKENS,
     MAX_TOP_LOGPROBS,
@@ -37,10 +36,9 @@ from radixrt.server.serving.request_groups import RequestGroup
 from radixrt.server.serving.service import Service
 
 
-async def completions(service: Service, request: Request) -> Response:
+@received(completion_decoder)
+def completions(service: Service, context: RequestContext, body: CompletionRequest, info: EngineReady) -> Response:
     """OpenAI's text completions. `radixrt.server.protocol.fields.CompletionRequest` lists the accepted fields."""
-    body, info = await receive(service, request, completion_decoder)
-    context: RequestContext = request.state.context
     envelope, stream = envelope_of(body, context), bool(body.stream)
     include_usage = check_stream_options(body.stream_options, stream)
     prompts = split_prompts(body.prompt, "prompt")

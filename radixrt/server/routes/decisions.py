@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import msgspec
 from msgspec import UNSET
-from starlette.requests import Request
 from starlette.responses import Response
 
 from radixrt.chat.prompt import chat_prompt
@@ -38,7 +37,7 @@ from radixrt.server.access.request_context import RequestContext
 from radixrt.server.answers.decisions import ChoiceMeta, Decisions, ScoredChoices
 from radixrt.server.answers.parts import InputDetails, InputUsage, ReasoningTokens, clean_logprob
 from radixrt.server.http.connection import answered
-from radixrt.server.http.receive import receive
+from radixrt.server.http.receive import received
 from radixrt.server.protocol.decisions import AskedQuestion, DecisionRequest, decision_decoder, read_questions
 from radixrt.server.protocol.fields import allows_control_tokens, envelope_of, read_conversation
 from radixrt.server.protocol.prompts import check_ids, read_parts
@@ -50,10 +49,9 @@ from radixrt.tasks.score import Decision, Score
 PROMPTS = ("text", "input_ids", "input_parts", "messages")
 
 
-async def decisions(service: Service, request: Request) -> Response:
+@received(decision_decoder)
+def decisions(service: Service, context: RequestContext, body: DecisionRequest, info: EngineReady) -> Response:
     """See the module's docstring."""
-    body, info = await receive(service, request, decision_decoder)
-    context: RequestContext = request.state.context
     envelope = envelope_of(body, context)
     if (body.questions is None) == (body.choices is None):
         raise RequestError("exactly one of questions and choices is needed", param="questions")

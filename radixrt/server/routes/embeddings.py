@@ -16,15 +16,15 @@ import base64
 from typing import Any, Literal
 
 import msgspec
-from starlette.requests import Request
 from starlette.responses import Response
 
 from radixrt.client.validation import MAX_ROWS
+from radixrt.messages.client import EngineReady
 from radixrt.server.access.request_context import RequestContext
 from radixrt.server.answers.parts import prompt_usage
 from radixrt.server.answers.pooling import Embedding, Embeddings
 from radixrt.server.http.connection import answered
-from radixrt.server.http.receive import receive
+from radixrt.server.http.receive import received
 from radixrt.server.protocol.fields import RoutingFields, envelope_of
 from radixrt.server.protocol.prompts import read_inputs
 from radixrt.server.serving.service import Service
@@ -45,12 +45,11 @@ class EmbeddingRequest(RoutingFields, kw_only=True):
 embedding_decoder = msgspec.json.Decoder(EmbeddingRequest)
 
 
-async def embeddings(service: Service, request: Request) -> Response:
+@received(embedding_decoder)
+def embeddings(service: Service, context: RequestContext, body: EmbeddingRequest, info: EngineReady) -> Response:
     """See the module's docstring."""
-    body, info = await receive(service, request, embedding_decoder)
     if info.tokenizer_info and info.relevance.scorer != "cosine" and not info.labels:
         service.untrained_vectors(info.model)
-    context: RequestContext = request.state.context
     asked = Embed(
         info,
         read_inputs(body.input, info),

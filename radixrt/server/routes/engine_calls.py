@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 import msgspec
 from starlette.requests import Request
@@ -35,8 +36,11 @@ def is_engine_client(request: Request) -> bool:
 
 async def answer_call(service: Service, request: Request) -> Response:
     """See the module's docstring."""
-    body, _ = await receive(service, request, call_decoder)
-    asked, context = body.request, request.state.context
+    return await receive(service, request, call_decoder, partial(_answer, service, request.state.context))
+
+
+def _answer(service: Service, context: RequestContext, body: EngineCall, info: EngineReady) -> Response:
+    asked = body.request
     check_envelope(asked.envelope)
     if asked.sampling is not None and asked.sampling.n != 1:
         raise RequestError("n must be 1 for a request in the engine; send one for each completion", param="n")

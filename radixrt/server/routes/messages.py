@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -35,8 +36,10 @@ from radixrt.tasks.tokenize import Tokenize
 async def messages(service: Service, request: Request) -> Response:
     """Anthropic's messages. `radixrt.server.protocol.messages_fields.MessagesRequest` lists the accepted fields."""
     check_version(request.headers.get("anthropic-version"))
-    body, info = await receive(service, request, messages_decoder)
-    context: RequestContext = request.state.context
+    return await receive(service, request, messages_decoder, partial(_answer, service, request.state.context))
+
+
+def _answer(service: Service, context: RequestContext, body: MessagesRequest, info: EngineReady) -> Response:
     envelope = envelope_of(body, context)
     plan = _plan(service, body, _sampling_fields(body), info)
     stream = bool(body.stream)
@@ -55,9 +58,8 @@ async def messages(service: Service, request: Request) -> Response:
 async def count_tokens(service: Service, request: Request) -> Response:
     """Count the tokens of a message's prompt, as the same request to /v1/messages counts them in its usage."""
     check_version(request.headers.get("anthropic-version"))
-    body, info = await receive(service, request, count_tokens_decoder)
     context: RequestContext = request.state.context
-    plan = _plan(service, body, {}, info)
+    plan = await receive(service, request, count_tokens_decoder, lambda body, info: _plan(service, body, {}, info))
     ids = await service.groups.run(context, Tokenize(plan.prompt, Envelope(context.rid)), plan.names)
     return json_response(CountedTokens(len(ids)))
 

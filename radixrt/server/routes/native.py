@@ -8,6 +8,7 @@ prompt-major. A stream sends one for each delta and ends with [DONE]; an error a
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -22,7 +23,7 @@ from radixrt.chat.constraint import (
     renamed,
 )
 from radixrt.errors import RequestError
-from radixrt.messages.client import ClientRequest, InputRow, PartsInput
+from radixrt.messages.client import ClientRequest, EngineReady, InputRow, PartsInput
 from radixrt.sampling_params import DEFAULT_MAX_TOKENS, MAX_LOGPROBS, MAX_PROMPT_LOGPROBS, SamplingParams
 from radixrt.server.access.request_context import RequestContext
 from radixrt.server.answers.native import NativeEncoder, Shown
@@ -48,9 +49,11 @@ async def generate(service: Service, request: Request) -> Response:
     """See the module's docstring; clients of the engine are answered by `radixrt.server.routes.engine_calls`."""
     if is_engine_client(request):
         return await answer_call(service, request)
-    body, info = await receive(service, request, native_decoder)
+    return await receive(service, request, native_decoder, partial(_answer, service, request.state.context))
+
+
+def _answer(service: Service, context: RequestContext, body: NativeRequest, info: EngineReady) -> Response:
     check_supported(body)
-    context: RequestContext = request.state.context
     envelope, stream = envelope_of(body, context), bool(body.stream)
     param, given = _the_prompt(body)
     asked = _read_constraint(body)

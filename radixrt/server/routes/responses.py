@@ -85,9 +85,14 @@ class Run:
 
 async def create_response(service: Service, request: Request) -> Response:
     """Create a response: whole, as a stream of events, or in the background."""
-    body, info = await receive(service, request, responses_decoder)
+    context: RequestContext = request.state.context
+    body, info = await receive(service, request, responses_decoder, lambda body, info: (body, info))
     check_known(body, getattr(request.state, "ignored_fields", ()))
-    run = _prepare(service, body, request.state.context, info)
+    earlier: StoredConversation = ()
+    if body.previous_response_id is not None:
+        earlier = _to_continue(service.responses.get(context.tenant, body.previous_response_id, "previous_response_id"))
+    num_bytes = request.state.body_bytes + sum(map(len, earlier)) + _referred_bytes(service, context, body)
+    run = await service.large_work.run(num_bytes, lambda: _prepare(service, body, context, info, earlier))
     if body.background:
         return await _in_background(service, run)
 
@@ -101,19 +106,28 @@ async def create_response(service: Service, request: Request) -> Response:
     return Generated(answer)
 
 
-def _prepare(service: Service, body: ResponsesRequest, context: RequestContext, info: EngineReady) -> Run:
+def _referred_bytes(service: Service, context: RequestContext, body: ResponsesRequest) -> int:
+    """Return the JSON of the stored items to which the input refers, in bytes."""
+    given = () if isinstance(body.input, str) else body.input
+    found = (service.responses.item(context.tenant, item.id or "") for item in given if item.type == "item_reference")
+    return sum(len(item) for item in found if item is not None)
+
+
+def _prepare(
+    service: Service, body: ResponsesRequest, context: RequestContext, info: EngineReady, earlier: StoredConversation
+) -> Run:
     """Check the request and plan its answer.
 
+    Args:
+        earlier: the conversation that the request continues.
+
     Raises:
-        RequestError: naming the field; 404 for a previous response that is not there.
+        RequestError: naming the field.
     """
     store, tenant = service.responses, context.tenant
     if not store.stores and (body.store or body.background):
         name = "store" if body.store else "background"
         raise RequestError(f"this server stores no responses (--max-stored-responses); leave {name} out", param=name)
-    earlier: StoredConversation = ()
-    if body.previous_response_id is not None:
-        earlier = _to_continue(store.get(tenant, body.previous_response_id, "previous_response_id"))
     items = read_items(body.input, lambda item_id: store.item(tenant, item_id), service.config.max_body_bytes)
     effort, as_summary = read_effort(body.reasoning)
     sampling = read_sampling(body, service.config, info)

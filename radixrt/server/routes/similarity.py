@@ -16,17 +16,16 @@ import time
 from collections.abc import Sequence
 
 import msgspec
-from starlette.requests import Request
 from starlette.responses import Response
 
 from radixrt.client.validation import MAX_ROWS
 from radixrt.errors import RequestError
-from radixrt.messages.client import TextInput
+from radixrt.messages.client import EngineReady, TextInput
 from radixrt.server.access.request_context import RequestContext
 from radixrt.server.answers.parts import prompt_usage
 from radixrt.server.answers.pooling import Ranked, RankedDocument, Ranking, Scored, Scores
 from radixrt.server.http.connection import answered
-from radixrt.server.http.receive import receive
+from radixrt.server.http.receive import received
 from radixrt.server.protocol.fields import RoutingFields, envelope_of
 from radixrt.server.serving.service import Service
 from radixrt.tasks.rerank import Relate, Rerank, texts_of
@@ -65,10 +64,9 @@ rerank_decoder = msgspec.json.Decoder(RerankRequest)
 score_decoder = msgspec.json.Decoder(ScoreRequest)
 
 
-async def rerank(service: Service, request: Request) -> Response:
+@received(rerank_decoder)
+def rerank(service: Service, context: RequestContext, body: RerankRequest, info: EngineReady) -> Response:
     """See the module's docstring."""
-    body, info = await receive(service, request, rerank_decoder)
-    context: RequestContext = request.state.context
     envelope = envelope_of(body, context)
     documents = [each if isinstance(each, str) else each.text for each in body.documents]
     _check_number(documents, "documents", MAX_ROWS - 1)
@@ -94,10 +92,9 @@ async def rerank(service: Service, request: Request) -> Response:
     return answered(answer)
 
 
-async def score(service: Service, request: Request) -> Response:
+@received(score_decoder)
+def score(service: Service, context: RequestContext, body: ScoreRequest, info: EngineReady) -> Response:
     """See the module's docstring."""
-    body, info = await receive(service, request, score_decoder)
-    context: RequestContext = request.state.context
     envelope = envelope_of(body, context)
     sides, activation = _pairs(body), body.use_activation is not False
     asked = Relate(info, *sides, envelope, instruction=body.instruction, activation=activation)

@@ -13,6 +13,7 @@ before it; skip_special_tokens (false unless said otherwise) leaves special toke
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,7 +23,7 @@ from starlette.responses import Response
 from radixrt.chat.prompt import chat_prompt
 from radixrt.chat.types import ChatMessage
 from radixrt.errors import RequestError
-from radixrt.messages.client import Input, PartsInput, TextInput
+from radixrt.messages.client import EngineReady, Input, PartsInput, TextInput
 from radixrt.messages.parts import TemplateText
 from radixrt.messages.request import Envelope
 from radixrt.server.access.request_context import RequestContext
@@ -64,7 +65,15 @@ detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
 async def tokenize(service: Service, request: Request) -> Response:
     """See the module's docstring."""
     context: RequestContext = request.state.context
-    body, info = await receive(service, request, tokenize_decoder)
+    call, names, info = await receive(service, request, tokenize_decoder, partial(_tokenize, service, context))
+    ids = await service.groups.run(context, call, names)
+    return json_response(Tokens(ids, len(ids), info.context_length))
+
+
+def _tokenize(
+    service: Service, context: RequestContext, body: TokenizeBody, info: EngineReady
+) -> tuple[Tokenize, dict[str, str], EngineReady]:
+    """Return the task, and the client's names for its fields."""
     if [body.prompt, body.input_parts, body.messages].count(None) != 2:
         raise RequestError("exactly one of prompt, messages and input_parts is needed", param="prompt")
     if isinstance(body.prompt, str):
@@ -76,16 +85,18 @@ async def tokenize(service: Service, request: Request) -> Response:
         chat = read_conversation(body.messages or body.prompt or [], body, service.config)
         given = chat_prompt(chat, None, service.dialect)
     names = {} if body.input_parts is not None else {"input_parts": "prompt"}
-    ids = await service.groups.run(context, Tokenize(given, Envelope(context.rid)), names)
-    return json_response(Tokens(ids, len(ids), info.context_length))
+    return Tokenize(given, Envelope(context.rid)), names, info
 
 
 async def detokenize(service: Service, request: Request) -> Response:
     """See the module's docstring."""
     context: RequestContext = request.state.context
-    body, _ = await receive(service, request, detokenize_decoder)
-    skips = bool(body.skip_special_tokens)
-    asked = Detokenize(body.tokens, Envelope(context.rid), skip_special_tokens=skips)
+
+    def prepare(body: DetokenizeBody, info: EngineReady) -> Detokenize:
+        skips = bool(body.skip_special_tokens)
+        return Detokenize(body.tokens, Envelope(context.rid), skip_special_tokens=skips)
+
+    asked = await receive(service, request, detokenize_decoder, prepare)
     return json_response(Detokenized(await service.groups.run(context, asked, {})))
 
 

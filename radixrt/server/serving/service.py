@@ -18,6 +18,7 @@ from radixrt.server.answers.response_store import ResponseStore
 from radixrt.server.metrics import Metrics
 from radixrt.server.metrics.throughput import Throughput
 from radixrt.server.serving.deep_check import DeepCheck
+from radixrt.server.serving.large_work import LargeWork
 from radixrt.server.serving.request_groups import RequestGroups
 from radixrt.server.ui.hub import Hub
 
@@ -44,6 +45,7 @@ class Service:
         background_tasks: tasks that generate background responses.
         throughput: rates of the engine; the server's loop ticks it.
         ui: what the pages of /ui share; the server's loop ticks its samples.
+        large_work: decodes and prepares large requests beside the event loop.
         dialect: the model's support for tools and reasoning.
         replicas: the engine's replicas, if it has a router.
         model_name, model_names: name that answers carry, and all names that requests may have.
@@ -70,6 +72,7 @@ class Service:
         self.created = int(time.time())
         self.body_budget = BodyBudget(config.max_body_bytes)
         self._has_warned = False
+        self.large_work = LargeWork()
         self.groups = RequestGroups(client, self.accounts, self.metrics.requests, model_name, tracing)
 
     def hub(self, replica: int | None) -> Hub:
@@ -92,7 +95,7 @@ class Service:
 
 
 class BodyBudget:
-    """Bounds the memory of all large bodies that are being received at a time, and the part of one client in it."""
+    """Bounds the memory of all large bodies that arrive or wait to be decoded, and the part of one client in it."""
 
     def __init__(self, max_body_bytes: int) -> None:
         self._total = max(LARGE_BODIES_BYTES, CLIENTS * max_body_bytes)
