@@ -19,7 +19,7 @@ from radixrt.config import SchedulerConfig
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.new_token_ratio import NewTokenRatio
 from radixrt.scheduler.pacing import Pacing, StepBudget
-from radixrt.scheduler.part import Parts
+from radixrt.scheduler.part import Parts, Selection
 from radixrt.scheduler.prefix_index import PrefixIndex
 from radixrt.scheduler.queue_order import WINDOW, Order, Turns, arrange
 from radixrt.scheduler.req import Req, ReqState
@@ -62,14 +62,16 @@ class Admission:
         self.max_active = min(config.max_running_requests, kv.max_active)
         self.ratio = NewTokenRatio(config.schedule_conservativeness)
 
-    def plan_chunks(self, now: float, alone: Req | None = None) -> list[Chunk]:
+    def plan_chunks(self, now: float, chosen: Selection | None = None) -> list[Chunk]:
         """Return the prefill chunks of the next step, and allocate their slots, within the budget of the step.
 
         Args:
-            alone: the only request that may be admitted; None to admit any.
+            chosen: requests that may be in the step; None for all.
         """
         waiting = self._requests.waiting
         under_way = [req for req in self._requests.active if req.state is ReqState.PREFILL]
+        if chosen is not None:
+            waiting, under_way = ([req for req in reqs if chosen.has(req)] for reqs in (waiting, under_way))
         if not under_way and not waiting:
             self._pacing.no_prompts()
             return []
@@ -79,10 +81,8 @@ class Admission:
         for req in under_way:
             if not budget.is_spent:
                 self._add_chunk(req, budget, chunks, turns)
-        if alone is not None:
-            waiting = [alone] if alone.state is ReqState.WAITING else []
         if waiting and not budget.is_spent and not self._is_full:
-            self._admit(waiting, budget, chunks, turns, now)
+            self._admit(waiting, under_way, budget, chunks, turns, chosen, now)
         return chunks
 
     def obstacles(self, now: float) -> Callable[[Req, int, int], Obstacle]:
@@ -138,8 +138,9 @@ class Admission:
         return True
 
     def _admit(
-        self, waiting: list[Req], budget: StepBudget, chunks: list[Chunk], turns: Turns | None, now: float
-    ) -> None:
+        self, waiting: list[Req], under_way: list[Req], budget: StepBudget, chunks: list[Chunk], turns: Turns | None,
+        chosen: Selection | None, now: float,
+    ) -> None:  # fmt: skip
         """Admit waiting requests in the policy's order while the step's budget lasts, each with its first chunk."""
         active, kv = self._requests.active, self._kv
         reserved = self.ratio.reserve_all(active)
@@ -148,7 +149,7 @@ class Admission:
             return arrange(self._config.schedule_policy, reqs, kv, now)
 
         order: Order = deque(by_policy(waiting)) if turns is None else turns.order(waiting, by_policy)
-        computing = PrefillPrefixes(active, kv)
+        computing = PrefillPrefixes(under_way, kv)
         queued = PrefixIndex(self._requests.waiting[:WINDOW], kv.min_gap) if kv.min_gap else None
         while order and not budget.is_spent and not self._is_full:
             # A prefix that an active request is computing is in the cache one step later, so the request waits.
@@ -171,9 +172,9 @@ class Admission:
             self._requests.activate(req, prefix, now)
             computing.add(req)
             # The next row of a group is tried next: it shares its prefix with the row that was just admitted. If only
-            # one request may be admitted (`alone`), the row stays in the queue.
+            # one request may be in the step, the row stays in the queue.
             follower = None if req.member is None else self._requests.queue_next_row(req.member.group, now)
-            if follower is not None and waiting is self._requests.waiting:
+            if follower is not None and (chosen is None or chosen.has(follower)):
                 order.appendleft(follower)
             if follower is not None and queued is not None:
                 queued.add(follower)

@@ -9,7 +9,7 @@ moments off and on (`Parts.enable`), so that other steps do not enter the part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -75,6 +75,22 @@ class End(NamedTuple):
     cached_tokens: int
     finish: Finish
     now: float
+
+
+class Selection(NamedTuple):
+    """Requests that may be in a step.
+
+    Attributes:
+        alone: the only request of the step; None for all requests but `without`.
+        without: requests that may not be in the step.
+    """
+
+    alone: Req | None
+    without: Collection[Req] = ()
+
+    def has(self, req: Req) -> bool:
+        """Return True if a request may be in the step."""
+        return req not in self.without if self.alone is None else req is self.alone
 
 
 class Section(NamedTuple):
@@ -167,9 +183,11 @@ class Part:
 
     # --- steps ---
 
-    def only(self) -> Req | None:
-        """Return a request to admit alone, into a step that is decided while no other step is in flight; None for no
-        such request."""
+    def only(self, now: float) -> Sequence[Selection]:
+        """Return the requests that may be in the next step, and alternatives for the case that none of these requests
+        can be computed; empty if all requests may be in the step. A step of selected requests is decided only while no
+        other step is in flight."""
+        return ()
 
     def may_step(self, decode: list[Req]) -> bool:
         """Return False to wait for the steps in flight before a step with these decode rows is decided."""

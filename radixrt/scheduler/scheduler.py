@@ -26,7 +26,7 @@ from radixrt.scheduler.deltas import DeltaWriter
 from radixrt.scheduler.intake import Intake
 from radixrt.scheduler.kv_manager import DecodeRows, KVManager
 from radixrt.scheduler.pacing import Pacing
-from radixrt.scheduler.part import Core, Part, Parts
+from radixrt.scheduler.part import Core, Part, Parts, Selection
 from radixrt.scheduler.req import Req, ReqState
 from radixrt.scheduler.request_table import RequestTable
 from radixrt.scheduler.schedule_batch import NO_CHUNKS, Chunk, ScheduleBatch, by_kind, make_batch
@@ -180,14 +180,23 @@ class Scheduler:
         self._expire(now)
         if not self.can_step:
             return None
-        # A request to be computed alone (after a crash, to find the request that kills the runner) waits until the
-        # pipeline is empty.
-        alone = next((req for only in self.parts.only if (req := only()) is not None), None)
-        if alone is not None and self._num_inflight:
+        # After a crash, a request that may have killed the runner is alone in its steps.
+        choices = next((found for only in self.parts.only if (found := only(now))), None)
+        if choices is None:
+            return self._decide(None, now)
+        if self._num_inflight:
             return None
+        return next((batch for chosen in choices if (batch := self._decide(chosen, now)) is not None), None)
+
+    def _decide(self, chosen: Selection | None, now: float) -> ScheduleBatch | None:
+        """Decide a step.
+
+        Args:
+            chosen: requests that may be in the step; None for all.
+        """
         # A request that gives its row to another one has no token in flight, as one that is retracted.
         for gives_way in self.parts.gives_way:
-            req = gives_way(at_once=not self._num_inflight) if alone is None else None
+            req = gives_way(at_once=not self._num_inflight) if chosen is None else None
             if req is not None:
                 if self._num_inflight:
                     return None
@@ -198,6 +207,8 @@ class Scheduler:
             # takes. Requests whose last token is in flight already are excluded.
             active = self._requests.active
             growing = [r for r in active if r.state is RUNNING and r.known_len + r.num_pending < r.max_len]
+            if chosen is not None:
+                growing = [r for r in growing if chosen.has(r)]
             decode = self.pacing.rows(growing)
             # Attention kernels start with the first row. If the longest row starts first, it does not finish last.
             decode.sort(key=lambda req: req.kv.length, reverse=True)
@@ -207,14 +218,14 @@ class Scheduler:
             # one, a prompt under way means that slots are missing; otherwise there is nothing to do.
             rows = self._kv.extend_decode(decode)
             if rows is not None:
-                chunks = self.admission.plan_chunks(now, alone)
+                chunks = self.admission.plan_chunks(now, chosen)
                 if chunks or decode:
                     return self._batch(chunks, rows, now)
-                if not any(r.state is ReqState.PREFILL for r in active):
+                if not self._lacks_slots(chosen):
                     return None
             # Slots are missing. Requests of the steps in flight may finish and free some, so requests are retracted
             # only when no step is in flight.
-            if self._num_inflight or not self._retract_one():
+            if self._num_inflight or not self._retract_one(chosen):
                 return None
 
     @property
@@ -254,9 +265,20 @@ class Scheduler:
         self._num_inflight += 1
         return batch
 
-    def _retract_one(self) -> bool:
+    def _lacks_slots(self, chosen: Selection | None) -> bool:
+        """Return True if a step without rows has none because slots are missing, or rows for the only request that may
+        be in the step."""
+        active = self._requests.active
+        if chosen is None:
+            return any(req.state is ReqState.PREFILL for req in active)
+        if chosen.alone is None:
+            return False
+        waits = chosen.alone.state is ReqState.PREFILL or chosen.alone in self._requests.waiting
+        return waits and any(req is not chosen.alone for req in active)
+
+    def _retract_one(self, chosen: Selection | None) -> bool:
         """Retract the active request of lowest priority, among equals the latest arrival. The only active request is
-        never retracted.
+        never retracted, and neither is the only request that may be in the step.
 
         Returns:
             False if no request was retracted.
@@ -264,6 +286,10 @@ class Scheduler:
         active = self._requests.active
         if len(active) < 2:
             return False
+        if chosen is not None and chosen.alone is not None:
+            others = [req for req in active if req is not chosen.alone]
+            self._requests.set_aside(min(others, key=lambda r: (r.priority, -r.seq)))
+            return True
         self._requests.retract(min(active, key=lambda r: (r.priority, -r.seq)))
         self.admission.ratio.retracted(active)
         return True

@@ -439,7 +439,7 @@ class Harness:
         lost = {req for batch in self.inflight for req in batch.requests}
         for part in self.scheduler.parts.all:
             if isinstance(part, Recovery):
-                assert len(lost) <= 1 or not part.num_suspects, "a suspect was not alone"
+                assert len(lost) <= 1 or not any(part.suspects(req) for req in lost), "a suspect was not alone"
         self.deaths.update(req.rid if req.member is None else req.member.group for req in lost)
         self.scheduler.runner_lost(self.inflight, "it was told to", self.now)
         self.inflight.clear()

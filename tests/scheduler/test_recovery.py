@@ -174,21 +174,72 @@ def test_a_prompt_that_killed_the_runner_is_refused_for_a_while() -> None:
     h.assert_output("cured")
 
 
-def test_nobody_else_runs_while_a_suspect_is_tried() -> None:
-    h = Harness(num_slots=512, depth=2, max_running_requests=16, chunked_prefill_size=5)
-    for i in range(3):
-        h.add(f"plain{i}", [1, 2, 3, i + 4, 5, 6, 7, 8, 9], max_tokens=12, ignore_eos=True)
-    for _ in range(8):
+@DEPTHS
+def test_a_suspect_is_tried_alone_and_others_go_on_beside_the_trials(depth: int) -> None:
+    h = Harness(num_slots=512, depth=depth, max_running_requests=16, chunked_prefill_size=5)
+    for i in range(8):
+        h.add(f"plain{i}", [1, 2, 3, i + 4, 5, 6, 7, 8, 9], max_tokens=40, ignore_eos=True)
+    for _ in range(20):
         h.turn()
+    h.submit()
+    suspects = {req.rid for batch in h.inflight for req in batch.requests}
     h.kill()
-    h.add("late", [4, 5, 6], max_tokens=12, ignore_eos=True)
+    h.add("late", [4, 5, 6], max_tokens=4, ignore_eos=True)
     h.restart()
-    first = len(h.batches)
+    first, cleared = len(h.batches), set()
     while h.scheduler.part(Recovery).num_suspects:
+        h.now += 0.1
         h.turn()
-    tried = [[req.rid for req in batch.requests] for batch in h.batches[first:]]
-    assert all(len(rids) == 1 for rids in tried)
-    assert {rids[0] for rids in tried} == {"plain0", "plain1", "plain2"}
+        h.now += 0.1
+        suspected = {req.rid for req in h.scheduler.waiting if h.scheduler.part(Recovery).suspects(req)}
+        cleared |= suspects - suspected
+    batches = [[req.rid for req in batch.requests] for batch in h.batches[first:]]
+    assert len(suspects) == 8
+    assert cleared == suspects
+    assert "late" in batches[1], "a newcomer waits for one step of a trial"
+    assert "late" in h.finishes, "and ends before all trials do"
+    trials = [rids for rids in batches if len(rids) == 1 and rids[0] in suspects]
+    assert {rids[0] for rids in trials} == suspects
+    h.drain()
+    _assert_as_if_nothing_had_happened(h)
+
+
+def test_a_newcomer_that_kills_the_runner_beside_trials_is_found() -> None:
+    h = Harness(num_slots=512, depth=2, max_running_requests=16, deadly=[DEADLY])
+    for i in range(6):
+        h.add(f"plain{i}", [1, 2, 3, i + 4], max_tokens=30, ignore_eos=True)
+    for _ in range(4):
+        h.turn()
+    h.submit()
+    h.kill()
+    h.add("killer", [5, 6, DEADLY, 7], max_tokens=5)
+    h.add("late", [5, 6, 8], max_tokens=9, ignore_eos=True)
+    h.restart()
+    h.drain()
+    _assert_as_if_nothing_had_happened(h, but=("killer",))
+    error = h.finishes["killer"].error
+    assert error is not None
+    assert error.code == "runner_killed"
+    assert h.scheduler.counters.runner_restarts == 3
+
+
+@DEPTHS
+def test_a_trial_gets_the_row_that_it_needs(depth: int) -> None:
+    h = Harness(num_slots=64, depth=depth, max_running_requests=1)
+    h.add("plain0", [1, 2, 3], max_tokens=20, ignore_eos=True)
+    for _ in range(5):
+        h.turn()
+    h.submit()
+    h.kill()
+    for i in range(1, 6):
+        h.add(f"plain{i}", [i + 1, 2, 3], max_tokens=20, ignore_eos=True)
+    h.restart()
+    turns = 0
+    while h.scheduler.part(Recovery).num_suspects:
+        h.now += 0.1
+        h.turn()
+        turns += 1
+    assert turns < 60
     h.drain()
     _assert_as_if_nothing_had_happened(h)
 

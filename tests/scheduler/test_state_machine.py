@@ -210,7 +210,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             "every request ends exactly once"
         )
         for rid, finish in h.finishes.items():
-            if finish.reason in ("stop", "length"):
+            if finish.reason in ("stop", "length", "timeout"):
                 if rid in h.score_requests:
                     h.assert_scores(rid)
                 elif rid in h.embed_requests:

@@ -2,23 +2,26 @@
 
 The core recomputes every active request from its known tokens, on an empty cache (`RequestTable.recover`). But any
 request of the lost steps may have killed the runner, and might kill the next runner. So each *suspect* is tried first:
-the suspect is computed alone, one step at a time, until it has the length that it had in the lost steps. All other
-requests wait meanwhile. If the runner dies during a trial, the cause is known: the request on trial ends with an error,
-and all other requests continue. For QUARANTINE_S seconds, every other request with the same prompt ends with an error
-as well: clients retry, and each attempt would kill two runners.
+the suspect is computed alone, one step at a time, until it has the length that it had in the lost steps. Steps of
+trials alternate with steps of all requests that are no suspects: new ones, those that waited, and those that have
+survived their trials. Trials and other steps get half of the time each. One step is in flight at a time, so it is known
+which requests a death concerns. If the runner dies during a trial, the cause is known: the request on trial ends with
+an error, and all other requests continue. If it dies in another step, the requests of that step become suspects too.
+For QUARANTINE_S seconds, every other request with the same prompt as a guilty one ends with an error as well: clients
+retry, and each attempt would kill two runners.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from radixrt.messages.parts import FINISH_ERROR, Finish, FinishError
 from radixrt.messages.request import Request
 from radixrt.messages.wire import Int32Array, unpack_i32
-from radixrt.scheduler.part import Core, Part
+from radixrt.scheduler.part import Core, Part, Selection
 from radixrt.scheduler.req import Req
 from radixrt.scheduler.schedule_batch import ScheduleBatch
 
@@ -37,6 +40,8 @@ class Recovery(Part):
     def __init__(self) -> None:
         self._killers = 0
         self._suspects: dict[Req, int] = {}  # length that the lost steps were to compute; the first is on trial
+        self._seconds = {True: 0.0, False: 0.0}  # of trials, of other steps since the death
+        self._last: tuple[bool, float] | None = None  # whether the last step was a trial, and when it was decided
         self._quarantine: dict[bytes, tuple[float, str]] = {}  # digest of a prompt -> end, message; the oldest first
 
     def attach(self, core: Core) -> None:
@@ -46,12 +51,18 @@ class Recovery(Part):
 
     def _watch_steps(self) -> None:
         """Let steps ask the part while there are suspects."""
+        if not self._suspects:
+            self._seconds, self._last = {True: 0.0, False: 0.0}, None
         self._parts.enable(self, ("only", "committed"), on=bool(self._suspects))
 
     @property
     def num_suspects(self) -> int:
         """Number of suspects that have not survived a trial; some of them may have ended."""
         return len(self._suspects)
+
+    def suspects(self, req: Req) -> bool:
+        """Return True if a request has not survived a trial."""
+        return req in self._suspects
 
     def stats(self, now: float) -> Mapping[str, Any]:
         return {"suspects": len(self._suspects), "killers": self._killers}
@@ -108,27 +119,37 @@ class Recovery(Part):
 
     # --- trials ---
 
-    def only(self) -> Req | None:
-        """Return the request on trial."""
+    def only(self, now: float) -> Sequence[Selection]:
+        """Return the request on trial, and all requests that are no suspects; first those that had less time so far."""
+        self._count_time(now)
         while self._suspects:
             first = next(iter(self._suspects))
             if first.finish is None:
-                return first
+                trial, others = Selection(first), Selection(None, self._suspects)
+                return (trial, others) if self._seconds[True] <= self._seconds[False] else (others, trial)
             del self._suspects[first]
         self._watch_steps()
-        return None
+        return ()
 
     def committed(self, batch: ScheduleBatch) -> None:
         """Clear the request on trial, the only request of the batch, if it has survived the trial."""
         req = batch.requests[0]
-        if req not in self._suspects or self._suspects[req] > unpack_i32(batch.step.seq_lens)[0]:
+        is_trial = req in self._suspects
+        self._last = is_trial, batch.decided_at
+        if not is_trial or self._suspects[req] > unpack_i32(batch.step.seq_lens)[0]:
             return
         del self._suspects[req]
-        if self.only() is None:
+        if not any(suspect.finish is None for suspect in self._suspects):
+            self._suspects.clear()
+            self._watch_steps()
             logger.info("no request in flight at the death of the ModelRunner has killed it again")
-        elif req.finish is None:
-            # The next trial needs an empty batch.
-            self._requests.set_aside(req)
+
+    def _count_time(self, now: float) -> None:
+        """Add the time of the last step to the time of trials or to the time of others."""
+        if self._last is not None:
+            is_trial, since = self._last
+            self._seconds[is_trial] += now - since
+            self._last = None
 
 
 def _digest(prompt: Int32Array) -> bytes:
