@@ -4,11 +4,16 @@ radixrt launch &
 python examples/openai_client.py
 """
 
+import argparse
+
 import openai
 
 
 def main() -> None:
-    client = openai.OpenAI(base_url="http://127.0.0.1:30000/v1", api_key="none")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--base-url", default="http://127.0.0.1:30000", help="the server")
+    args = parser.parse_args()
+    client = openai.OpenAI(base_url=f"{args.base_url}/v1", api_key="none")
     model = client.models.list().data[0].id
     messages: list[dict[str, str]] = []
     for question in ("Name a large city in Japan.", "What is it known for?", "Name one in Italy."):

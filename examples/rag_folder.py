@@ -1,7 +1,7 @@
 """Questions about a folder: Python selects a document for each question; questions about one document share it.
 
 python examples/rag_folder.py
-python examples/rag_folder.py --folder notes "Who wrote the report?" "When is it due?"
+python examples/rag_folder.py --folder examples/data/handbook "How much may a hotel cost?"
 
 Forks within forks: the instructions are computed once, each document once, and then only the questions.
 """

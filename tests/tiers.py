@@ -24,6 +24,7 @@ SLOW_PATHS = (
     "tests/lang/backends/test_endpoint.py",
     "tests/lang/backends/test_openai.py",
     "tests/lang/observe/test_replay.py",
+    "tests/newcomer",
     "tests/process",
     "tests/server/test_event_loop.py",
     "tests/server/test_mutated_requests.py",
@@ -64,6 +65,7 @@ SLOW_PATHS = (
 
 LONGEST = (
     "tests/process/test_chaos.py",
+    "tests/newcomer/test_newcomer.py",
     "tests/equivalence/test_constrained.py",
     "tests/process/test_restarts.py",
     "tests/process/test_replicas.py",

@@ -1,6 +1,6 @@
 """Classification of 10,000 rows, with a progress bar, and resumed where it was stopped.
 
-python examples/tour/classify.py --size 10000
+python examples/tour/classify.py --size 400
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Classification of 10,000 rows, with the plain OpenAI client.
 
-python examples/tour/plain/classify.py --size 10000
+python examples/tour/plain/classify.py --size 400
 """
 
 from __future__ import annotations
