@@ -512,10 +512,14 @@ class Harness:
         assert self.hidden_states.get(rid, []) == wanted
 
     def assert_output(self, rid: str) -> None:
-        """The request ended on its own, with exactly the tokens that its prompt determines."""
+        """The request ended on its own, with exactly the tokens that its prompt determines, or at its deadline, with
+        the first of these tokens."""
         request = self.requests[rid]
         assert request.sampling is not None
         tokens, reason = expected_output(request.tokens(0).tolist(), request.sampling, self.max_len)
+        if self.finishes[rid].reason == "timeout":
+            assert 0 < len(self.outputs[rid]) <= len(tokens)
+            tokens, reason = tokens[: len(self.outputs[rid])], "timeout"
         assert self.outputs[rid] == tokens
         assert self.finishes[rid].reason == reason
         assert self.usages[rid].completion_tokens == len(tokens)

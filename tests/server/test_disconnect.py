@@ -27,8 +27,12 @@ def one_word(request: Sent):
 def test_leaving_before_the_first_token_aborts(caller: Caller, path: str, stream: bool, n: int) -> None:
     engine = caller.engine
     engine.script = silent
-    prompt = {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": "x", "text": "x"}
-    body = {**prompt, "stream": stream, "n": n, "sampling_params": {"n": n}, "rid": "r"}
+    asked = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "n": n},
+        "/v1/completions": {"prompt": "x", "n": n},
+        "/generate": {"text": "x", "sampling_params": {"n": n}},
+    }
+    body = {**asked[path], "stream": stream, "rid": "r"}
     sent = asgi_call(caller.app, path, body, leave=lambda sent: len(engine.requests) == n)
     assert sent == []
     engine.wait_for(lambda: sorted(engine.aborted) == sorted(request.rid for request in engine.requests))

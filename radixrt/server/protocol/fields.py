@@ -282,7 +282,7 @@ def answer_limit(asked: int | None, config: ServerConfig, info: EngineReady, *, 
     if asked is not None:
         return asked
     by_device = CPU_MAX_TOKENS if info.device.startswith("cpu") else CUDA_MAX_TOKENS
-    return max(min(config.default_max_tokens or by_device, info.context_length), at_least)
+    return min(max(config.default_max_tokens or by_device, at_least), info.context_length)
 
 
 def chat_sampling_fields(body: ChatRequest, config: ServerConfig, info: EngineReady) -> dict[str, Any]:
