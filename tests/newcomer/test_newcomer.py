@@ -1,4 +1,4 @@
-"""The short form of `python -m tests.newcomer`: every command, and few calls. Examples and tools have tests of their own."""
+"""The short form of `python -m tests.newcomer`: every command, few calls. Examples and tools are tested elsewhere."""
 
 from __future__ import annotations
 
