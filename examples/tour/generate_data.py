@@ -45,7 +45,7 @@ def generate(s: rt.State, topic: str, new: New) -> list[Pair]:
 def run(size: int) -> list[Any]:
     new = New()
     made = generate.batch([(topic, new) for topic in TOPICS[:size]])
-    return [pair for item in made for pair in (item.state.returned if item.state else [item.error])]
+    return [pair for item in made for pair in ([item.error] if item.error else item.state.returned)]
 
 
 if __name__ == "__main__":
