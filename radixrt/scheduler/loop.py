@@ -108,8 +108,12 @@ class SchedulerLoop:
                 self._poller.register(socket, zmq.POLLIN)
 
     def announce(self, ready: SchedulerReady) -> None:
-        """Report that steps can run; repeated after each restart of the ModelRunner."""
+        """Report that steps can run; repeated after each restart of the ModelRunner.
+
+        The statistics go first: once a server is ready, its metrics are complete.
+        """
         self._announcement = ready
+        self._tokenizer.send(self.stats())
         self._tokenizer.send(ready)
 
     def run_once(self, *, wait: bool) -> bool:

@@ -77,12 +77,16 @@ class Outbox:
         self.tokens: dict[str, list[int]] = {}
         self.finished: set[str] = set()
         self.epochs: list[int] = []
+        self.stats_before_ready: list[int] = []
+        self._num_stats = 0
 
     def send(self, message: Any) -> None:
         if isinstance(message, SchedulerStats):
+            self._num_stats += 1
             return
         if isinstance(message, SchedulerReady):
             self.epochs.append(message.epoch)
+            self.stats_before_ready.append(self._num_stats)
             return
         assert isinstance(message, TokenBatch)
         self._log.append("tokens")
@@ -130,6 +134,10 @@ class Loop:
 
 def _no_vocabulary() -> Any:
     raise NotImplementedError
+
+
+def test_statistics_are_there_before_the_engine_is_ready() -> None:
+    assert Loop(depth=2, runs_ahead=True).outbox.stats_before_ready == [1]
 
 
 @pytest.mark.parametrize("depth", [1, 2])
