@@ -34,7 +34,8 @@ SLOW_PATHS = (
     "tests/server/test_ui_page.py",
     "tests/terminal_chat/test_command.py",
     "tests/test_cli.py",
-    # libraries of clients, as installed, against real servers
+    # libraries of clients, as installed or recorded, against servers
+    "tests/clients/test_replay.py",
     "tests/server/openai_client",
     "tests/server/test_messages_client.py",
     "tests/server/test_responses_client.py",
@@ -54,6 +55,7 @@ SLOW_PATHS = (
     "tests/benchmarks",
     "tests/constrained/compile/test_hostile_constraints.py",
     "tests/constrained/compile/test_workers.py",
+    "tests/constrained/masks/test_mask_cache.py",
     "tests/examples/test_extract.py",
     "tests/examples/test_language_doc.py",
     "tests/examples/test_programs.py",

@@ -248,7 +248,9 @@ class TenantRun:
     seconds: float
 
     def p99(self) -> float:
-        return percentile([last for status, _, last in self.small if status == 200], 99)
+        """The small tenant's p99 of latency in seconds; infinite if none of its requests was served."""
+        served = [last for status, _, last in self.small if status == 200]
+        return percentile(served, 99) if served else math.inf
 
     def row(self, alone: float) -> tuple[str, ...]:
         small, big = ([call for call in calls if call[0] == 200] for calls in (self.small, self.big))

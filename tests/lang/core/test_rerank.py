@@ -20,7 +20,7 @@ from radixrt.errors import RequestError
 from radixrt.lang.backends.base import RerankCall
 from radixrt.lang.backends.token_backend import Endpoint
 from radixrt.server import create_app
-from radixrt.server.routes import similarity
+from radixrt.server.http import receive
 from radixrt.server.routes.similarity import RerankRequest
 from radixrt.tasks.rerank import Reranking
 from tests.equivalence.test_relevance import QUERY, as_reranker
@@ -137,19 +137,19 @@ def test_files_traces_and_replays(
     assert log.calls[0].texts == (QUERY, *DOCUMENTS)
 
     asked: list[tuple[int, str | None, bool]] = []
-    decoder, rerank = similarity.rerank_decoder, Endpoint.rerank
+    decode, rerank = receive.decode, Endpoint.rerank
 
-    class Recorder:
-        def decode(self, data: bytes) -> RerankRequest:
-            body = decoder.decode(data)
+    def record_body(data: bytes, decoder: Any) -> Any:
+        body = decode(data, decoder)
+        if isinstance(body, RerankRequest):
             asked.append((body.top_n or 0, body.instruction, body.use_activation is not False))
-            return body
+        return body
 
     async def record(endpoint: Endpoint, call: RerankCall) -> Reranking:
         asked.append((call.top_n or 0, call.instruction, call.activation))
         return await rerank(endpoint, call)
 
-    monkeypatch.setattr(similarity, "rerank_decoder", Recorder())
+    monkeypatch.setattr(receive, "decode", record_body)
     monkeypatch.setattr(Endpoint, "rerank", record)
     for options in ((), ("--plain",)):
         asked.clear()
