@@ -37,7 +37,7 @@ def imported(folder: Path) -> list[str]:
 
 def test_a_server_imports_nothing_from_the_current_folder(folder: Path, long_model: Path) -> None:
     server = ServerProcess("--model", str(long_model), "--dtype", "float32", "--kv-cache-tokens", "4096").wait_ready()
-    body = {"text": "a", "sampling_params": {"max_tokens": 8}, "json_schema": {"type": "integer", "maximum": 99}}
+    body = {"text": "a", "sampling_params": {"max_tokens": 8, "json_schema": {"type": "integer", "maximum": 99}}}
     answer = httpx.post(f"{server.url}/generate", json=body, timeout=LIMIT_S)
     assert server.stop() == 0
     assert answer.status_code == 200, answer.text  # compiled in a process of its own
