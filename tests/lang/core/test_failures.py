@@ -360,11 +360,10 @@ def test_a_call_has_a_deadline_of_its_own(engine: rt.Engine) -> None:
 
     # What was generated until the deadline is the answer; an error tells that there was nothing.
     try:
-        state = program.run(backend=engine)
+        ended = program.run(backend=engine).meta["x"].finish_reason
     except rt.CallError as error:
-        assert 'gen "x"' in str(error)
-    else:
-        assert state.meta["x"].finish_reason == "timeout"
+        ended = str(error)
+    assert ended == "timeout" or 'gen "x"' in ended
 
 
 def test_a_thousand_branches(engine: rt.Engine) -> None:
