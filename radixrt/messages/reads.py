@@ -107,7 +107,7 @@ class PromptValues(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReportsPrompt:
-    """Mixin of outputs with `PromptValues`, whose members it names as clients know them."""
+    """Mixin of outputs with `PromptValues`: the values by the names that clients know."""
 
     prompt_values: PromptValues | None
 

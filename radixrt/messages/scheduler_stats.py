@@ -91,21 +91,25 @@ class StepTimes(msgspec.Struct, frozen=True, array_like=True):
     def seconds(self, rows: float, context: float, tokens: float = 0.0, pairs: float = 0.0) -> float:
         """Return the predicted time of a step; see `radixrt.messages.step_shape.StepShape` for its arguments."""
         seconds = self.step + self.row * rows + self.context * context
-        return seconds + (self.extend + self.token * tokens + self.pair * pairs if tokens else 0.0)
+        return seconds + (self.chunk_seconds(tokens, pairs) if tokens else 0.0)
+
+    def chunk_seconds(self, tokens: float, pairs: float) -> float:
+        """Return the predicted time that prompt chunks add to a step."""
+        return self.extend + self.token * tokens + self.pair * pairs
 
     def prompt_seconds(self, tokens: int) -> float:
         """Return the predicted time that a prompt without cached tokens adds to a step."""
-        return self.extend + self.token * tokens + self.pair * tokens * (tokens + 1) / 2
+        return self.chunk_seconds(tokens, tokens * (tokens + 1) / 2)
 
     def bounded_chunk_seconds(self, tokens: float, pairs: float) -> float:
         """Return the predicted time that prompt chunks add to a step, at most EXTRAPOLATION times the predicted time of
         the largest chunks that the model was fitted to. Steps with a few prompt tokens do not determine how long a
         token takes, so that a long chunk may be predicted to take many times as long as it does."""
-        seconds = self.extend + self.token * tokens + self.pair * pairs
+        seconds = self.chunk_seconds(tokens, pairs)
         if not self.most_tokens:
             return seconds
-        known = self.token * min(tokens, self.most_tokens) + self.pair * min(pairs, self.most_pairs)
-        return min(seconds, EXTRAPOLATION * (self.extend + known))
+        known = self.chunk_seconds(min(tokens, self.most_tokens), min(pairs, self.most_pairs))
+        return min(seconds, EXTRAPOLATION * known)
 
 
 class LoadStats(msgspec.Struct, frozen=True, array_like=True):

@@ -77,7 +77,7 @@ class Admission:
             return []
         budget = self._budget(under_way)
         chunks: list[Chunk] = []
-        turns = next((turns(self._config.chunked_prefill_size) for turns in self._parts.turns), None)
+        turns = self._parts.whose_turn(self._config.chunked_prefill_size)
         for req in under_way:
             if not budget.is_spent:
                 self._add_chunk(req, budget, chunks, turns)
@@ -138,9 +138,15 @@ class Admission:
         return True
 
     def _admit(
-        self, waiting: list[Req], under_way: list[Req], budget: StepBudget, chunks: list[Chunk], turns: Turns | None,
-        chosen: Selection | None, now: float,
-    ) -> None:  # fmt: skip
+        self,
+        waiting: list[Req],
+        under_way: list[Req],
+        budget: StepBudget,
+        chunks: list[Chunk],
+        turns: Turns | None,
+        chosen: Selection | None,
+        now: float,
+    ) -> None:
         """Admit waiting requests in the policy's order while the step's budget lasts, each with its first chunk."""
         active, kv = self._requests.active, self._kv
         reserved = self.ratio.reserve_all(active)

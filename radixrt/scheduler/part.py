@@ -344,6 +344,10 @@ class Parts:
             self._off ^= {(part, moment)}
             setattr(self, moment, self._overridden(moment))
 
+    def whose_turn(self, tokens: int) -> Turns | None:
+        """Return whose turn it is in the next step; None if the schedule policy alone decides. See `Part.turns`."""
+        return next((turns(tokens) for turns in self.turns), None)
+
     def _overridden(self, moment: str) -> tuple[Callable[..., Any], ...]:
         return tuple(
             getattr(part, moment) for part in self.all if _overrides(part, moment) and (part, moment) not in self._off

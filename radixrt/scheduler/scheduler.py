@@ -286,12 +286,13 @@ class Scheduler:
         active = self._requests.active
         if len(active) < 2:
             return False
-        if chosen is not None and chosen.alone is not None:
-            others = [req for req in active if req is not chosen.alone]
-            self._requests.set_aside(min(others, key=lambda r: (r.priority, -r.seq)))
-            return True
-        self._requests.retract(min(active, key=lambda r: (r.priority, -r.seq)))
-        self.admission.ratio.retracted(active)
+        alone = None if chosen is None else chosen.alone
+        last = min((req for req in active if req is not alone), key=lambda req: (req.priority, -req.seq))
+        if alone is not None:
+            self._requests.set_aside(last)
+        else:
+            self._requests.retract(last)
+            self.admission.ratio.retracted(active)
         return True
 
     # --- commit ---

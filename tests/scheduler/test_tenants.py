@@ -29,6 +29,15 @@ def admitted(h: Harness) -> list[str]:
     return list(dict.fromkeys(req.rid for batch in h.batches for req in batch.requests))
 
 
+def turns_until_end(h: Harness, rid: str) -> int:
+    """Turn until a request has ended; return the number of turns."""
+    turns = 0
+    while rid not in h.finishes:
+        h.turn()
+        turns += 1
+    return turns
+
+
 def listens(h: Harness) -> bool:
     parts, part = h.scheduler.parts, h.scheduler.part(Tenants)
     return part in [method.__self__ for method in (*parts.turns, *parts.gives_way)]
@@ -93,11 +102,7 @@ def test_the_rows_of_a_group_wait_for_the_turns_of_others() -> None:
     for _ in range(4):
         h.turn()
     h.add("one", [5, 6, 7], max_tokens=1, tenant="small", ignore_eos=True)
-    turns = 0
-    while "one" not in h.finishes:
-        h.turn()
-        turns += 1
-    assert turns < 10
+    assert turns_until_end(h, "one") < 10
     h.drain()
     h.assert_embeddings("many")
 
@@ -124,11 +129,7 @@ def test_a_tenant_without_a_row_gets_one(depth: int, num_states: int) -> None:
     for _ in range(6):
         h.turn()
     h.add("small", [7, 8, 9], max_tokens=2, tenant="small", ignore_eos=True)
-    turns = 0
-    while "small" not in h.finishes:
-        h.turn()
-        turns += 1
-    assert turns <= 8
+    assert turns_until_end(h, "small") <= 8
     assert not {rid for rid in h.finishes if rid.startswith("big")}
     h.drain()
     assert h.scheduler.counters.retractions == 0, "no slots were missing"

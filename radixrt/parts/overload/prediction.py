@@ -261,9 +261,8 @@ class LoadPredictor:
     def _in_order(self) -> list[Req]:
         """Return the waiting requests in the order of their arrival; with several tenants, in the order of turns."""
         waiting = self._requests.waiting
-        for turns in self._parts.turns:
-            return list(turns(self._config.chunked_prefill_size).play(waiting, _by_arrival))
-        return _by_arrival(waiting)
+        turns = self._parts.whose_turn(self._config.chunked_prefill_size)
+        return _by_arrival(waiting) if turns is None else list(turns.play(waiting, _by_arrival))
 
     def _running(self) -> QueueForecast:
         """Return a forecast with the running requests only. Because requests may share prefixes, all locked slots are

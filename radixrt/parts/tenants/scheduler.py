@@ -65,7 +65,7 @@ class Tenants(Part):
         self._least = 0.0  # service of the tenant that was admitted last, before that admission
         self._num_open = 0  # tenants with open requests
         self._offered: set[Req] = set()  # waiting requests for which a row has been taken from another tenant
-        self._receiver = ""  # tenant for which a row was taken just now
+        self._receiver = ""  # tenant for which a row was taken while the step is decided
 
     def attach(self, core: Core) -> None:
         self._requests = core.requests
@@ -118,19 +118,16 @@ class Tenants(Part):
 
     def turns(self, tokens: int) -> Turns:
         light = self._light()
-        receiver, self._receiver = self._receiver, ""
-        return _Turns(self._shares, light, self._tokens_of_heavy(light, tokens), receiver)
+        return _Turns(self._shares, light, self._tokens_of_heavy(light, tokens), self._receiver)
 
     def gives_way(self, *, at_once: bool) -> Req | None:
-        requests = self._requests
+        requests, self._receiver = self._requests, ""
         if len(requests.active) < self._max_rows:
             return None
         # Rows above the share of each tenant. A tenant receives a row only if it then has no more than its share, and
         # gives one only if it has more, so no row goes back and forth.
         rows = Counter(req.tenant for req in requests.active)
-        shares = {tenant: share.weight for tenant, share in self._shares.items() if share.open}
-        whole = sum(shares.values())
-        excess = {tenant: rows[tenant] - max(weight / whole * self._max_rows, 1.0) for tenant, weight in shares.items()}
+        excess = {tenant: rows[tenant] - share for tenant, share in self._row_shares().items()}
         short = {tenant for tenant, above in excess.items() if above <= -1.0}
         giver = max(excess, key=excess.__getitem__)
         if not short or excess[giver] <= 0.0:

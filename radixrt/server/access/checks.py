@@ -18,12 +18,21 @@ from starlette.datastructures import Headers
 from radixrt.errors import RequestError, shown
 from radixrt.server.access.tenants import EVERYONE, NOBODY, Tenant
 
-OPEN_PATHS = frozenset({
-    "/health", "/ready", "/openapi.json", "/docs", "/docs/page.js", "/docs/page.css", "/ui",
-    "/", "/ping", "/healthz", "/livez", "/readyz", "/health_generate",
-})  # fmt: skip
+PROBES = {
+    "/": "/docs",
+    "/ping": "/health",
+    "/healthz": "/health",
+    "/livez": "/health",
+    "/readyz": "/ready",
+    "/health_generate": "/health?deep=1",
+}
+"""Redirects of GET and HEAD, from the paths that probes of other servers ask for."""
+
+OPEN_PATHS = frozenset(
+    {"/health", "/ready", "/openapi.json", "/docs", "/docs/page.js", "/docs/page.css", "/ui", *PROBES}
+)
 """Paths served without a key, which probes and the address line of a browser do not have. The description of the routes
-says nothing that is not in radixrt's source, and the page has no data. The last six are redirects to these paths."""
+says nothing that is not in radixrt's source, and the page has no data. `PROBES` are redirects to these paths."""
 
 OPEN_FILES = "/ui/"
 """Beginning of the paths of the page's files, which hold no data; other paths with it are those of admins."""

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from radixrt.server.access.checks import PROBES
 from radixrt.suggestions import similar
-
-PROBES = {
-    "/": "/docs",
-    "/ping": "/health",
-    "/healthz": "/health",
-    "/livez": "/health",
-    "/readyz": "/ready",
-    "/health_generate": "/health?deep=1",
-}
-"""Redirects of GET and HEAD."""
 
 _LORA = "LoRA adapters are not served: merge the adapter into the model"
 _BATCHES = "batches are not served: send each request to its own route, all at the same time"
