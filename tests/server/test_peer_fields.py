@@ -143,6 +143,23 @@ def test_fields_that_ask_for_nothing_are_no_mistakes(caller: Caller, fields: dic
     assert answer.headers[IGNORED] == next(iter(fields))
 
 
+@pytest.mark.parametrize(
+    "field",
+    [
+        b'"x.max_new_tokens": 3',
+        b'"foo": 1e999',
+        b'"foo": ' + b"7" * 5000,
+        b'"foo": "\xff"',
+        b'"' + b"b" * 9999 + b'": 1',
+    ],
+)
+@pytest.mark.parametrize("mistake", [b"", b', "max_new_tokens": 3'])
+def test_values_of_unknown_fields_are_no_error_of_the_server(caller: Caller, field: bytes, mistake: bytes) -> None:
+    body = b'{"messages": [{"role": "user", "content": "hi"}], ' + field + mistake + b"}"
+    answer = caller.post(CHAT, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code < 500, answer.text
+
+
 # --- served ---
 
 

@@ -20,7 +20,7 @@ from radixrt.errors import RequestError, shown
 from radixrt.messages.client import EngineReady
 from radixrt.server.access.request_context import RequestContext
 from radixrt.server.http.errors import ClientGone, model_not_found
-from radixrt.server.protocol.field_mistakes import check_mistake
+from radixrt.server.protocol.field_mistakes import UnknownField, check_mistake
 from radixrt.server.protocol.fields import NativeRequest, NativeSampling
 from radixrt.server.serving.large_work import SMALL_BYTES
 from radixrt.server.serving.service import BodyBudget, Service
@@ -144,10 +144,10 @@ async def _received(service: Service, request: Request, decoder: msgspec.json.De
         decoded = _decoded(body, decoder, limit)
         unknown = list(islice(_unknown_fields(body, type(decoded)), MAX_IGNORED_FIELDS))
         if unknown:
-            names = [_UNSAFE.sub("?", name[:MAX_FIELD_CHARS]) for name in unknown]
+            names = [_UNSAFE.sub("?", field.path[:MAX_FIELD_CHARS]) for field in unknown]
             request.state.ignored_fields = names
-            for name in unknown:
-                check_mistake(name, body, type(decoded))
+            for field in unknown:
+                check_mistake(field)
             ignored.extend(names)
         return then(decoded)
 
@@ -160,7 +160,7 @@ async def _received(service: Service, request: Request, decoder: msgspec.json.De
         except TimeoutError:
             raise RequestError("the request's body did not arrive in time", code="body_timeout", status=408) from None
         request.state.body_bytes = len(body)
-        return work() if len(body) <= SMALL_BYTES else await service.large_work.run(len(body), work)
+        return await service.large_work.run(len(body), work)
     finally:
         if share.size:
             share.give_back()
@@ -174,14 +174,15 @@ def _decoded(body: bytes, decoder: msgspec.json.Decoder[T], limit: int) -> T:
     return decode(body, decoder)
 
 
-def _unknown_fields(body: bytes, kind: type) -> Iterator[str]:
-    """Yield the paths of the fields that the route does not know, except those that cannot change an answer."""
+def _unknown_fields(body: bytes, kind: type) -> Iterator[UnknownField]:
+    """Yield the fields that the route does not know, except those that cannot change an answer."""
     for name, value in decode(body, _fields_decoder).items():
         if name == "sampling_params" and kind is NativeRequest and bytes(value) != b"null":
-            inner = decode(bytes(value), _fields_decoder)
-            yield from (f"{name}.{each}" for each in inner if each not in NativeSampling.__struct_fields__)
+            for inner, its_value in decode(bytes(value), _fields_decoder).items():
+                if inner not in NativeSampling.__struct_fields__:
+                    yield UnknownField(f"{name}.{inner}", inner, NativeSampling, bytes(its_value))
         elif name not in HARMLESS_FIELDS and name not in kind.__struct_fields__:  # type: ignore[attr-defined]
-            yield name
+            yield UnknownField(name, name, kind, bytes(value))
 
 
 def admit(service: Service, model: str | None = None) -> EngineReady:

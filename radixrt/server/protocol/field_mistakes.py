@@ -7,9 +7,8 @@ it were read. Fields that other servers know and that resemble none of this rout
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
-
-import msgspec
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from radixrt.errors import RequestError, shown
 from radixrt.server.protocol.fields import ChatRequest, NativeRequest, NativeSampling
@@ -36,28 +35,45 @@ CLOSE = 0.88
 """Least similarity (`difflib`) of a misspelt name."""
 
 
-def check_mistake(path: str, body: bytes, kind: type) -> None:
-    """Refuse an unknown field that is probably a mistake.
+MAX_NAME_CHARS = 64
+"""Longer names resemble none of ours, and comparing names takes a time that grows with their lengths."""
 
-    Args:
-        path: of a field of the body that `kind`, its Struct, does not have.
+DEFAULTS = {"best_of": (b"1", b"1.0", b"true")}
+"""Values with which an unknown field changes nothing, as JSON; null is another one, for every field."""
+
+
+class UnknownField(NamedTuple):
+    """Field of a body that its route does not know.
+
+    Attributes:
+        path: of the field in the body.
+        owner: Struct of the object that has the field.
+        value: JSON of the value.
+    """
+
+    path: str
+    name: str
+    owner: type
+    value: bytes
+
+
+def check_mistake(field: UnknownField) -> None:
+    """Refuse an unknown field that is probably a mistake.
 
     Raises:
         RequestError: names the field and the field that was meant.
     """
-    outer, _, name = path.rpartition(".")
-    fix = _fix(name, NativeSampling if outer == "sampling_params" else kind)
-    if fix is None:
+    if field.value == b"null" or field.value in DEFAULTS.get(field.name, ()) or len(field.name) > MAX_NAME_CHARS:
         return
-    value: Any = msgspec.json.decode(body)
-    for key in filter(None, (outer, name)):
-        value = value[key]
-    if value is None or (name, value) == ("best_of", 1):
-        return  # what the field means by default
-    raise RequestError(f"there is no field {shown(path)} here; {fix}", param=path, code="unknown_parameter")
+    fix = _fix(field.name, field.owner)
+    if fix is not None:
+        message = f"there is no field {shown(field.path)} here; {fix}"
+        raise RequestError(message, param=field.path, code="unknown_parameter")
 
 
+@lru_cache(1024)
 def _fix(name: str, kind: type) -> str | None:
+    """Return what to write in place of a name; None if it resembles none. Clients repeat the names of their fields."""
     known = _names(kind)
     if kind is ChatRequest and name == "best_of":
         return "best_of is a field of /v1/completions; n asks for several answers, all of which are returned"
