@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import msgspec
-
 from benchmarks.common.tables import table
 from radixrt.bench.result import percentile
 from radixrt.config import ModelConfig
@@ -105,8 +103,7 @@ def attack_of(times: int = TIMES) -> Iterator[Json]:
 
 
 def request(rid: str, tenant: str, **fields: Any) -> Request:
-    made = Request.generate(rid, pack_i32([1, 2, 3]), SamplingParams(**fields))
-    return msgspec.structs.replace(made, envelope=msgspec.structs.replace(made.envelope, tenant=tenant))
+    return Request.generate(rid, pack_i32([1, 2, 3]), SamplingParams(**fields), tenant=tenant)
 
 
 @contextmanager

@@ -9,13 +9,13 @@ a table of the kinds. Run it on a quiet machine: all of it takes half an hour on
 from __future__ import annotations
 
 import argparse
-import socket
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
+from benchmarks.common.servers import free_port
 from tests.newcomer.steps import Outcome, Step, calls, commands, examples, perform, tools
 from tests.server_process import ServerProcess
 
@@ -33,11 +33,6 @@ def steps(url: str, folder: Path, kinds: list[str], seeds: int, rounds: int) -> 
         yield from calls(url, MODEL, seeds)
     if "tool" in kinds:
         yield from tools(url, MODEL, rounds)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def main() -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.newcomer.__main__ import free_port
+from benchmarks.common.servers import free_port
 from tests.newcomer.steps import BLOCKS, EXAMPLE, LINES, ROOT, Step, calls, commands, examples, perform
 
 NUM_COMMANDS = len(BLOCKS) + 1 + len(LINES)

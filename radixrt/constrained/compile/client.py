@@ -98,7 +98,7 @@ class CompileClient:
         if self._server is None and self._given_up is None:
             self._server = ForkServer(WORKER_MODULE, self._settings, now)
             self._epoll.register(self._server, select.EPOLLIN)
-        self._keep_spares(now)
+        self._keep_spares()
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when `poll` may have results. It never changes."""
@@ -148,7 +148,7 @@ class CompileClient:
                 continue
             worker = next((each for each in self._workers if each.fileno() == descriptor), None)
             if worker is not None:
-                self._receive(worker, events, now)
+                self._receive(worker, events)
         if self._server is not None:
             self._server.continue_if_stopped()
             if not self._server.has_served and now >= self._server.started + START_TIMEOUT_S:
@@ -216,23 +216,23 @@ class CompileClient:
             self._epoll.modify(worker, worker.events)
         if self._given_up is not None and not self._workers:
             self._fail_waiting(self._given_up)
-        self._keep_spares(now)
+        self._keep_spares()
 
     # --- processes ---
 
-    def _keep_spares(self, now: float) -> None:
+    def _keep_spares(self) -> None:
         """Keep as many workers without a job as new jobs may need at once, and at most one more."""
         idle = sorted((worker for worker in self._workers if worker.job is None), key=lambda worker: not worker.pid)
         for worker in idle[self._spares + 1 :]:
             self._discard(worker)
         for _ in range(self._spares - len(idle)):
-            forked = None if self._server is None else self._server.fork(now)
+            forked = None if self._server is None else self._server.fork()
             if forked is None:
                 return
             self._epoll.register(forked, select.EPOLLIN)
             self._workers.append(forked)
 
-    def _receive(self, worker: Worker, events: int, now: float) -> None:
+    def _receive(self, worker: Worker, events: int) -> None:
         if events & select.EPOLLOUT:
             worker.flush()
             self._epoll.modify(worker, worker.events)
@@ -240,14 +240,14 @@ class CompileClient:
             return
         frames = worker.receive()
         if frames is None:
-            self._died(worker, now)
+            self._died(worker)
             return
         for data in frames:
             try:
                 result = self._decoder.decode(data)
             except UNDECODABLE:
                 logger.exception("a compile worker wrote something that is no answer")
-                self._died(worker, now)
+                self._died(worker)
                 return
             self._take(worker, result)
 
@@ -265,7 +265,7 @@ class CompileClient:
             elif worker.stopped:
                 worker.stop(False)
 
-    def _died(self, worker: Worker, now: float) -> None:
+    def _died(self, worker: Worker) -> None:
         """Replace a worker that has died by itself. Its job is refused after the second worker that dies over it."""
         self._discard(worker)
         if self._server is not None and self._server.process.poll() is not None:
@@ -292,15 +292,15 @@ class CompileClient:
         """Start another fork server, unless the starts fail. The jobs of its workers are compiled again."""
         server = self._server
         assert server is not None
-        for worker in self._workers:
-            self._requeue(worker)
         self._end_server()
         if not server.has_served or now < server.started + SHORT_LIFE_S:
             self._failed_start(server.failure or FinishError("it ended at once", code="unavailable", status=503))
         self.start(now)
 
     def _end_server(self) -> None:
+        """End the fork server and its workers, whose jobs wait for the next server."""
         for worker in list(self._workers):
+            self._requeue(worker)
             self._discard(worker)
         if self._server is not None:
             self._epoll.unregister(self._server)

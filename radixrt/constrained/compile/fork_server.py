@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from radixrt.constrained.compile.job_queue import Job
-from radixrt.constrained.compile.protocol import CompileResult, FrameReader, frame
+from radixrt.constrained.compile.protocol import FrameReader, frame
 from radixrt.messages.parts import FinishError
 from radixrt.os_process import child_command
 
@@ -45,7 +45,7 @@ class ForkServer:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def fork(self, now: float) -> Worker | None:
+    def fork(self) -> Worker | None:
         """Ask for another worker, which reports when it is ready; return None if the server has ended."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
@@ -55,7 +55,7 @@ class ForkServer:
             except OSError:
                 ours.close()
                 return None
-        return Worker(ours, now)
+        return Worker(ours)
 
     def has_ended(self) -> bool:
         """Read what the server has written; return True if the server has ended."""
@@ -70,7 +70,7 @@ class ForkServer:
                 continue
         if data:
             with contextlib.suppress(msgspec.MsgspecError):
-                self.failure = msgspec.msgpack.decode(data, type=CompileResult).error
+                self.failure = msgspec.msgpack.decode(data, type=FinishError)
         return not data
 
     def continue_if_stopped(self) -> None:
@@ -97,7 +97,6 @@ class Worker:
     """
 
     connection: socket.socket
-    started: float
     pid: int = 0
     job: Job | None = None
     busy_since: float = 0.0

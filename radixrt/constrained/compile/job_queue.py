@@ -43,12 +43,6 @@ class JobQueue:
     def __init__(self) -> None:
         self._jobs: dict[str, deque[Job]] = {}  # the first tenant's turn is next; no tenant's queue is empty
 
-    def __bool__(self) -> bool:
-        return bool(self._jobs)
-
-    def __contains__(self, job: Job) -> bool:
-        return any(job in jobs for jobs in self._jobs.values())
-
     def push(self, job: Job, tenant: str, *, first: bool = False) -> None:
         """Add a job to a tenant's queue, behind the tenant's other jobs or before them."""
         jobs = self._jobs.setdefault(tenant, deque())
@@ -57,7 +51,7 @@ class JobQueue:
         elif job not in jobs:
             jobs.append(job)
 
-    def pop(self, may_start: Callable[[str], bool] = lambda tenant: True) -> Job | None:
+    def pop(self, may_start: Callable[[str], bool]) -> Job | None:
         """Remove and return the next job of the tenant whose turn it is; None if no tenant's job may start.
 
         Args:

@@ -36,7 +36,6 @@ class WorkerSettings(msgspec.Struct, frozen=True, array_like=True):
 
 
 READY: Final = -1
-FAILED: Final = -2
 
 
 class CompileJob(msgspec.Struct, frozen=True, array_like=True):
@@ -57,8 +56,7 @@ class CompileResult(msgspec.Struct, frozen=True, array_like=True):
     """The answer to a job; exactly one of compiled and error is set.
 
     Attributes:
-        id: id of the job; or READY: the worker is ready, `pid` is its process; FAILED: the fork server cannot start,
-            `error` says why.
+        id: id of the job; or READY: the worker is ready, and `pid` is its process.
         keyword: the keyword at fault in a refused constraint, for the metrics.
         from_disk: the compiled constraint was in the disk cache.
         is_last: the worker exits now and takes no further job.

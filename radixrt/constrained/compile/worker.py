@@ -25,7 +25,6 @@ from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.compile.cache import CompileCache
 from radixrt.constrained.compile.compiler import compile_constraint, refusal
 from radixrt.constrained.compile.protocol import (
-    FAILED,
     READY,
     CompileJob,
     CompileResult,
@@ -162,8 +161,7 @@ def main() -> int:
     except Exception as error:  # the client logs it, once for all attempts
         status = 501 if isinstance(error, RadixRTError) else 503
         reason = str(error) if isinstance(error, RadixRTError) else f"{type(error).__name__}: {error}"
-        failed = CompileResult(FAILED, error=FinishError(reason, code="unavailable", status=status))
-        control.send(msgspec.msgpack.encode(failed))
+        control.send(msgspec.msgpack.encode(FinishError(reason, code="unavailable", status=status)))
         return 1
     serve(worker, control)
     return 0

@@ -182,6 +182,7 @@ def _productions(constraint: Constraint) -> Productions:
                 on_unsupported=options.on_unsupported,
                 closed=bool(options.closed),
                 formats=options.formats,
+                bounded=options.bounded,
             )
             return normal.productions(whitespace=0).prune()
         if constraint.kind == "regex":

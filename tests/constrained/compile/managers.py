@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from radixrt.constrained.backends.choice import LIBRARY
 from radixrt.constrained.compile.client import CompileClient
 from radixrt.constrained.compile.grammar_manager import GrammarManager, ReadyGrammar
@@ -26,8 +24,8 @@ COMPILE_S = 500.0
 
 
 def request(rid: str, *, timeout_s: float | None = None, tenant: str = "", **sampling: Any) -> Request:
-    made = Request.generate(rid, pack_i32([1, 2, 3]), SamplingParams(**sampling), timeout_s=timeout_s)
-    return msgspec.structs.replace(made, envelope=msgspec.structs.replace(made.envelope, tenant=tenant))
+    sampled = SamplingParams(**sampling)
+    return Request.generate(rid, pack_i32([1, 2, 3]), sampled, timeout_s=timeout_s, tenant=tenant)
 
 
 @dataclass

@@ -12,6 +12,7 @@ import sys
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from radixrt.constrained.backends.choice import Backends
@@ -19,11 +20,12 @@ from radixrt.constrained.compile import client as compile_client
 from radixrt.constrained.compile import compiler, grammar_manager
 from radixrt.constrained.compile.cache import TemplateCache
 from radixrt.constrained.compile.compiler import CompiledConstraint
+from radixrt.constrained.compile.fork_server import Worker
 from radixrt.constrained.compile.grammar_manager import GrammarManager
-from radixrt.constrained.compile.protocol import WorkerSettings
+from radixrt.constrained.compile.protocol import READY, CompileResult, WorkerSettings, frame
 from radixrt.constrained.masks.grammar_template import GrammarTemplate
 from radixrt.constrained.vocabulary import Vocabulary
-from radixrt.constraint import StructuredOptions
+from radixrt.constraint import Constraint, StructuredOptions
 from radixrt.os_process import is_alive, read_stat
 from tests.constrained.compile.managers import (
     COMPILE_S,
@@ -214,6 +216,55 @@ def test_workers_that_cannot_start_are_not_started_for_ever(
         assert len([line for line in caplog.messages if "does not start" in line]) == 1
     finally:
         manager.close()
+
+
+class EndingServer:
+    """A fork server whose workers end at once, but for the first one."""
+
+    def __init__(self, *arguments: object) -> None:
+        self._ends, self._others = socket.socketpair()
+        self.process = subprocess.Popen(["sleep", "600"])
+        self.started, self.has_served, self.failure = 0.0, True, None
+        self.forked: list[Worker] = []
+        self._kept: list[socket.socket] = []
+
+    def fork(self) -> Worker:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        self.forked.append(Worker(ours))
+        if len(self.forked) == 1:
+            self._kept.append(theirs)
+            theirs.send(frame(msgspec.msgpack.encode(CompileResult(READY, pid=self.process.pid))))
+        else:
+            theirs.close()
+        return self.forked[-1]
+
+    def fileno(self) -> int:
+        return self._ends.fileno()
+
+    def has_ended(self) -> bool:
+        return False
+
+    def continue_if_stopped(self) -> None: ...
+
+    def kill(self) -> None:
+        self.process.kill()
+        for each in (self._ends, self._others, *self._kept):
+            each.close()
+
+
+def test_a_job_in_a_worker_is_refused_when_starts_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_client, "ForkServer", EndingServer)
+    client = compile_client.CompileClient(WorkerSettings("nowhere", VOCAB_SIZE, list(EOS_IDS)), max_workers=1)
+    constraint = Constraint(kind="regex", source="a")
+    client.submit(7, constraint, 0.0, COMPILE_S)
+    answers: list[CompileResult] = []
+    for now in range(1, 20):
+        answers += client.poll(float(now))
+    client.close()
+    assert [answer.id for answer in answers] == [7]
+    assert answers[0].error is not None
+    assert "does not start" in answers[0].error.message
 
 
 def test_what_was_expensive_comes_from_disk_the_next_time(

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Final
 
 from radixrt.constrained.regex import ANY_CHAR, CharSet, Regex, alternate, chars, concat, json_string, repeat
+from radixrt.constrained.regex.charset import DIGITS
 from radixrt.constrained.regex.nodes import Alternate, Concat, Repeat, subterms
 
 MAX_UNDECLARED: Final = 16
@@ -25,7 +26,7 @@ FREE_KEY: Final = json_string(repeat(ANY_CHAR, 0, MAX_KEY_CHARS), ":")
 """Names as JSON strings, each with its colon."""
 FREE_STRING: Final = json_string(repeat(ANY_CHAR, 0, MAX_STRING_CHARS))
 """Strings as JSON texts."""
-_DIGITS: Final = frozenset((chars(CharSet.span(48, 57)), chars(CharSet.of("0"))))
+_DIGITS: Final = frozenset((chars(DIGITS), chars(CharSet.of("0"))))
 
 
 @lru_cache(maxsize=1024)
