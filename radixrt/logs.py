@@ -85,7 +85,7 @@ class PipeHandler(logging.Handler):
             self.handleError(record)
             return
         if self.dropped:
-            line = f"{self.dropped} lines of the log were dropped, because nobody read it\n{line}"
+            line = f"{self._notice()}\n{line}"
         data = ("\n" * self._is_cut + line).encode(errors="backslashreplace")
         try:
             written = self._write(data)
@@ -93,6 +93,13 @@ class PipeHandler(logging.Handler):
             self.dropped += 1
             return
         self.dropped, self._is_cut = 0, written < len(data)
+
+    def _notice(self) -> str:
+        """Return the line that tells how many lines are missing."""
+        text = f"{self.dropped} lines of the log were dropped, because nobody read it"
+        if not isinstance(self.formatter, JsonFormatter):
+            return text
+        return self.format(logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, None, None))
 
     def _write(self, data: bytes) -> int:
         return os.write(self._descriptor, data)

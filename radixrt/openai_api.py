@@ -104,7 +104,13 @@ def error_message(response: httpx.Response) -> str:
         return f"{response.status_code} {response.reason_phrase} {response.text[:200]}".strip()
 
 
+def server_root(url: str) -> str:
+    """Return the URL of a server without /v1, for routes beside OpenAI's."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
 def _base(url: str) -> str:
+    """Return the URL of OpenAI's routes on a server."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:

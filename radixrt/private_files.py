@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -18,6 +19,24 @@ def is_trusted(path: Path) -> bool:
     """
     found = path.stat()
     return found.st_uid in (0, os.geteuid()) and not found.st_mode & WRITABLE_BY_OTHERS
+
+
+def write_private(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Write a file into a private folder, which is made; at once for other processes that look for the file.
+
+    Raises:
+        OSError: as `make_private_folder`; or the file cannot be written, and nothing of it is left.
+    """
+    make_private_folder(path.parent)
+    descriptor, name = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        os.chmod(name, mode)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
 
 
 def make_private_folder(folder: Path) -> None:

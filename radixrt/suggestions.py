@@ -56,11 +56,12 @@ def about_option(name: str, known: Collection[str], spelled: Callable[[str, obje
         spelled: returns an option, with a value or None, as the user writes it.
     """
     meant = SAME_OPTIONS.get(name) or _alike(name, known, TYPING_MISTAKE)
-    if (meant is None or meant[0] not in known) and (text := sentence(name)) is not None:
-        named = set(re.findall(r"{(\w+)}", text))
-        if named <= set(known):
+    if meant is None or meant[0] not in known:
+        text = sentence(name)
+        named = set() if text is None else set(re.findall(r"{(\w+)}", text))
+        if text is not None and named <= set(known):
             return f": {text.format(**{each: spelled(each, None) for each in named})}"
-    meant = option_meant(name, known)
+        meant = option_meant(name, known)
     return "" if meant is None else f"; did you mean {spelled(*meant)}?"
 
 

@@ -193,6 +193,17 @@ def test_a_wrong_command_line(arguments: list[str], named: list[str], capfd: pyt
 
 
 @pytest.mark.parametrize(
+    "arguments", [["generate", "hi", "--prompt", "x"], ["replay", "t", "--url", "http://a", "--trace", "x"]]
+)
+def test_a_positional_argument_is_no_option_to_mean(
+    arguments: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    refused = one_line(run_here(arguments, capfd))
+    assert f"there is no option {arguments[-2]}" in refused
+    assert f"mean {arguments[-2]}?" not in refused
+
+
+@pytest.mark.parametrize(
     ("arguments", "named"),
     [
         (["hello", "--max-tokens", "0"], ["max_tokens", "at least 1"]),

@@ -46,6 +46,11 @@ def test_the_command_line_prevails_over_the_file(tmp_path: Path) -> None:
     assert _parse(build_parser(), ["serve", "given/here", "--config", file]).named_model == "given/here"
 
 
+def test_options_that_do_not_fit_together_may_be_changed_by_the_command_line(tmp_path: Path) -> None:
+    file = written(tmp_path, "kv_cache_tokens = 1000\ncontext_length = 2000\n")
+    assert launch("--config", file, "--context-length", "500")["context_length"] == 500
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [

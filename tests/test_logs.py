@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from radixrt.logs import PipeHandler, SocketHandler
+from radixrt.logs import JsonFormatter, PipeHandler, SocketHandler
 
 LINES = """
 import asyncio, logging
@@ -103,6 +103,17 @@ def test_a_log_that_nobody_reads_stops_no_process() -> None:
     assert all(f"line {i}" in line for i, line in enumerate(kept))
     assert dropped == f"{20_000 - len(kept)} lines of the log were dropped, because nobody read it"
     assert last.endswith("the last")
+
+
+def test_dropped_lines_are_told_in_json_too() -> None:
+    reader, writer = os.pipe2(os.O_NONBLOCK)
+    handler = PipeHandler(writer)
+    handler.setFormatter(JsonFormatter("main"))
+    handler.dropped = 3
+    handler.emit(logging.LogRecord("name", logging.INFO, "", 0, "text", None, None))
+    dropped, last = (json.loads(line) for line in os.read(reader, 1 << 20).splitlines())
+    assert dropped["message"] == "3 lines of the log were dropped, because nobody read it"
+    assert (dropped["level"], last["message"]) == ("warning", "text")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket"])

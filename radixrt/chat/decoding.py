@@ -10,14 +10,11 @@ from typing import Any
 import msgspec
 import msgspec.inspect
 
-from radixrt.chat.json_limits import MAX_DEPTH, check_json_limits
+from radixrt.chat.json_limits import check_json
 from radixrt.errors import RequestError
 
 DECODING_ERRORS = (ValueError, RecursionError)
 """Errors of msgspec decoders; a ValueError is also Python's error for an integer of too many digits."""
-
-MAX_UNCHECKED_CHARS = 64 * 1024
-"""A text of this length is within all limits of JSON if it has few brackets. Looking costs less than checking."""
 
 MAX_PATH_CHARS = 200
 MAX_MESSAGE_CHARS = 500
@@ -36,8 +33,7 @@ def decode_text(text: str, field: str) -> Any:
         RequestError: it is not JSON, or is beyond the limits of JSON; names the field.
     """
     try:
-        if len(text) > MAX_UNCHECKED_CHARS or text.count("[") + text.count("{") > MAX_DEPTH:
-            check_json_limits(text.encode())
+        check_json(text.encode())
         return msgspec.json.decode(text)
     except RequestError as error:
         raise RequestError(f"{field}: {error.message}", param=field, code=error.code) from None

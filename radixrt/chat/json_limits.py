@@ -15,12 +15,21 @@ MAX_DEPTH = 256
 MAX_MEMBERS = 200_000
 MAX_VALUES = 2_000_000
 
+MAX_UNCHECKED_BYTES = 64 * 1024
+"""A text of this length is within all limits if it has few brackets. Counting brackets costs less than checking."""
+
 _CHUNK = 256 * 1024
 _QUOTE, _COLON, _COMMA = b'":,'
 
 _STEPS = np.zeros(256, np.int8)
 _STEPS[list(b"[{")] = 1
 _STEPS[list(b"]}")] = -1
+
+
+def check_json(text: bytes, max_string_bytes: int | None = None) -> None:
+    """Hold a JSON text to the limits, as `check_json_limits`, which is called only where the text may exceed one."""
+    if len(text) > MAX_UNCHECKED_BYTES or text.count(b"[") + text.count(b"{") > MAX_DEPTH:
+        check_json_limits(text, max_string_bytes)
 
 
 def check_json_limits(text: bytes, max_string_bytes: int | None = None) -> None:

@@ -11,13 +11,14 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
 from radixrt._version import __version__
 from radixrt.cli.checks import DOCTOR, SCHEMA
 from radixrt.cli.clients import CHAT, REPLAY, REPLICAS, TREE
+from radixrt.cli.command import trust
 from radixrt.cli.engines import BENCH, GENERATE, LAUNCH
 from radixrt.config.file import read_config_file
 from radixrt.errors import ConfigError, RadixRTError
@@ -80,16 +81,14 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Nam
     try:
         args, unknown = parser.parse_known_args(argv)
     except _Mistake as mistake:
-        options = mistake.parser._option_string_actions
-        flags = [word for word in argv if _flag(word) and _flag(word) not in options]
-        known = {action.dest for action in options.values()}
-        hints = [] if mistake.parser is parser else _about_flags(flags, known)
+        flags = [word for word in argv if _flag(word) and _flag(word) not in mistake.parser._option_string_actions]
+        hints = [] if mistake.parser is parser else _about_flags(flags, mistake.parser)
         return _refuse(mistake.parser, [mistake.message, *hints])
     if not unknown:
         return args if getattr(args, "config", None) is None else _parse_with_file(parser, argv, args)
     flags = [word for word in unknown if _flag(word)]
     if flags:
-        said = _about_flags(flags, set(vars(args)) - {"command"})
+        said = _about_flags(flags, _chosen(parser, args))
     elif args.command == "launch":
         said = [f"unexpected {unknown[0]!r}; one MODEL is served, and {args.named_model!r} is given already"]
     else:  # the first word that is left, as other engines take the model
@@ -106,11 +105,18 @@ def _parse_with_file(
         options = read_config_file(args.config)
     except ConfigError as error:
         return _refuse(parser, [str(error)], f"radixrt {args.command}")
-    if getattr(args, "named_model", None) is not None:
+    if args.named_model is not None:
         options.pop("model", None)
-    (commands,) = (each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
-    commands.choices[args.command].set_defaults(**options)
+    _chosen(parser, args).set_defaults(**options)
     return parser.parse_args(argv)
+
+
+def _chosen(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.ArgumentParser:
+    """Return the parser of the command, and of the command's own command, that a command line names."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return _chosen(action.choices[getattr(args, action.dest)], args)
+    return parser
 
 
 def _refuse(parser: argparse.ArgumentParser, said: Sequence[str], prog: str = "") -> NoReturn:
@@ -130,8 +136,9 @@ def _spelled_out(word: str) -> str:
     return word if option is None else f"--{option}{equals}{value}"
 
 
-def _about_flags(words: Sequence[str], known: Collection[str]) -> list[str]:
-    """Return an error text for each unknown flag."""
+def _about_flags(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+    """Return an error text for each flag that the parser of a command does not know."""
+    known = {action.dest for action in parser._option_string_actions.values()}
     flags = list(dict.fromkeys(map(_flag, words)))
     return [f"there is no option {flag}{about_option(full_name(flag), known, _as_flag)}" for flag in flags]
 
@@ -147,6 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; a mistake of the user's or a missing part is one line on stderr and exit code 2."""
     args = _parse(build_parser(), sys.argv[1:] if argv is None else argv)
     try:
+        trust(getattr(args, "cacert", None))  # an argument of the clients of servers
         return COMMANDS[args.command].run(args)
     except RadixRTError as error:
         print(f"radixrt: {error}", file=sys.stderr)

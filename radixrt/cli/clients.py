@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from radixrt.cli.command import Command, above_zero, add_server, seconds, trust
+from radixrt.cli.command import Command, above_zero, add_server, seconds
 from radixrt.errors import ConfigError
 
 SERVER = "http://127.0.0.1:30000"
@@ -29,7 +29,6 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
 
 
 def _chat(args: argparse.Namespace) -> int:
-    trust(args.cacert)
     from radixrt.terminal_chat.command import chat
 
     return chat(
@@ -69,7 +68,6 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
 
 
 def _replay(args: argparse.Namespace) -> int:
-    trust(args.cacert)
     from radixrt.lang.observe.replay import command
 
     return command(
@@ -92,7 +90,6 @@ def _add_tree(parser: argparse.ArgumentParser) -> None:
 
 
 def _tree(args: argparse.Namespace) -> int:
-    trust(args.cacert)
     from radixrt.live_tree.command import show_tree
 
     return show_tree(args.url, _admin_key(args), replica=args.replica, once=args.once)
@@ -112,7 +109,6 @@ def _add_replicas(parser: argparse.ArgumentParser) -> None:
 
 
 def _replicas(args: argparse.Namespace) -> int:
-    trust(args.cacert)
     from radixrt.cli.replicas import change_replicas
 
     named = args.action in ("drain", "resume", "remove")

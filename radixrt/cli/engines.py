@@ -9,8 +9,8 @@ import sys
 from typing import Any
 
 from radixrt.bench.options import add_bench
-from radixrt.cli.command import Command, add_server, trust
-from radixrt.config import DEFAULT_MODEL, SECTIONS, ServerConfig, field_type, make_config
+from radixrt.cli.command import Command, add_server
+from radixrt.config import DEFAULT_MODEL, HOMES, SECTIONS, ServerConfig, field_type, make_config
 from radixrt.errors import ConfigError
 from radixrt.logs import configure_logging
 from radixrt.peer_options import SAME_OPTIONS
@@ -49,8 +49,7 @@ def _is_open(value: object) -> bool:
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of the engine and the server among the arguments."""
-    fields = {field.name for section in SECTIONS.values() for field in dataclasses.fields(section)}
-    return {name: value for name, value in vars(args).items() if name in fields}
+    return {name: value for name, value in vars(args).items() if name in HOMES}
 
 
 def _add_launch(parser: argparse.ArgumentParser) -> None:
@@ -120,7 +119,6 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 def _bench(args: argparse.Namespace) -> int:
     from radixrt.bench.options import run
 
-    trust(getattr(args, "cacert", None))
     return run(args, {} if args.action == "serve" else _options(args))
 
 

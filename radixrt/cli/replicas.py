@@ -8,7 +8,7 @@ from typing import Any, Literal, TextIO
 import httpx
 
 from radixrt.errors import ConfigError, shown
-from radixrt.openai_api import error_message, no_answer
+from radixrt.openai_api import error_message, no_answer, server_root
 
 TIMEOUT_S = 30.0
 COLUMNS = ("replica", "state", "open", "queued", "running", "wait s", "hit rate", "slots used", "reason")
@@ -51,7 +51,7 @@ def change_replicas(
     if action == "remove" and timeout_s is not None:
         body["timeout_s"] = timeout_s
     try:
-        with httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=TIMEOUT_S) as client:
+        with httpx.Client(base_url=server_root(url), headers=headers, timeout=TIMEOUT_S) as client:
             if action != "list":
                 path = "drain" if action == "resume" else action
                 changed = _checked(url, client.post(f"/replicas/{path}", json=body)).json()["replica"]

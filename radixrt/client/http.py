@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -41,7 +42,8 @@ class HttpClient:
             if any(c in name + value for c in "\r\n") or not (name + value).isascii():
                 raise ConfigError(f"the header {name} holds a line break or characters that are not ASCII")
         self._headers = {"Accept-Encoding": "identity", **(headers or {})}
-        self._tls = ssl.create_default_context()
+        # With a file, `ssl` loads no other authorities; without one, those of the system.
+        self._tls = ssl.create_default_context(cafile=os.environ.get("SSL_CERT_FILE") or None)
         self._clients: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
 
     @asynccontextmanager

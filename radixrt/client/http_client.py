@@ -19,6 +19,7 @@ from radixrt.client.http import HttpClient
 from radixrt.errors import EngineError, RequestError
 from radixrt.messages.client import ClientRequest, EngineReady, RequestOutput
 from radixrt.messages.http import CONTENT_TYPE, EngineCall, FrameReader
+from radixrt.openai_api import server_root
 
 DEAD = ("engine_dead", "engine_error", "shutting_down")
 """Error codes that concern the server, not the request."""
@@ -62,7 +63,7 @@ class HttpEngineClient:
 
     def __init__(self, base_url: str, *, api_key: str | None, timeout_s: float, model: str | None) -> None:
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        self.http = HttpClient(base_url.rstrip("/").removesuffix("/v1"), headers=headers)
+        self.http = HttpClient(server_root(base_url), headers=headers)
         self._name = f"Endpoint {self.http.base_url}"
         self._timeout_s = timeout_s
         self._model = model

@@ -6,6 +6,7 @@ Values determined at run time (the number of KV slots, the context length) are n
 
 from radixrt.config.sections import (
     DEFAULT_MODEL,
+    HOMES,
     SECTIONS,
     CacheConfig,
     Config,
@@ -20,6 +21,7 @@ from radixrt.config.validation import config_to_dict, field_type, make_config, p
 
 __all__ = [
     "DEFAULT_MODEL",
+    "HOMES",
     "SECTIONS",
     "CacheConfig",
     "Config",

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tomllib
 from pathlib import Path
 from typing import Any
 
-from radixrt.config.sections import SECTIONS
-from radixrt.config.validation import make_config
+from radixrt.config.sections import HOMES, SECTIONS
+from radixrt.config.validation import checked_options
 from radixrt.errors import ConfigError
 
 
 def read_config_file(path: str) -> dict[str, Any]:
-    """Return the options of a file, each of which is checked.
+    """Return the options of a file, each of which is checked by itself: the command line may change those beside it.
 
     Raises:
         ConfigError: the file cannot be read, or an option is not valid; names the file and the option.
@@ -32,7 +31,7 @@ def read_config_file(path: str) -> dict[str, Any]:
             raise ConfigError(f"--config {path}: {twice[0]} is set twice")
         options |= given
     try:
-        make_config(**options)
+        checked_options(options)
     except ConfigError as error:
         raise ConfigError(f"--config {path}: {error}") from None
     return options
@@ -42,9 +41,8 @@ def _section(path: str, title: str, table: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a table, which must belong to the section of its name."""
     if title not in SECTIONS:
         raise ConfigError(f"--config {path}: there is no section [{title}]; the sections are {', '.join(SECTIONS)}")
-    homes = {field.name: name for name, section in SECTIONS.items() for field in dataclasses.fields(section)}
     given = {key.replace("-", "_"): value for key, value in table.items()}
     for name in given:
-        if (home := homes.get(name, title)) != title:
+        if (home := HOMES.get(name, title)) != title:
             raise ConfigError(f"--config {path}: {name} belongs to the section [{home}], not [{title}]")
     return given

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -289,3 +289,6 @@ SECTIONS: dict[str, type] = {
     "recovery": RecoveryConfig,
     "server": ServerConfig,
 }
+
+HOMES = {each.name: name for name, section in SECTIONS.items() for each in fields(section)}
+"""Names of all options, and the section of each."""

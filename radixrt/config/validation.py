@@ -9,7 +9,7 @@ import typing
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any
 
-from radixrt.config.sections import SECTIONS, Config
+from radixrt.config.sections import HOMES, SECTIONS, Config
 from radixrt.errors import ConfigError, shown
 from radixrt.suggestions import about_option
 
@@ -28,19 +28,28 @@ def make_config(**options: Any) -> Config:
         ConfigError: unknown option, wrong type, or value out of bounds; the message names the option and the allowed
             values.
     """
-    homes = {f.name: section for section, cls in SECTIONS.items() for f in dataclasses.fields(cls)}
     chosen: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-    for name, value in options.items():
-        if name not in homes:
-            known = sorted(homes)
+    for name, value in checked_options(options).items():
+        chosen[HOMES[name]][name] = value
+    config = Config(**{section: cls(**chosen[section]) for section, cls in SECTIONS.items()})
+    _check_together(config)
+    return config
+
+
+def checked_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Return flat options, each of which is checked by itself, with values of the types of the sections' fields.
+
+    Raises:
+        ConfigError: as `make_config`.
+    """
+    for name in options:
+        if name not in HOMES:
+            known = sorted(HOMES)
             about = about_option(name, known, _spelled)
             raise ConfigError(
                 f"unknown option {name!r}{about}{'' if about.endswith('?') else ';'} the options are {', '.join(known)}"
             )
-        chosen[homes[name]][name] = _checked(SECTIONS[homes[name]], name, value)
-    config = Config(**{section: cls(**chosen[section]) for section, cls in SECTIONS.items()})
-    _check_together(config)
-    return config
+    return {name: _checked(SECTIONS[HOMES[name]], name, value) for name, value in options.items()}
 
 
 def _spelled(option: str, value: object) -> str:

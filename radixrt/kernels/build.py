@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from radixrt.private_files import is_trusted, make_private_folder
+from radixrt.private_files import is_trusted, make_private_folder, write_private
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +53,12 @@ def load_kernels(cache_dir: Path) -> ctypes.CDLL:
         if library.exists() and is_trusted(library):
             return _load(library)
     except OSError:
-        pass  # `_keep` finds the same, and is reported
+        pass  # `write_private` finds the same, and is reported
     try:
         with tempfile.TemporaryDirectory(prefix="kernels-", ignore_cleanup_errors=True) as scratch:
             built = _compile(Path(scratch), flags)
             try:
-                _keep(built, library)
+                write_private(library, built.read_bytes(), 0o700)
             except OSError as error:
                 logger.warning("the compiled kernels are not kept for the next start: %s", error)
             return _load(built)  # it stays mapped when the file is gone
@@ -71,20 +71,6 @@ def _load(library: Path) -> ctypes.CDLL:
         return ctypes.CDLL(str(library))
     except OSError as error:
         raise KernelUnavailable(f"the compiled kernels do not load: {error}") from error
-
-
-def _keep(built: Path, library: Path) -> None:
-    """Copy a library into the cache folder, at once for other processes that look for it."""
-    make_private_folder(library.parent)
-    descriptor, name = tempfile.mkstemp(dir=library.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(built.read_bytes())
-        os.chmod(name, 0o700)
-        os.replace(name, library)
-    except BaseException:
-        os.unlink(name)
-        raise
 
 
 def _share_openmp_of_torch() -> bool:

@@ -13,7 +13,7 @@ import httpx
 from radixrt.errors import ConfigError, shown
 from radixrt.live_tree.feed import LiveTree
 from radixrt.live_tree.picture import picture
-from radixrt.openai_api import error_message, no_answer
+from radixrt.openai_api import error_message, no_answer, server_root
 
 DRAW_S = 0.5
 SILENCE_S = 30.0
@@ -42,7 +42,7 @@ def show_tree(
     tree = LiveTree()
     try:
         with httpx.stream(
-            "GET", f"{url.rstrip('/').removesuffix('/v1')}/ui/events", params=params, headers=headers, timeout=SILENCE_S
+            "GET", f"{server_root(url)}/ui/events", params=params, headers=headers, timeout=SILENCE_S
         ) as response:
             if response.status_code != 200:
                 response.read()

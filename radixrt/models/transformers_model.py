@@ -37,9 +37,6 @@ from radixrt.models.transformers_checks import (
 INTERFACE = "radixrt"
 """Name of this engine in transformers' attention interface."""
 
-SHOWN = 3
-"""Names of tensors in an error; of more, their number."""
-
 
 @dataclass(frozen=True)
 class StepContext:
@@ -275,7 +272,7 @@ def _load(folder: Path, config: Any, spec: ModelSpec, dtype: torch.dtype) -> Any
         for name, found, expected in sorted(info.pop("mismatched_keys", ()))
     ]
     problems = [
-        f"{kind.replace('_', ' ')}: {shorten(sorted(map(str, names)), SHOWN)}" for kind, names in info.items() if names
+        f"{kind.replace('_', ' ')}: {shorten(sorted(map(str, names)))}" for kind, names in info.items() if names
     ]
     if wrong:
         problems.append(f"of another shape: {shorten(wrong, 1)}")

@@ -73,3 +73,9 @@ def test_a_missing_route_names_the_right_one(caller: Caller, method: str, path: 
 
 def test_a_wrong_method_names_the_right_one(caller: Caller) -> None:
     assert check_error(caller.get("/v1/chat/completions"), 405).endswith("method not allowed; use POST")
+
+
+def test_a_wrong_method_of_a_path_with_an_id_names_the_right_ones(caller: Caller) -> None:
+    assert check_error(caller.request("PUT", "/v1/responses/x"), 405).endswith(
+        "method not allowed; use DELETE, GET, HEAD"
+    )

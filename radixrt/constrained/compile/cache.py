@@ -7,7 +7,6 @@ import hashlib
 import importlib.metadata
 import logging
 import os
-import tempfile
 from collections import OrderedDict
 from functools import cache
 from pathlib import Path
@@ -17,7 +16,7 @@ import msgspec
 from radixrt.channel import UNDECODABLE
 from radixrt.constrained.compile.compiler import CompiledConstraint
 from radixrt.constrained.masks.grammar_template import GrammarTemplate
-from radixrt.private_files import is_trusted, make_private_folder
+from radixrt.private_files import is_trusted, write_private
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +65,7 @@ class CompileCache:
         if len(data) > self._max_bytes // 4:
             return
         try:
-            self._write(data, self._path(key))
+            write_private(self._path(key), data)
         except OSError as error:
             if not self._has_failed:
                 logger.warning("compiled constraints are not kept on disk: %s", error)
@@ -76,17 +75,6 @@ class CompileCache:
             self._bytes_written = 0
             self._trim()
         self._bytes_written += len(data)
-
-    def _write(self, data: bytes, path: Path) -> None:
-        make_private_folder(self._folder)
-        descriptor, name = tempfile.mkstemp(dir=self._folder)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
 
     def _path(self, key: str) -> Path:
         return self._folder / hashlib.sha256(f"{self._prefix} {key}".encode()).hexdigest()

@@ -19,6 +19,7 @@ from radixrt.lang.backends.base import Call, EmbedCall, Prompt, RerankCall
 from radixrt.lang.backends.token_backend import Endpoint
 from radixrt.lang.observe.run_log import TEXT_KINDS, CallRecord, TextOptions
 from radixrt.messages.parts import ProgramHint, SelectMethod, TemplateText, Usage
+from radixrt.openai_api import server_root
 from radixrt.sampling_params import SamplingParams
 
 Send = Literal["auto", "ids", "text"]
@@ -239,7 +240,7 @@ async def find_target(
     if send == "ids" and sample is not None and sample.prompt_ids is None:
         raise ConfigError("the trace has no token ids, because its backend told none; use --send text")
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-    http = HttpClient(base_url.rstrip("/").removesuffix("/v1"), headers=headers)
+    http = HttpClient(server_root(base_url), headers=headers)
     served = await _models(http)
     chosen = next((card for card in served if model in (None, card["id"])), None)
     if model is None and chosen is None:

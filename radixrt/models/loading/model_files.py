@@ -19,6 +19,9 @@ LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000
 """Limit of the safetensors library."""
 
+SHOWN = 3
+"""Names that an error about the files or weights of a model lists."""
+
 
 def check_folder(folder: Path, *, weights: bool = True) -> None:
     """Verify that no file of a model's folder is a pointer of Git LFS, and that its weights are whole.
@@ -63,20 +66,20 @@ def weight_files(folder: Path) -> list[Path]:
             raise ModelLoadError(f"{index} names files outside of its folder")
         files = [folder / name for name in sorted(names)]
         if absent := [file.name for file in files if not file.is_file()]:
-            raise ModelLoadError(f"{folder} lacks {shorten(absent, 3)}, which {INDEX} names; download the model again")
+            raise ModelLoadError(f"{folder} lacks {shorten(absent)}, which {INDEX} names; download the model again")
         return files
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
     pickled = sorted(path.name for path in folder.glob("*.bin")) + sorted(path.name for path in folder.glob("*.pt*"))
     if pickled:
         raise ModelLoadError(
-            f"{folder} has no safetensors file, only {shorten(pickled, 3)}: pickled weights can run any code and are"
+            f"{folder} has no safetensors file, only {shorten(pickled)}: pickled weights can run any code and are"
             " not read; convert them, e.g. with transformers' save_pretrained"
         )
     raise ModelLoadError(f"{folder} has no weights: neither model.safetensors nor {INDEX}")
 
 
-def shorten(names: list[str], limit: int) -> str:
+def shorten(names: list[str], limit: int = SHOWN) -> str:
     """Join names by commas; of more than `limit` names, the first ones and the number of the others."""
     rest = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")

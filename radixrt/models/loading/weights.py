@@ -30,9 +30,6 @@ from radixrt.models.registry import Model, model_class
 from radixrt.models.stages import Stage
 
 DUMMY_STD = 0.02
-SHOWN = 3
-"""Names of tensors in an error; of more, their number."""
-
 BARE_EMBEDDING = "embed_tokens.weight"
 HEADS = ("lm_head.", "score.")
 DERIVED_SUFFIX = ".rotary_emb.inv_freq"
@@ -305,9 +302,9 @@ def _check_tensors(folder: Path, checkpoint: Checkpoint, sources: ParameterSourc
     present = {name for name in checkpoint.names if not name.endswith(DERIVED_SUFFIX)}
     problems = []
     if missing := sorted(expected.keys() - present):
-        problems.append(f"missing: {shorten(missing, SHOWN)}")
+        problems.append(f"missing: {shorten(missing)}")
     if unexpected := sorted(name for name in present - expected.keys() if not name.startswith(elsewhere)):
-        problems.append(f"unexpected: {shorten(unexpected, SHOWN)}")
+        problems.append(f"unexpected: {shorten(unexpected)}")
     wrong = [
         f"{name} {list(checkpoint.shape(name))} instead of {list(expected[name])}"
         for name in sorted(expected.keys() & present)

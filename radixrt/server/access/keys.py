@@ -50,7 +50,7 @@ _Limit = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 _Weight = Annotated[float, msgspec.Meta(ge=0.001, le=1000)]
 
 
-class _Entry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class _Entry(msgspec.Struct, kw_only=True):
     key: str | list[str] | None = None
     sha256: str | list[str] | None = None
     admin: bool = False

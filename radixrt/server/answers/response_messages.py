@@ -19,23 +19,25 @@ _encode = msgspec.json.Encoder().encode
 _decoder = msgspec.json.Decoder(list[ChatMessage])
 
 
-def messages_of(instructions: str | None, earlier: Iterable[ChatMessage], items: Sequence[Item]) -> list[ChatMessage]:
+def messages_of(
+    instructions: str | None, earlier: Sequence[ChatMessage], items: Sequence[Item], own: Sequence[ChatMessage]
+) -> list[ChatMessage]:
     """Return the conversation as chat messages.
 
     Reasoning, a message of the assistant and the calls after them become one message, as the model wrote them, so that
     the prompt of the next request begins with the tokens of this one. Incomplete calls are no calls.
 
     Args:
-        earlier: messages of the conversation that this one continues, as `item_messages` made them.
+        earlier: messages of the continued conversation, as `item_messages` has made the messages.
         items: items of the request.
+        own: the same as messages, by `item_messages`.
 
     Raises:
         RequestError: an output belongs to no call.
     """
-    earlier = list(earlier)
     _check_outputs(earlier, items)
     turn = _AssistantTurn([] if instructions is None else [ChatMessage(role="system", content=instructions)])
-    for message in chain(earlier, item_messages(items)):
+    for message in chain(earlier, own):
         turn.add(message)
     return [_with_content(message) for message in turn.end()]
 
@@ -141,9 +143,9 @@ StoredConversation = tuple[bytes, ...]
 """A conversation: JSON arrays of messages, which it shares with the conversations that it continues."""
 
 
-def encode_items(items: Iterable[Item]) -> bytes:
-    """Return items as a part of a stored conversation."""
-    return _encode(item_messages(items))
+def encode_messages(messages: Sequence[ChatMessage]) -> bytes:
+    """Return messages as a part of a stored conversation."""
+    return _encode(messages)
 
 
 def decode_messages(conversation: StoredConversation) -> list[ChatMessage]:

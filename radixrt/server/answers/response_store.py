@@ -9,7 +9,7 @@ import msgspec
 from radixrt.errors import RequestError, shown
 from radixrt.server.access.tenants import Tenant
 from radixrt.server.answers.base import encode
-from radixrt.server.answers.response_messages import StoredConversation, encode_items
+from radixrt.server.answers.response_messages import StoredConversation, encode_messages, item_messages
 from radixrt.server.answers.response_types import Item, MessageItem, OutputItem
 from radixrt.server.answers.responses import QUEUED, ResponseBuilder
 
@@ -84,7 +84,7 @@ class StoredResponse:
         items = [_without_logprobs(item) for item in self._builder.response.output]
         self.output = {item.id: encode(item) for item in items}
         if self.conversation is not None:
-            self.conversation = (*self.conversation, encode_items(msgspec.to_builtins(items)))
+            self.conversation = (*self.conversation, encode_messages(item_messages(msgspec.to_builtins(items))))
         self._builder = None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import Scope
 
 from radixrt.errors import EngineError, RequestError
@@ -89,7 +90,8 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
         hint = missing_routes.advice(path, known)
         message = f"no route {where}" + (f"; {hint}" if hint else "; GET /docs lists the routes")
     elif error.status_code == 405:
-        methods = ", ".join(sorted(m for each in request.app.routes if each.path == path for m in each.methods))
+        alike = [each for each in request.app.routes if each.matches(request.scope)[0] is Match.PARTIAL]
+        methods = ", ".join(sorted(method for each in alike for method in each.methods))
         message = f"{where}: method not allowed" + (f"; use {methods}" if methods else "")
     else:
         message = str(error.detail)

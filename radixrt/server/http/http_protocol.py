@@ -147,8 +147,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     @property
     def _floods(self) -> bool:
-        """The client sends what no route reads: after an answer without the body, such as a 401, a 404 or that of a
-        GET; or to a stream that reads its input only to learn of its end."""
+        """The client sends bytes that no route reads: after an answer that needs no body (a 401, a 404, an answer to a
+        GET), or to a stream, which reads its input only to learn that the client has left."""
         limits = self._limits
         return self._body_bytes > limits.max_sent_bytes or self._unread_bytes > limits.max_unread_bytes
 

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from radixrt.chat.decoding import DECODING_ERRORS, decoding_error
-from radixrt.chat.json_limits import MAX_DEPTH, check_json_limits
+from radixrt.chat.json_limits import check_json
 from radixrt.errors import RequestError, shown
 from radixrt.messages.client import EngineReady
 from radixrt.server.access.request_context import RequestContext
@@ -169,8 +169,7 @@ async def _received(service: Service, request: Request, decoder: msgspec.json.De
 
 
 def _decoded(body: bytes, decoder: msgspec.json.Decoder[T], limit: int) -> T:
-    if len(body) > SMALL_BYTES or body.count(b"[") + body.count(b"{") > MAX_DEPTH:
-        check_json_limits(body, limit // 2)
+    check_json(body, limit // 2)
     return decode(body, decoder)
 
 

@@ -29,7 +29,8 @@ from radixrt.server.answers.response_messages import (
     StoredConversation,
     bounded,
     decode_messages,
-    encode_items,
+    encode_messages,
+    item_messages,
     messages_of,
 )
 from radixrt.server.answers.response_store import StoredResponse
@@ -129,10 +130,11 @@ def _prepare(
         name = "store" if body.store else "background"
         raise RequestError(f"this server stores no responses (--max-stored-responses); leave {name} out", param=name)
     items = read_items(body.input, lambda item_id: store.item(tenant, item_id), service.config.max_body_bytes)
+    messages = item_messages(items)
     effort, as_summary = read_effort(body.reasoning)
     sampling = read_sampling(body, service.config, info)
     conversation = Conversation(
-        messages=messages_of(body.instructions, decode_messages(earlier), items),
+        messages=messages_of(body.instructions, decode_messages(earlier), items, messages),
         template_kwargs=body.chat_template_kwargs,
         reasoning_effort=effort,
         allow_control_tokens=allows_control_tokens(body.allow_control_tokens, service.config),
@@ -153,7 +155,7 @@ def _prepare(
     stored = None
     if is_stored:
         kept = bounded(
-            (*earlier, encode_items(items)),
+            (*earlier, encode_messages(messages)),
             STORED_BYTES_PER_TOKEN * info.context_length,
             lambda: service.dialect.keeps_reasoning(template_variables(conversation)),
         )

@@ -66,8 +66,10 @@ const HOLDS_FOR = { replicas: "a replica", prompts: "prompts ahead", requests: "
 export function held(row) {
   const on = `replica ${row.replica}`, bound = row.replica !== null, parts = [];
   if (!row.best_tokens) parts.push("no replica has its prefix");
-  else if (row.best_replica === row.replica || row.cached_tokens === row.best_tokens) parts.push(`replica ${row.best_replica} has ${count(row.best_tokens)} of it cached`);
-  else parts.push(`replica ${row.best_replica} has ${count(row.best_tokens)} of it cached${bound ? `, ${on} ${row.cached_tokens ? count(row.cached_tokens) : "none"}` : ""}`);
+  else {
+    const lacks = bound && row.best_replica !== row.replica && row.cached_tokens !== row.best_tokens;
+    parts.push(`replica ${row.best_replica} has ${count(row.best_tokens)} of it cached${lacks ? `, ${on} ${row.cached_tokens ? count(row.cached_tokens) : "none"}` : ""}`);
+  }
   if (row.output_tokens) parts.push("its replica died, and it goes on elsewhere");
   return [(HOLDS[row.obstacle] ?? HOLDS[""])({ ...row, on }), ...parts].join("; ");
 }
