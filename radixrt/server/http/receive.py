@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from radixrt.chat.decoding import DECODING_ERRORS, decoding_error
-from radixrt.chat.json_limits import check_json
+from radixrt.chat.json_limits import MAX_DEPTH, check_json_limits
 from radixrt.errors import RequestError, shown
 from radixrt.messages.client import EngineReady
 from radixrt.server.access.request_context import RequestContext
@@ -160,7 +160,8 @@ async def _received(service: Service, request: Request, decoder: msgspec.json.De
         except TimeoutError:
             raise RequestError("the request's body did not arrive in time", code="body_timeout", status=408) from None
         request.state.body_bytes = len(body)
-        return await service.large_work.run(len(body), work)
+        # A small body, which is usual, does not enter another file.
+        return work() if len(body) <= SMALL_BYTES else await service.large_work.run(len(body), work)
     finally:
         if share.size:
             share.give_back()
@@ -169,7 +170,9 @@ async def _received(service: Service, request: Request, decoder: msgspec.json.De
 
 
 def _decoded(body: bytes, decoder: msgspec.json.Decoder[T], limit: int) -> T:
-    check_json(body, limit // 2)
+    # A small and flat body, which is usual, does not enter the file of the limits.
+    if len(body) > SMALL_BYTES or body.count(b"[") + body.count(b"{") > MAX_DEPTH:
+        check_json_limits(body, limit // 2)
     return decode(body, decoder)
 
 
