@@ -15,6 +15,7 @@ from radixrt.attention.base import AttentionBackend
 from radixrt.distributed.partial_sum import PartialSum
 from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.layers.classification_head import ClassificationHead
+from radixrt.layers.formats.base import Quantization
 from radixrt.layers.formats.checkpoint import CheckpointTensor, ParameterSources, replicated, split_by_output
 from radixrt.layers.formats.model_formats import ModelFormats
 from radixrt.layers.linear import meta_parameter
@@ -82,6 +83,7 @@ class Decoder(nn.Module):
     Attributes:
         tensor_names: names that differ among families.
         tensors_elsewhere: beginnings of names of checkpoint tensors that other stages hold.
+        ignored: says of a checkpoint tensor's name whether nobody reads it, see `Quantization.ignored`.
 
     Raises:
         ConfigError: the ranks cannot share the model.
@@ -119,6 +121,7 @@ class Decoder(nn.Module):
         self.states = [mixer.state for mixer in mixers if mixer.state is not None]
         self.tensor_names = decoder.names
         self.tensors_elsewhere = _elsewhere(decoder, stage)
+        self.ignored = (decoder.quantization or Quantization()).ignored
         self.norm = meta_parameter(decoder.hidden_size, dtype=self._context.norm_dtype) if stage.is_last else None
         self.lm_head: LMHead | None = None
         if stage.is_last:

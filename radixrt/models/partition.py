@@ -50,7 +50,8 @@ def partition(spec: ModelSpec, rank: int = 0, size: int = 1, *, expert_columns: 
 
     Args:
         spec: a spec whose `decoder` is set.
-        expert_columns: ranks have whole groups of so many columns of each expert, if there are enough of them.
+        expert_columns: ranks have whole groups of so many columns of each expert, if there are enough of them and they
+            divide an expert.
 
     Raises:
         ConfigError: as `check_partition`.
@@ -117,7 +118,7 @@ def _expert_columns(experts: ExpertsSpec | None, rank: int, size: int, group: in
     if experts is None:
         return range(0)
     groups = experts.intermediate_size // group
-    if group == 1 or groups < size:
+    if group == 1 or groups < size or experts.intermediate_size % group:
         return _share(experts.intermediate_size, rank, size)
     return range(rank * groups // size * group, (rank + 1) * groups // size * group)
 

@@ -116,11 +116,16 @@ class WeightFormat(ABC):
 
 
 class Quantization:
-    """The formats of a quantized checkpoint, by its quantization_config.
+    """The formats of quantized weights: as a checkpoint's quantization_config describes them, or as a user wants them.
 
     Implementations are values that compare equal if they say the same: a `DecoderSpec` contains one. They import torch
     only in the methods that make formats.
+
+    Attributes:
+        scheme: short name of the formats, for people; e.g. "int8 rows".
     """
+
+    scheme: str = ""
 
     def linear(self, projections: Sequence[Projection], ops: LayerOps) -> WeightFormat | None:
         """Return the format of a linear layer, or of the output head, whose rows are those of some projections; None if
@@ -134,6 +139,10 @@ class Quantization:
     def experts(self, gate_up: Sequence[Projection], down: Sequence[Projection], ops: LayerOps) -> WeightFormat | None:
         """Return the format of the experts of a layer; None if they are not quantized."""
         return None
+
+    def ignored(self, name: str) -> bool:
+        """Return True for a tensor that a checkpoint may contain and nobody reads, e.g. a scale of activations."""
+        return False
 
     def expert_columns(self, ops: LayerOps) -> int:
         """Return the number of neighbouring columns of an expert that one rank has, if there are enough for all."""

@@ -69,6 +69,8 @@ class Mxfp4Quantization(Quantization):
     """All experts are MXFP4 numbers. Where there is no kernel for them, or a rank has a part of a group, they are
     dequantized while they load."""
 
+    scheme: str = "mxfp4 experts"
+
     def experts(self, gate_up: Sequence[Projection], down: Sequence[Projection], ops: LayerOps) -> WeightFormat:
         columns = down[0].columns
         if find_kernel(ops) is not None and not (columns.start % GROUP or columns.stop % GROUP):

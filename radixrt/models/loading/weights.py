@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -191,7 +192,7 @@ def fill_from_folder(model: Decoder, folder: Path, device: torch.device, *, tied
         shares_head = tied and "lm_head.weight" not in checkpoint.names
         if shares_head:
             model.tie_head(sources)
-        _check_tensors(folder, checkpoint, sources, model.tensors_elsewhere)
+        _check_tensors(folder, checkpoint, sources, model.tensors_elsewhere, model.ignored)
         total = sum(len(tensors) for tensors in sources.values())
         with _bar("Loading weights", total, show_progress) as bar:
             for prefix, module in model.named_modules():
@@ -260,7 +261,10 @@ def _draw(values: torch.Tensor, tensors: tuple[CheckpointTensor, ...], seed: int
 
 def _randomize(values: torch.Tensor, generator: torch.Generator) -> None:
     """Fill with random weights, or, where they are integers, with random codes of all values."""
-    if values.is_floating_point():
+    if values.is_floating_point() and values.itemsize == 1:  # which torch does not draw
+        wide = torch.empty(values.shape, device=values.device)
+        values.copy_(wide.normal_(0.0, 1.0, generator=generator))
+    elif values.is_floating_point():
         values.normal_(0.0, DUMMY_STD, generator=generator)
     else:
         limits = torch.iinfo(values.dtype)
@@ -292,14 +296,22 @@ def _fill(rows: torch.Tensor, part: torch.Tensor) -> None:
     rows[tuple(map(slice, part.shape))].copy_(part)
 
 
-def _check_tensors(folder: Path, checkpoint: Checkpoint, sources: ParameterSources, elsewhere: tuple[str, ...]) -> None:
+def _check_tensors(
+    folder: Path,
+    checkpoint: Checkpoint,
+    sources: ParameterSources,
+    elsewhere: tuple[str, ...],
+    ignored: Callable[[str], bool],
+) -> None:
     """Compare the tensors that a stage reads with the tensors of the checkpoint.
 
     Args:
         elsewhere: beginnings of the names of tensors that other stages read.
+        ignored: see `Quantization.ignored`.
     """
     expected = {name: shape for each in sources.values() for tensor in each for name, shape in tensor.stored.items()}
     present = {name for name in checkpoint.names if not name.endswith(DERIVED_SUFFIX)}
+    present -= {name for name in present - expected.keys() if ignored(name)}
     problems = []
     if missing := sorted(expected.keys() - present):
         problems.append(f"missing: {shorten(missing)}")
