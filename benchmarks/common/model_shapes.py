@@ -10,10 +10,13 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from radixrt.layers.formats.base import Quantization
+from radixrt.layers.formats.online import OnlineQuantization
 from radixrt.models.decoder_spec import DecoderSpec
 from radixrt.models.model_config import parse_model_spec
 
@@ -274,11 +277,15 @@ CONFIGS["tiny-hybrid"] = {
 
 MXFP4_BYTES = 17 / 32
 """Bytes of an MXFP4 number: four bits, and a byte for every 32."""
+PLAIN_BYTES = 2
+"""Bytes of a plain weight, which is bfloat16."""
+MANY = 1 << 30
+"""Weights of which the bytes are computed, so that rounding to whole bytes does not count."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Cost of running a shape, in bf16 (2 bytes a value) but for experts with MXFP4 numbers.
+    """Cost of running a shape, in bfloat16 but for quantized weights and keys and values in fp8.
 
     Attributes:
         layer_params: parameters of all layers together that a token is multiplied with; of a mixture of experts, the
@@ -287,7 +294,8 @@ class Shape:
         kv_bytes: keys and values of one token in all layers without a window, in which they are read for ever.
         attention_flops: for one new token and one earlier position, over these layers and all heads (q.k and p.v).
         expert_params: of one expert in all layers together.
-        expert_bytes: of each of these.
+        layer_bytes: of each parameter of a layer but those of experts.
+        expert_bytes: of each parameter of an expert.
         num_experts, top_k: of a layer with a mixture of experts; 0 where there is none.
         state_bytes: recurrent states of one sequence in all layers, which each token reads and writes.
     """
@@ -297,7 +305,8 @@ class Shape:
     kv_bytes: int
     attention_flops: int
     expert_params: int = 0
-    expert_bytes: float = 2.0
+    layer_bytes: float = PLAIN_BYTES
+    expert_bytes: float = PLAIN_BYTES
     num_experts: int = 0
     top_k: int = 0
     state_bytes: int = 0
@@ -307,20 +316,31 @@ class Shape:
 
         Of a mixture, these are the experts that are hit: on average, if tokens are routed evenly and by chance.
         """
-        dense = 2.0 * (self.layer_params + self.head_params - self.top_k * self.expert_params)
+        dense = self.layer_bytes * (self.layer_params - self.top_k * self.expert_params)
+        dense += PLAIN_BYTES * self.head_params
         if not self.num_experts:
             return dense
         missed = (1 - self.top_k / self.num_experts) ** tokens
         return dense + self.expert_bytes * self.expert_params * self.num_experts * (1 - missed)
 
 
-def shape_of(name: str) -> Shape:
-    """The costs of one of CONFIGS, without norms, which are a thousandth of the parameters."""
+def shape_of(name: str, options: Mapping[str, Any] | None = None) -> Shape:
+    """The costs of one of CONFIGS, without norms, which are a thousandth of the parameters.
+
+    Args:
+        options: of the engine; `quantization` and `kv_cache_dtype` count.
+    """
+    options = options or {}
     spec = parse_model_spec(CONFIGS[name], {})
     decoder = spec.decoder
     assert decoder is not None
     hidden, experts = decoder.hidden_size, decoder.experts
     recurrent = sum(layer.is_recurrent for layer in decoder.layers)
+    quantization = decoder.quantization
+    if options.get("quantization") in ("fp8", "int8", "int4"):
+        quantization = OnlineQuantization(options["quantization"])
+    formats = quantization or Quantization()
+    kv_item = 1 if options.get("kv_cache_dtype") == "fp8_e4m3" else PLAIN_BYTES
     attention = sum(not layer.is_recurrent and layer.sliding_window is None for layer in decoder.layers)
     mixtures = sum(layer.feed_forward == "moe" for layer in decoder.layers)
     params, expert, num_experts, top_k = decoder.num_linear_parameters, 0, 0, 0
@@ -331,10 +351,11 @@ def shape_of(name: str) -> Shape:
     return Shape(
         layer_params=params,
         head_params=hidden * spec.vocab_size,
-        kv_bytes=attention * 2 * decoder.num_kv_heads * decoder.head_dim * 2,
+        kv_bytes=attention * 2 * decoder.num_kv_heads * decoder.head_dim * kv_item,
         attention_flops=attention * 4 * decoder.num_heads * decoder.head_dim,
         expert_params=mixtures * expert,
-        expert_bytes=2.0 if decoder.quantization is None else MXFP4_BYTES,
+        layer_bytes=formats.num_bytes("linear", MANY, PLAIN_BYTES, "cuda") / MANY,
+        expert_bytes=formats.num_bytes("experts", MANY, PLAIN_BYTES, "cuda") / MANY,
         num_experts=num_experts,
         top_k=top_k,
         state_bytes=recurrent * _state_bytes(decoder),

@@ -43,7 +43,7 @@ from benchmarks.host.chunks import BODIES, measure_chunks
 from benchmarks.host.first_steps import SCHEMAS, measure_first_steps
 from benchmarks.host.gaps import measure_gaps
 from benchmarks.host.pipeline import Pipe, Wire, make_loop
-from benchmarks.offline.workloads import MAKERS, Workload, make_workload
+from benchmarks.offline.workloads import DEFAULT, Workload, make_workload
 from benchmarks.structure.rounds import mixed_schemas
 from radixrt.bench.result import percentile
 from radixrt.client.collector import OutputCollector
@@ -61,7 +61,7 @@ from radixrt.sampling_params import SamplingParams
 from radixrt.tasks.generate import Job, jobs
 
 SHAPE = "qwen3-0.6b"
-WORKLOADS = [name for name in MAKERS if not make_workload(name, seed=0, scale=0.01).turns]
+WORKLOADS = [name for name in DEFAULT if not make_workload(name, seed=0, scale=0.01).turns]
 """Those whose requests are all submitted at once."""
 PROMPT_TOKENS = 64
 FIRST_ROWS = 64

@@ -46,9 +46,9 @@ from typing import Any
 from benchmarks.common.device_rates import Device, measure_apart
 from benchmarks.common.engine_options import parse_options
 from benchmarks.common.machine import facts
-from benchmarks.common.model_shapes import CONFIGS, shape_folder, shape_of
+from benchmarks.common.model_shapes import CONFIGS, Shape, shape_folder, shape_of
 from benchmarks.common.tables import table
-from benchmarks.offline.workloads import MAKERS, Floor, Workload, floor_of, make_workload, uncached_floor_of
+from benchmarks.offline.workloads import DEFAULT, MAKERS, Floor, Workload, floor_of, make_workload, uncached_floor_of
 
 PEERS: dict[str, dict[str, tuple[float, float, float]]] = {
     "qwen3-0.6b": {
@@ -154,11 +154,11 @@ def warm_up(engine: Any) -> None:
 
 def measure(
     engine: Any, shape: str, name: str, *, runs: int, scale: float, seed: int, fresh: bool = False, filters: str = "",
-    copies: int = 1, device: Device | None = None,
+    copies: int = 1, device: Device | None = None, costs: Shape | None = None,
 ) -> Result:  # fmt: skip
     """A warm-up run, unless the engine is to be `fresh`, and `runs` measured ones, the prefix cache empty before each;
     `filters` is a key of FILTERS, and `copies` of the workload run at once. Floors need the rates of a
-    `device`."""
+    `device`, and the `costs` of the shape with the engine's options."""
     seconds: list[float] = []
     tokens: list[int] = []
     first_tokens: list[float] = []
@@ -178,7 +178,8 @@ def measure(
     rates = [count / taken for count, taken in zip(tokens, seconds, strict=True)]
     floors = None
     if device is not None:
-        floors = floor_of(workload, shape_of(shape), device), uncached_floor_of(workload, shape_of(shape), device)
+        costs = costs or shape_of(shape)
+        floors = floor_of(workload, costs, device), uncached_floor_of(workload, costs, device)
     return Result(
         shape,
         name + filters,
@@ -306,9 +307,10 @@ def run_workloads(
         results = []
         if args.fresh:
             warm_up(engine)
+        costs = shape_of(shape, options)
         options = {"runs": args.runs, "scale": args.scale, "seed": args.seed, "fresh": args.fresh}
         for name, filters in itertools.product(workloads, FILTERS if args.filtered else [""]):
-            result = measure(engine, shape, name, filters=filters, device=device, **options)
+            result = measure(engine, shape, name, filters=filters, device=device, costs=costs, **options)
             results.append(result)
             seconds = ", ".join(f"{s:.3f}" for s in result.seconds)
             print(f"{result.workload}: {result.rate:,.0f} tok/s, {seconds} s", flush=True)
@@ -318,7 +320,7 @@ def run_workloads(
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", action="append", choices=sorted(CONFIGS), help="may be repeated; default: tiny")
-    parser.add_argument("--workloads", nargs="+", choices=list(MAKERS), default=list(MAKERS))
+    parser.add_argument("--workloads", nargs="+", choices=list(MAKERS), default=list(DEFAULT))
     parser.add_argument("--scale", type=float, default=1.0, help="shrinks numbers of requests and lengths")
     parser.add_argument("--runs", type=int, default=3, help="measured runs of each workload")
     parser.add_argument("--seed", type=int, default=0)

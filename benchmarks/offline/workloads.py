@@ -7,6 +7,7 @@ the least that an engine has to compute and read, both follow from that.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -162,6 +163,10 @@ def _chat8(make: _Maker) -> Workload:
     return Workload("chat8", make.segments, paths, [make.sized(120)] * count, turns=turns)
 
 
+def _throughput(make: _Maker, *, prompt: int, output: int, requests: int) -> Workload:
+    return _plain(make, f"in{prompt}-out{output}", make.sized(requests), prompt, output)
+
+
 MAKERS: dict[str, Callable[[_Maker], Workload]] = {
     "single": _single,
     "decode64": _decode64,
@@ -173,7 +178,21 @@ MAKERS: dict[str, Callable[[_Maker], Workload]] = {
     "fork8": _fork8,
     "chat8": _chat8,
 }
+DEFAULT = tuple(MAKERS)
+"""Workloads that run where none is named."""
 
+
+THROUGHPUT = {
+    (128, 128): 4096, (128, 2048): 1024, (128, 4096): 512, (500, 2000): 768, (1000, 1000): 1024,
+    (1000, 2000): 768, (2048, 128): 1024, (2048, 2048): 512, (5000, 500): 384, (20000, 2000): 64,
+}  # fmt: skip
+"""Numbers of requests by tokens of a prompt and of an answer: the shapes of TensorRT-LLM's published tables, with so
+many requests that a large GPU is busy for a minute, about."""
+
+MAKERS |= {
+    f"in{prompt}-out{output}": functools.partial(_throughput, prompt=prompt, output=output, requests=requests)
+    for (prompt, output), requests in THROUGHPUT.items()
+}
 
 COPY_SEEDS = 1_000_003
 """Distance of the seeds of copies."""

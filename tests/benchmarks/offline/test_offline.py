@@ -140,6 +140,20 @@ def test_experts_of_mxfp4_numbers_are_read_as_they_are() -> None:
     assert shape.kv_bytes == 12 * 2 * 8 * 64 * 2  # half of the layers read a window
 
 
+@pytest.mark.parametrize(("quantization", "per_weight"), [("fp8", 1), ("int8", 1), ("int4", 0.5)])
+def test_quantized_weights_and_fp8_keys_are_read_in_fewer_bytes(quantization: str, per_weight: float) -> None:
+    plain = shape_of("llama-3.1-8b")
+    shape = shape_of("llama-3.1-8b", {"quantization": quantization, "kv_cache_dtype": "fp8_e4m3"})
+    assert shape.kv_bytes == plain.kv_bytes // 2
+    assert shape.weight_bytes(1) - 2 * shape.head_params == pytest.approx(per_weight * shape.layer_params, rel=0.2)
+    assert plain.weight_bytes(1) == 2 * (plain.layer_params + plain.head_params)
+
+
+def test_throughput_shapes_have_the_lengths_of_their_names() -> None:
+    workload = make_workload("in500-out2000", seed=0, scale=0.01)
+    assert (workload.prompt_tokens, workload.output_tokens) == (8 * 5, 8 * 20)
+
+
 def test_recurrent_layers_read_and_write_a_state_for_each_token() -> None:
     shape = shape_of("qwen3.5-4b")
     assert shape.weight_bytes(1) == pytest.approx(8.4e9, rel=0.01)
