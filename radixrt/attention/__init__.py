@@ -47,14 +47,17 @@ def make_backend(
     from radixrt.errors import ConfigError
 
     fp8 = kv_cache.dtype.itemsize == 1
-    if name == "torch_native" and not fp8:
+    if name == "torch_native":
         return TorchNativeBackend(kv_cache)
     on_cpu = kv_cache.k[0].device.type == "cpu"
-    wanted = ("cpu" if on_cpu else "flashinfer") if name in ("auto", "torch_native") else name
+    wanted = ("cpu" if on_cpu else "flashinfer") if name == "auto" else name
     if (wanted == "cpu") != on_cpu:
         raise ConfigError(f"attention_backend={wanted}, but the model runs on {kv_cache.k[0].device.type}")
-    if fp8 and (on_cpu or name == "torch_native"):
-        raise ConfigError("kv_cache_dtype=fp8_e4m3 needs attention_backend=flashinfer on a CUDA device")
+    if fp8 and on_cpu:
+        raise ConfigError(
+            "kv_cache_dtype=fp8_e4m3 needs attention_backend=flashinfer on a CUDA device, or the reference, which is"
+            " slow: attention_backend=torch_native"
+        )
     if on_cpu:
         problem = _make_cpu(kv_cache, layers, kernel_cache)
     else:

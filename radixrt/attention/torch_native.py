@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 
@@ -10,24 +12,32 @@ from radixrt.attention.kv_cache import KVCache
 from radixrt.attention.prompt_cascade import plan_prompts
 from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode, SharedGroups
 
+FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
+
 
 class TorchNativeBackend(AttentionBackend):
     """Gathers each row's keys and values and calls scaled_dot_product_attention; decode rows are padded to one batch.
 
     The backend copies the whole context in every layer and step, which the other backends avoid. A prefix that rows of
-    the batch share is copied and attended to once, and merged with each row's suffix by log-sum-exp.
+    the batch share is copied and attended to once, and merged with each row's suffix by log-sum-exp. The pool may be of
+    float8_e4m3fn, which serves comparisons.
     """
 
     def __init__(self, kv_cache: KVCache) -> None:
         self._kv = kv_cache
+        self._in_fp8 = kv_cache.dtype == torch.float8_e4m3fn
         self._plans: list[_Plan] = []
 
     def prepare(self, batch: ForwardBatch) -> None:
         self._plans = [_Plan(each) for each in batch.attended]
 
     def store(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> None:
-        self._kv.k[layer.layer_id].index_copy_(0, batch.out_cache_loc, k.to(self._kv.dtype))
-        self._kv.v[layer.layer_id].index_copy_(0, batch.out_cache_loc, v.to(self._kv.dtype))
+        for pool, new in ((self._kv.k, k), (self._kv.v, v)):
+            slots = pool[layer.layer_id]
+            if self._in_fp8:  # clamped, for the format has no infinity; torch copies rows of such a dtype as bytes
+                slots = slots.view(torch.uint8)
+                new = new.clamp(-FP8_MAX, FP8_MAX).to(self._kv.dtype).view(torch.uint8)
+            slots.index_copy_(0, batch.out_cache_loc, new.to(slots.dtype))
 
     def attend(
         self,
@@ -42,8 +52,25 @@ class TorchNativeBackend(AttentionBackend):
             self.store(layer, k, v, batch)
         plan = next(plan for plan in self._plans if plan.batch is batch)
         pool = self._kv.k[layer.layer_id], self._kv.v[layer.layer_id]
-        out = plan.attend(layer, q.to(self._kv.dtype), *pool, sinks)
-        return out.to(q.dtype)
+        if self._in_fp8:
+            return plan.attend(layer, q, _Widened(pool[0], q.dtype), _Widened(pool[1], q.dtype), sinks)
+        return plan.attend(layer, q.to(self._kv.dtype), *pool, sinks).to(q.dtype)
+
+
+class Slots(Protocol):
+    """Keys or values by slot."""
+
+    def __getitem__(self, slots: torch.Tensor, /) -> torch.Tensor: ...
+
+
+class _Widened:
+    """Keys or values of float8, which are widened when they are read."""
+
+    def __init__(self, pool: torch.Tensor, dtype: torch.dtype) -> None:
+        self._pool, self._dtype = pool, dtype
+
+    def __getitem__(self, slots: torch.Tensor, /) -> torch.Tensor:
+        return self._pool[slots].to(self._dtype)
 
 
 class _Plan:
@@ -68,8 +95,8 @@ class _Plan:
         self,
         layer: AttentionLayer,
         q: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        keys: Slots,
+        values: Slots,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         if self._cascade is not None and layer.sliding_window is None:
@@ -135,8 +162,8 @@ class _CascadePlan:
         self,
         layer: AttentionLayer,
         q: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        keys: Slots,
+        values: Slots,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         group = layer.num_heads // layer.num_kv_heads
@@ -179,8 +206,8 @@ class _PromptCascade:
         self,
         layer: AttentionLayer,
         q: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        keys: Slots,
+        values: Slots,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         suffix = []

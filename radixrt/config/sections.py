@@ -53,8 +53,9 @@ class CacheConfig:
     )
     kv_cache_dtype: str = option(
         "auto",
-        "keys and values in the pool; auto: as the model; fp8_e4m3 (CUDA): half the memory, less exact",
-        choices=("auto", "fp8_e4m3"),
+        "keys and values in the pool; model: as the model; fp8_e4m3 (CUDA): half the memory, less exact; auto: "
+        "fp8_e4m3 if the checkpoint says so and has scales, else model",
+        choices=("auto", "model", "fp8_e4m3"),
     )
     memory_fraction: float = option(
         0.0, "part of the free memory that the KV pool may take, when sized from it; 0: 0.5, on CUDA 0.9", low=0.0

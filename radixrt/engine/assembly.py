@@ -197,7 +197,17 @@ def make_scheduler_loop(
         inbox_socket=inbox_socket,
     )
     max_requests = config.scheduler.max_running_requests
-    loop.announce(SchedulerReady(ready.num_slots, max_requests, ready.device, ready.dtype, epoch, ready.num_states))
+    loop.announce(
+        SchedulerReady(
+            ready.num_slots,
+            max_requests,
+            ready.device,
+            ready.dtype,
+            epoch,
+            ready.num_states,
+            kv_cache_dtype=ready.kv_cache_dtype,
+        )
+    )
     return loop
 
 

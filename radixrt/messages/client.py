@@ -281,6 +281,7 @@ class EngineReady(Message, frozen=True, array_like=True, tag=True):
         generates: False for a model without an output head, which embeds or classifies only.
         labels: names of the labels of a sequence classification model; empty for any other.
         num_states: slots of recurrent states; see `RunnerReady`.
+        kv_cache_dtype: see `RunnerReady`.
         fill_in: None for a tokenizer without tokens for filling in the middle.
         embedding, relevance: definitions of embeddings and scores of pairs in the model's files.
         activation: function that turns the logits of `labels` into scores.
@@ -306,6 +307,7 @@ class EngineReady(Message, frozen=True, array_like=True, tag=True):
     embedding: EmbeddingInfo = EmbeddingInfo()
     activation: Activation = "none"
     relevance: RelevanceInfo = RelevanceInfo()
+    kv_cache_dtype: str = ""
 
 
 ToTokenizer = (

@@ -169,6 +169,7 @@ class RunnerReady(Message, frozen=True, array_like=True, tag=True):
             ranks the same messages, so equal numbers mean that ranks have executed the same steps and masks.
         num_states: state slots of the recurrent layers, the two reserved ones (zeros, scratch) included; 0 if the
             model has no recurrent layers.
+        kv_cache_dtype: of keys and values in the pool, for people, e.g. "fp8_e4m3 with scales of the checkpoint".
     """
 
     rank: int
@@ -179,6 +180,7 @@ class RunnerReady(Message, frozen=True, array_like=True, tag=True):
     cascade: CascadeCosts | None = None
     executed: int = 0
     num_states: int = 0
+    kv_cache_dtype: str = ""
 
 
 class StepOutput(Message, frozen=True, array_like=True, tag=True):

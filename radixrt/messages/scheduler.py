@@ -124,7 +124,7 @@ class SchedulerReady(Message, frozen=True, array_like=True, tag=True):
 
     Attributes:
         epoch: the runners' epoch; see `RunnerRestarted`.
-        num_states: see `RunnerReady`.
+        num_states, kv_cache_dtype: see `RunnerReady`.
     """
 
     num_slots: int
@@ -133,6 +133,7 @@ class SchedulerReady(Message, frozen=True, array_like=True, tag=True):
     dtype: str
     epoch: int = 0
     num_states: int = 0
+    kv_cache_dtype: str = ""
 
 
 class ControlReply(Message, frozen=True, array_like=True, tag=True):

@@ -102,6 +102,28 @@ class Attention(Mixer):
             )
         return sources
 
+    def kv_factors(self, key: float, value: float) -> list[tuple[str, str, float]]:
+        """Return the factors of parameters with which the layer divides its keys by a power of two, and its values by
+        another one, while its output stays the same: queries are multiplied by `key`, and the output by `value`.
+
+        Returns:
+            (path of a parameter in the layer, beginning of the names of the checkpoint's tensors, factor).
+        """
+        spec, prefix = self._context.spec, f"{self._context.prefix}.self_attn"
+        inputs = [f"qkv_proj.{name}" for name in _proportional(self.qkv_proj)]
+        found = [(path, f"{prefix}.v_proj.", 1 / value) for path in inputs]
+        found += [
+            (f"o_proj.{name}", f"{prefix}.{spec.names.o_proj}.", value)
+            for name in _proportional(self.o_proj)
+            if name != "bias"
+        ]
+        for norm, projection, factor in (("q_norm", "q_proj", key), ("k_norm", "k_proj", 1 / key)):
+            if spec.qk_norm:  # which undoes a factor of the projection
+                found.append((norm, prefix, factor))
+            else:
+                found += [(path, f"{prefix}.{projection}.", factor) for path in inputs]
+        return found
+
 
 def rotary_order(head_dim: int, rotary_dim: int) -> list[range]:
     """Return the dimensions of a checkpoint's heads of q and k in the order in which the decoder keeps them.
@@ -113,6 +135,13 @@ def rotary_order(head_dim: int, rotary_dim: int) -> list[range]:
     half, pairs = head_dim // 2, rotary_dim // 2
     between = rotary_dim + half - pairs
     return [range(pairs), range(rotary_dim, between), range(pairs, rotary_dim), range(between, head_dim)]
+
+
+def _proportional(linear: Linear) -> list[str]:
+    """Return the names of the parameters that are multiplied where weight and bias are; see
+    `WeightFormat.parameters`."""
+    found = linear.named_parameters(recurse=False)
+    return [name for name, parameter in found if parameter.is_floating_point() and parameter.itemsize >= 2]
 
 
 def _rows(heads: range, stride: int, order: list[range]) -> list[range]:

@@ -248,6 +248,27 @@ class Decoder(nn.Module):
             sources |= {f"layers.{i}.{name}": tensors for name, tensors in layer.checkpoint_tensors().items()}
         return sources
 
+    def divide_keys_and_values(
+        self, sources: ParameterSources, scales_of: Callable[[int], tuple[float, float] | None]
+    ) -> None:
+        """Change the sources so that each layer stores its keys and values divided by scales, and returns the same.
+
+        Args:
+            sources: see `checkpoint_tensors`.
+            scales_of: returns powers of two for the keys and the values of a decoder layer; None for 1 and 1.
+        """
+        for place, i in enumerate(self._stage.layers):
+            mixer = self.layers[place].mixer
+            if not isinstance(mixer, Attention) or (scales := scales_of(i)) is None:
+                continue
+            for path, beginning, factor in mixer.kv_factors(*scales):
+                parameter = f"layers.{place}.mixer.{path}"
+                if parameter in sources:
+                    sources[parameter] = tuple(
+                        replace(tensor, factor=factor) if tensor.name.startswith(beginning) else tensor
+                        for tensor in sources[parameter]
+                    )
+
     def tie_head(self, sources: ParameterSources) -> None:
         """Change the sources of a head whose weight is the embedding's: the parameter is the embedding's own where the
         stage has that, and has no source; else it is read where the embedding is."""

@@ -287,6 +287,7 @@ class RouterLoop:
                 dtype=first.dtype,
                 epoch=self._epoch,
                 num_states=first.num_states,
+                kv_cache_dtype=first.kv_cache_dtype,
             )
         )
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,7 @@ from radixrt.models.model_config import load_model_spec
 from radixrt.models.precision import torch_dtype
 from radixrt.models.registry import Model
 from radixrt.runner.graphs.memory import graph_bytes, longest_captured_prompt
+from radixrt.runner.kv_cache_dtype import KVCacheDtype, resolve_kv_cache_dtype
 from radixrt.runner.pool_sizes import bytes_in_flight, least_states, shared_costs, size_pools
 from radixrt.runner.profile_run import largest_step, load_gemm_kernels, mixed_step
 from radixrt.runner.runner_config import (
@@ -76,6 +78,7 @@ class ModelRunner:
         device, dtype: device and dtype of weights and activations.
         vocab_size: rows of the output head.
         max_total_num_tokens: slots of the KV pool.
+        kv_cache_dtype: dtype of keys and values.
         num_states: slots of recurrent states; see `RunnerReady`.
         batches: creates the batches of steps; owns the mirror of req_to_token and the future tokens.
         cascade: see `RunnerReady`.
@@ -103,6 +106,7 @@ class ModelRunner:
         self._own_stage = config.stage(self._spec)
         self.vocab_size = self._spec.vocab_size
         self.max_total_num_tokens = 0
+        self.kv_cache_dtype = KVCacheDtype("model")
         self.num_states = 0
         self.cascade: CascadeCosts | None = None
         self._masks = MaskReader(config.mask_path)
@@ -124,6 +128,8 @@ class ModelRunner:
         self._links = connect_stages(rank_info, self.device)
         with torch.inference_mode():
             log.begin("weights")
+            self.kv_cache_dtype = resolve_kv_cache_dtype(self._config, self._spec, self.device)
+            self._config = replace(self._config, kv_cache_dtype=self.kv_cache_dtype.name)
             decoder = self._spec.decoder
             if decoder is not None:
                 layers = [decoder.layers[i] for i in self._own_stage.layers]
@@ -156,6 +162,7 @@ class ModelRunner:
             show_progress=c.show_progress,
             group=self._group,
             stage=self._own_stage,
+            kv_scales=self.kv_cache_dtype.scaled,
             ops=make_ops(
                 c.attention_backend,
                 self.device,

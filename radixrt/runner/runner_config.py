@@ -54,7 +54,8 @@ class RunnerConfig:
 
     @property
     def pool_dtype(self) -> torch.dtype:
-        """Dtype of keys and values in the pool."""
+        """Dtype of keys and values in the pool, if the config value is not "auto", or once `resolve_kv_cache_dtype` has
+        resolved it."""
         return torch.float8_e4m3fn if self.kv_cache_dtype == "fp8_e4m3" else torch_dtype(self.dtype)
 
 

@@ -150,6 +150,7 @@ class Worker:
                 r.cascade,
                 self._executed,
                 r.num_states,
+                r.kv_cache_dtype.describe(dtype),
             )
         )
 

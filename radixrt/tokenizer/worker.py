@@ -328,6 +328,7 @@ class TokenizerWorker:
             generates=self._tasks.embedding.generates,
             labels=() if self._tasks.classifier is None else self._tasks.classifier.labels,
             num_states=ready.num_states,
+            kv_cache_dtype=ready.kv_cache_dtype,
             fill_in=find_fill_in_tokens(self._tokenizer.control_tokens),
             embedding=EmbeddingInfo(
                 embedding.pooling,

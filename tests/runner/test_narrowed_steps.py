@@ -37,15 +37,19 @@ def narrow_always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_builder, "MIN_SAVED_TOKENS", 1)
 
 
-@contextmanager
-def runner(folder: Path, **options: Any) -> Iterator[ModelRunner]:
+def runner_config(folder: Path, **options: Any) -> RunnerConfig:
     settings: dict[str, Any] = {
         "dtype": "float32", "load_format": "auto", "device": "cpu", "attention_backend": "auto", "num_threads": 1,
         "context_length": 128, "max_running_requests": MAX_ROWS, "page_size": 1, "kv_cache_tokens": 1024,
         "memory_fraction": 0.5, "kv_cache_dtype": "auto", "max_step_tokens": 128, "cuda_graph": "off",
         "random_seed": 0, "kernel_cache": os.environ["RADIXRT_CACHE"] + "/kernels",
     }  # fmt: skip
-    made = ModelRunner(RunnerConfig(folder=str(folder), **{**settings, **options}), make_reader=StepReader.of)
+    return RunnerConfig(folder=str(folder), **{**settings, **options})
+
+
+@contextmanager
+def runner(folder: Path, **options: Any) -> Iterator[ModelRunner]:
+    made = ModelRunner(runner_config(folder, **options), make_reader=StepReader.of)
     made.initialize()
     yield made
     made.shutdown()

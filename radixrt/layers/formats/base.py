@@ -53,6 +53,9 @@ class WeightFormat(ABC):
     def parameters(self, projections: Sequence[Projection], dtype: torch.dtype) -> dict[str, StoredParameter]:
         """Return the parameters, by name, of a weight whose rows are those of several projections.
 
+        The loader may multiply a projection by a number. That multiplies every parameter whose numbers are floating and
+        have at least 16 bits, and leaves all others, which are codes.
+
         Args:
             projections: of the same inputs, in the order of the rows.
             dtype: of plain weights.

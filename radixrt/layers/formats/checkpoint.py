@@ -26,6 +26,7 @@ class CheckpointTensor:
         index: the position along the first dimension that is meant, in a tensor that stacks several; None for all.
         alternative: the tensor that has these values in checkpoints of another layout, read where `name` is missing.
         offset: number that is added to the values.
+        factor: number that they are multiplied by then.
         transposed: whether what is taken is transposed before it fills rows.
         alternating: dimension of what fills the rows along which a value of the parameter's first half and one of its
             second half come in turn; None where they are in the parameter's order.
@@ -43,6 +44,7 @@ class CheckpointTensor:
     index: int | None = None
     alternative: CheckpointTensor | None = None
     offset: float = 0.0
+    factor: float = 1.0
     transposed: bool = False
     alternating: int | None = None
     encoding: Encoding | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import sys
 from collections import Counter
@@ -23,6 +24,7 @@ from radixrt.layers.linear import Linear
 from radixrt.layers.ops import LayerOps, TorchOps
 from radixrt.models.decoder import Decoder
 from radixrt.models.decoder_spec import TensorNames
+from radixrt.models.loading.kv_scales import is_scale, read_scales
 from radixrt.models.loading.model_files import shorten, weight_files
 from radixrt.models.model_config import DTYPES, ModelSpec
 from radixrt.models.partition import check_partition
@@ -49,6 +51,7 @@ def load_model(
     ops: LayerOps | None = None,
     group: TPGroup | None = None,
     stage: Stage | None = None,
+    kv_scales: bool = False,
 ) -> Model:
     """Build the model and load its weights. At no time do two copies of more than one layer's weight exist.
 
@@ -63,6 +66,7 @@ def load_model(
         ops: kernels of the decoder; default: plain torch.
         group: the ranks that the model is split over.
         stage: the pipeline stage to load; None for all of the model.
+        kv_scales: divide keys and values by the scales that the checkpoint has, see `kv_scales`.
 
     Raises:
         ConfigError: the ranks cannot share the model.
@@ -83,7 +87,9 @@ def load_model(
     if load_format == "dummy":
         fill_randomly(model, torch.device(device), seed=seed, tied=tied, show_progress=show_progress)
     else:
-        fill_from_folder(model, folder, torch.device(device), tied=tied, show_progress=show_progress)
+        fill_from_folder(
+            model, folder, torch.device(device), tied=tied, show_progress=show_progress, kv_scales=kv_scales
+        )
     model.finalize()
     return model.eval()  # type: ignore[no-any-return]
 
@@ -133,6 +139,12 @@ class Checkpoint:
         file, stored = self._files[name]
         return tuple(file.get_slice(stored).get_shape())
 
+    def tensor(self, name: str) -> torch.Tensor:
+        """Read a whole tensor, in its own dtype."""
+        file, stored = self._files[name]
+        whole: torch.Tensor = file.get_tensor(stored)
+        return whole
+
     def find(self, wanted: CheckpointTensor) -> CheckpointTensor:
         """Return the tensor, or its alternative if the checkpoint has the alternative alone."""
         other = wanted.alternative
@@ -151,8 +163,7 @@ class Checkpoint:
             parts = [self.read(part, device).to(device) for part in wanted.encoding.parts(wanted)]
             return arranged(wanted.encoding.decode(wanted, parts), wanted)
         if wanted.whole:
-            file, stored = self._files[wanted.name]
-            tensor: torch.Tensor = file.get_tensor(stored)
+            tensor = self.tensor(wanted.name)
         else:
             tensor = self._slice(wanted.name, wanted.index, wanted.dim, wanted.taken)
         if wanted.dtype is not None and tensor.dtype != getattr(torch, wanted.dtype):
@@ -180,7 +191,15 @@ def arranged(values: torch.Tensor, tensor: CheckpointTensor) -> torch.Tensor:
     return values
 
 
-def fill_from_folder(model: Decoder, folder: Path, device: torch.device, *, tied: bool, show_progress: bool) -> None:
+def fill_from_folder(
+    model: Decoder,
+    folder: Path,
+    device: torch.device,
+    *,
+    tied: bool,
+    show_progress: bool,
+    kv_scales: bool = False,
+) -> None:
     """Set every parameter of a model on the meta device, each as soon as it is read, and process its linear layers.
 
     Raises:
@@ -193,6 +212,8 @@ def fill_from_folder(model: Decoder, folder: Path, device: torch.device, *, tied
         if shares_head:
             model.tie_head(sources)
         _check_tensors(folder, checkpoint, sources, model.tensors_elsewhere, model.ignored)
+        if kv_scales:
+            model.divide_keys_and_values(sources, functools.partial(read_scales, checkpoint))
         total = sum(len(tensors) for tensors in sources.values())
         with _bar("Loading weights", total, show_progress) as bar:
             for prefix, module in model.named_modules():
@@ -279,6 +300,8 @@ def _read_parameter(
         _fill(rows, checkpoint.read(tensor, device))
         if tensor.offset:
             rows += tensor.offset
+        if tensor.factor != 1.0:
+            rows *= tensor.factor
     return nn.Parameter(values, requires_grad=False)
 
 
@@ -310,7 +333,7 @@ def _check_tensors(
         ignored: see `Quantization.ignored`.
     """
     expected = {name: shape for each in sources.values() for tensor in each for name, shape in tensor.stored.items()}
-    present = {name for name in checkpoint.names if not name.endswith(DERIVED_SUFFIX)}
+    present = {name for name in checkpoint.names if not name.endswith(DERIVED_SUFFIX) and not is_scale(name)}
     present -= {name for name in present - expected.keys() if ignored(name)}
     problems = []
     if missing := sorted(expected.keys() - present):
