@@ -41,11 +41,38 @@ SAME_OPTIONS: dict[str, tuple[str, object]] = {
 """Options with the meaning of an option of radixrt, and the value if the name implies a value. The command line accepts
 these names as aliases."""
 
-SHORT_OPTIONS = {"tp": "tp", "pp": "pp", "dp": "replicas"}
+SHORT_OPTIONS = {"tp": "tp", "pp": "pp", "dp": "replicas", "q": "quantization"}
 """The same with a single dash in front, as vLLM spells them."""
 
+SAME_VALUES: dict[str, dict[str, str]] = {
+    "quantization": {
+        # Online: a scale for each row is at least as exact as a scale for each tensor.
+        **dict.fromkeys(("fp8_per_tensor", "fp8_per_channel", "fp8_per_block", "ptpc_fp8", "fbgemm_fp8"), "fp8"),
+        **dict.fromkeys(("int8_per_channel_weight_only", "experts_int8"), "int8"),
+        # The checkpoint's quantization_config says the same.
+        **dict.fromkeys(
+            (
+                "awq", "awq_marlin", "gptq", "gptq_marlin", "marlin", "moe_wna16", "compressed-tensors",
+                "compressed_tensors", "modelopt", "modelopt_fp8", "modelopt_fp4", "w8a8_fp8", "w8a8_int8", "mxfp4",
+                "gguf",
+            ),
+            "auto",
+        ),
+    }
+}  # fmt: skip
+"""By option: the values of vLLM and SGLang, and the value of radixrt that is the same."""
+
+_NEAREST_VALUES: dict[str, tuple[tuple[str, str], ...]] = {
+    "quantization": (
+        (r"bitsandbytes|bnb|nf4|hqq|rtn|quip|aqlm|exl|w4|wint4|fp4", "; the nearest is int4"),
+        (r"mxfp8|fp8", "; the nearest is fp8"),
+        (r"int8|torchao|quark|qoq", "; the nearest is int8"),
+    )
+}
+"""By option: patterns of values of other engines, and the end of the error. The first pattern that fits counts."""
+
 _SHORT_NAMES = {
-    "q": "quantization", "n": "nnodes", "r": "node_rank", "O": "optimization_level", "asc": "api_server_count",
+    "n": "nnodes", "r": "node_rank", "O": "optimization_level", "asc": "api_server_count",
     "ep": "enable_expert_parallel", "dcp": "decode_context_parallel_size", "pcp": "prefill_context_parallel_size",
     "dpn": "data_parallel_rank", "dpr": "data_parallel_start_rank", "dpl": "data_parallel_size_local",
     "dpa": "data_parallel_address", "dpp": "data_parallel_rpc_port", "dpb": "data_parallel_backend",
@@ -162,3 +189,14 @@ def full_name(flag: str) -> str:
 def sentence(name: str) -> str | None:
     """Return what to say about an option of another engine; None if the name is not known."""
     return next((text for pattern, text in SENTENCES if re.search(pattern, name)), None)
+
+
+def same_value(option: str, value: object) -> object:
+    """Return the value of an option of radixrt that a value of another engine stands for; other values as they are."""
+    return SAME_VALUES.get(option, {}).get(value, value) if isinstance(value, str) else value
+
+
+def nearest_value(option: str, value: object) -> str:
+    """Return part of a sentence about a value of another engine that radixrt does not have; empty if it is unknown."""
+    patterns = _NEAREST_VALUES.get(option, ())
+    return next((text for pattern, text in patterns if re.search(pattern, str(value).lower())), "")

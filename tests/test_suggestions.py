@@ -108,7 +108,10 @@ def test_command_meant(name: str, meant: str | None) -> None:
     ("options", "named"),
     [
         ({"max_model_len": 4096}, "unknown option 'max_model_len'; did you mean context_length?"),
-        ({"quantization": "awq"}, "unknown option 'quantization': not needed: the format of the weights is read"),
+        ({"quantize_and_serve": True}, "unknown option 'quantize_and_serve': not needed: the format of the weights"),
+        ({"quantization": "bitsandbytes"}, "fp8, int8, int4, not 'bitsandbytes'; the nearest is int4"),
+        ({"quantization": "mxfp8"}, "not 'mxfp8'; the nearest is fp8"),
+        ({"quantization": "tiny"}, "fp8, int8, int4, not 'tiny'$"),
         ({"enforce_eager": True}, "did you mean cuda_graph='off'?"),
         ({"frobnicate": 1}, "the options are .*page_size"),
     ],

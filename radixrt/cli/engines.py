@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from radixrt.bench.options import add_bench
@@ -13,7 +14,7 @@ from radixrt.cli.command import Command, add_server
 from radixrt.config import DEFAULT_MODEL, HOMES, SECTIONS, ServerConfig, field_type, make_config
 from radixrt.errors import ConfigError
 from radixrt.logs import configure_logging
-from radixrt.peer_options import SAME_OPTIONS
+from radixrt.peer_options import SAME_OPTIONS, nearest_value, same_value
 
 
 def _add_options(parser: argparse.ArgumentParser, *, server: bool = False) -> None:
@@ -33,13 +34,25 @@ def _add_options(parser: argparse.ArgumentParser, *, server: bool = False) -> No
             if kind is bool:
                 group.add_argument(*flags, action=argparse.BooleanOptionalAction, **given)
             elif field.metadata["choices"]:
-                group.add_argument(*flags, choices=field.metadata["choices"], **given)
+                read = _reader_of_choices(field.name, field.metadata["choices"])
+                group.add_argument(*flags, type=read, choices=field.metadata["choices"], **given)
             else:
                 group.add_argument(*flags, type=kind, metavar=kind.__name__.upper(), **given)
             for alias, value in peers.items():
                 if not _is_open(value):
                     hidden = {"action": "store_const", "const": value, "help": argparse.SUPPRESS}
                     group.add_argument(alias, **{**given, **hidden})
+
+
+def _reader_of_choices(option: str, choices: Sequence[str]) -> Callable[[str], object]:
+    """Return the `type` of an option with choices, which accepts the values of vLLM and SGLang too."""
+
+    def read(text: str) -> object:
+        if (value := same_value(option, text)) not in choices and (nearest := nearest_value(option, text)):
+            raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {', '.join(choices)}){nearest}")
+        return value
+
+    return read
 
 
 def _is_open(value: object) -> bool:

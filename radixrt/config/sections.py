@@ -33,6 +33,12 @@ class ModelConfig:
         "weights and activations; auto: bfloat16 where the device has it",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
+    quantization: str = option(
+        "auto",
+        "numbers of the weights; auto: as the model stores them, none: plain, for which a GGUF file is dequantized, "
+        "fp8, int8, int4: plain weights are quantized while they load",
+        choices=("auto", "none", "fp8", "int8", "int4"),
+    )
     load_format: str = option("auto", "dummy: random weights for a config.json alone", choices=("auto", "dummy"))
     context_length: int | None = option(None, "longest sequence; default: what the model was made for", low=1)
 

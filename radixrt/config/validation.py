@@ -11,6 +11,7 @@ from typing import Any
 
 from radixrt.config.sections import HOMES, SECTIONS, Config
 from radixrt.errors import ConfigError, shown
+from radixrt.peer_options import nearest_value, same_value
 from radixrt.suggestions import about_option
 
 
@@ -68,10 +69,13 @@ def _checked(section: type, name: str, value: Any) -> Any:
             raise ConfigError(f"{name} must be a finite number, not {shown(value)}") from None
     if kind is str and isinstance(value, os.PathLike):
         value = os.fspath(value)
+    value = same_value(name, value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ConfigError(f"{name} must be of type {kind.__name__}, not {type(value).__name__}")
     if meta["choices"] and value not in meta["choices"]:
-        raise ConfigError(f"{name} must be one of {', '.join(meta['choices'])}, not {shown(value)}")
+        raise ConfigError(
+            f"{name} must be one of {', '.join(meta['choices'])}, not {shown(value)}{nearest_value(name, value)}"
+        )
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{name} must be a finite number, not {value}")
     if meta["low"] is not None and not value >= meta["low"]:

@@ -96,6 +96,7 @@ def make_runner(
             folder=settings.folder,
             dtype=settings.dtype,
             load_format=config.model.load_format,
+            quantization=config.model.quantization,
             device=config.executor.device,
             attention_backend=config.executor.attention_backend,
             num_threads=config.executor.num_threads,

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from radixrt.errors import ModelLoadError
+from radixrt.errors import ConfigError, ModelLoadError
+from radixrt.layers.formats.choice import ONLINE, choose_quantization
 from radixrt.layers.formats.registry import read_quantization
 from radixrt.models.classifier_spec import ClassifierSpec, parse_classifier
 from radixrt.models.config_fields import flag, optional_int, positive_int
@@ -61,16 +62,20 @@ class ModelSpec:
     classifier: ClassifierSpec | None = None
 
 
-def load_model_spec(folder: Path) -> ModelSpec:
+def load_model_spec(folder: Path, quantization: str = "auto") -> ModelSpec:
     """Read config.json and, if there is one, generation_config.json.
+
+    Args:
+        quantization: the option of this name.
 
     Raises:
         ModelLoadError: a file or field is missing, malformed or not supported; the message names it.
+        ConfigError: the weights cannot be quantized as the option asks.
     """
     config = read_json_object(folder / "config.json")
     generation_file = folder / "generation_config.json"
     generation = read_json_object(generation_file) if generation_file.is_file() else {}
-    return parse_model_spec(config, generation)
+    return parse_model_spec(config, generation, quantization)
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -90,15 +95,15 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return data
 
 
-def parse_model_spec(config: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelSpec:
-    """Build the spec from the two parsed files. Raises ModelLoadError as `load_model_spec` does."""
+def parse_model_spec(config: Mapping[str, Any], generation: Mapping[str, Any], quantization: str = "auto") -> ModelSpec:
+    """Build the spec from the two parsed files. Arguments and errors as of `load_model_spec`."""
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or len(architectures) != 1 or not isinstance(architectures[0], str):
         raise ModelLoadError(f"config.json: architectures must name one model class, not {architectures!r}")
     name, classifiers = architectures[0], classifier_architectures()
     architecture = {**base_architectures(), **classifiers}.get(name, name)
     family = find_family(architecture)
-    quantization = read_quantization(
+    stored = read_quantization(
         config, decodes=family is not None, stacked_experts=family is not None and family.stacked_experts
     )
     classifier = parse_classifier(config) if name in classifiers else None
@@ -107,7 +112,13 @@ def parse_model_spec(config: Mapping[str, Any], generation: Mapping[str, Any]) -
     _check_causal(name, config)
     decoder = None
     if family is not None:
-        decoder = replace(family.parse(config, architecture), quantization=quantization)
+        chosen = choose_quantization(quantization, stored, name)
+        decoder = replace(family.parse(config, architecture), quantization=chosen)
+    elif quantization in ONLINE:
+        raise ConfigError(
+            f"quantization={quantization}: {name} runs through transformers' modeling code, whose weights stay as they"
+            " are; use quantization=auto"
+        )
     return ModelSpec(
         architecture=architecture,
         vocab_size=positive_int(config, "vocab_size"),

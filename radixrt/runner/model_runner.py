@@ -102,7 +102,7 @@ class ModelRunner:
         self._start_log = start_log or StartLog(None)
         self.device = rank_device(pick_device(config.device), config.rank_info)
         self.dtype = torch_dtype(config.dtype)
-        self._spec = load_model_spec(Path(config.folder))
+        self._spec = load_model_spec(Path(config.folder), config.quantization)
         self._own_stage = config.stage(self._spec)
         self.vocab_size = self._spec.vocab_size
         self.max_total_num_tokens = 0

@@ -47,6 +47,7 @@ class RunnerConfig:
     num_states: int | None = None
     rank_info: RankInfo = SINGLE_RANK
     stage_layers: tuple[int, ...] = ()
+    quantization: str = "auto"
 
     def stage(self, spec: ModelSpec) -> Stage:
         """Return this rank's pipeline stage of a model."""
