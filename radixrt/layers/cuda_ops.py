@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from radixrt.attention.base import AttentionLayer
 from radixrt.distributed.partial_sum import PartialSum
 from radixrt.kernels.packed_weights import PackedWeights
+from radixrt.kernels.triton import codes_gemm_config
 from radixrt.kernels.triton.skinny_gemm_config import Config, find_config
 from radixrt.layers.cuda_recurrence import CudaRecurrence
 from radixrt.layers.ops import TorchOps
@@ -19,7 +20,7 @@ from radixrt.layers.swiglu import BiasedSwiGLU
 if TYPE_CHECKING:
     from radixrt.distributed.parallel import TPGroup
     from radixrt.kernels.triton.activation import ExpertRule
-    from radixrt.kernels.triton.skinny_gemm import Workspace
+    from radixrt.kernels.triton.skinny_gemm import FragmentCodes, Workspace
     from radixrt.kernels.triton.symmetric_memory import SymmetricMemory
 
 
@@ -38,6 +39,7 @@ class CudaOps(TorchOps):
         # Imported here, because machines without triton import this module too.
         from radixrt.kernels.triton import (
             activation,
+            codes,
             embedding,
             expert_gemm,
             expert_gemv,
@@ -50,10 +52,11 @@ class CudaOps(TorchOps):
 
         self._activation, self._embedding, self._gemv, self._heads = activation, embedding, gemv, heads
         self._expert_gemm, self._expert_gemv = expert_gemm, expert_gemv
-        self._norm, self._routing = norm, routing
+        self._norm, self._routing, self._codes = norm, routing, codes
         self.recurrence = CudaRecurrence(early=early)
         self._skinny_gemm = skinny_gemm
         self._workspaces: dict[torch.device, Workspace] = {}
+        self._scratches: dict[torch.device, torch.Tensor] = {}
         self._early = early
 
     def add_rms_norm(
@@ -124,6 +127,49 @@ class CudaOps(TorchOps):
             return super().linear_silu_and_mul(x, weight, bias)
         workspace = self._workspace(x.device)
         return self._skinny_gemm.multiply(x, weight, bias, workspace, tiling, gated=True, early=self._early)
+
+    def reads_codes(self, x: torch.Tensor, weight: FragmentCodes) -> bool:
+        """Return True if `multiply_codes` reads the weight as codes: x has few tokens."""
+        return 0 < x.shape[0] <= codes_gemm_config.MAX_TOKENS and self._skinny_gemm.supports(x, weight.words, x.dtype)
+
+    def multiply_codes(
+        self,
+        x: torch.Tensor,
+        weight: FragmentCodes,
+        bias: torch.Tensor | None,
+        *,
+        gated: bool = False,
+        send: SymmetricMemory | None = None,
+    ) -> torch.Tensor:
+        """Return x W^T + bias [T, rows] in x's dtype, for x [T, columns] in a floating dtype.
+
+        Args:
+            gated: return silu(gate) * up [T, rows / 2] instead; only where `reads_codes`.
+            send: see `skinny_gemm.multiply`; only where `reads_codes`.
+        """
+        if self.reads_codes(x, weight):
+            bits, group = 32 // weight.in_word, weight.group
+            tiling = codes_gemm_config.find_config(x.shape[0], *weight.shape, gated=gated, bits=bits, group=group)
+            workspace = self._workspace(x.device)
+            return self._skinny_gemm.multiply(
+                x, weight, bias, workspace, tiling, gated=gated, early=self._early, send=send
+            )
+        assert not gated
+        assert send is None
+        if self._codes.multiplies_float8(x, weight):
+            return self._codes.multiply_float8(x.contiguous(), weight, bias, self._early)
+        return F.linear(x, self._codes.dequantize(weight, self._scratch(x, weight.shape)), bias)
+
+    def _scratch(self, x: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+        """Return memory for a weight in x's dtype, which the next product may overwrite.
+
+        The products of a device's one stream run in turn. No step has more tokens than the first one, which is not
+        captured, so that captured steps find the memory large enough.
+        """
+        nbytes, found = shape[0] * shape[1] * x.element_size(), self._scratches.get(x.device)
+        if found is None or found.numel() < nbytes:
+            found = self._scratches[x.device] = torch.empty(nbytes, dtype=torch.uint8, device=x.device)
+        return found[:nbytes].view(x.dtype).view(shape)
 
     def _uses_gemv(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
         return self._gemv.wins(x.shape[0], *weight.shape) and self._gemv.supports(x, weight)

@@ -101,7 +101,9 @@ def test_products_that_send(ranks: int, trips: int) -> None:
     nobody = {"addresses": None, "turns": None} if ranks == 1 else {}
     place = {"RANK": 0, "RANKS": ranks, "PART_BYTES": 1 << 20, "TRIPS": trips, "EARLY": True, **nobody}
     cut = {"TOKENS": 64, "ROWS": 32, "STEP": 128, "SPLITS": 2, "GATED": False, "AHEAD": 0, "PIECE": 0}
+    plain = {"scales": None, "shifts": None, "NUMBERS": None, "IN_ELEMENT": 1, "GROUP": 0, "SCALE_ROWS": 1}
     given = {"x_map": None, "weight_map": None, "HAS_BIAS": True, "TOKENS_FIRST": True, "EVEN": True, **cut, **place}
+    given |= plain
     assert "st.global.v4" in compiled(skinny_gemm._skinny_gemm_kernel, given, parts="*fp32")
     sizes = {"SIZE": 2048, "TOKENS": 2, "PAIRS": True, "UNROLL": 2, "CHUNK": 256, "WARPS": 4}
     compiled(gemv._gemv_kernel, {"GATED": False, "HAS_BIAS": True, **sizes, **place})
@@ -211,6 +213,54 @@ def test_experts_of_mxfp4_numbers(tile: int, gated: bool) -> None:
     )  # fmt: skip
     assert "ftz" not in ptx  # the smallest number is below the normal ones of float32 before it is scaled
     assert re.search(r"cp\.async\.c[ag]\.shared\.global", ptx)  # weights come in asynchronous pieces
+
+
+@pytest.mark.parametrize(
+    ("numbers", "group", "tokens", "gated"),
+    [
+        ("e4m3", 0, 16, False),
+        ("int8", 0, 64, False),
+        ("e4m3", 128, 64, True),
+        ("int4", 128, 16, True),
+        ("e2m1", 0, 64, False),
+    ],
+)
+def test_products_with_codes(numbers: str, group: int, tokens: int, gated: bool) -> None:
+    from radixrt.kernels.triton import skinny_gemm
+    from radixrt.kernels.triton.codes_gemm_config import find_config
+
+    in_word = 4 if numbers in ("int8", "e4m3") else 8
+    cut = find_config(tokens, 8192, 4096, gated=gated, bits=32 // in_word, group=group)
+    sizes = {"TOKENS": tokens, "ROWS": cut.rows, "STEP": cut.step, "SPLITS": cut.splits, "GATED": gated}
+    form = {"NUMBERS": numbers, "IN_ELEMENT": in_word, "GROUP": group, "SCALE_ROWS": 1, "shifts": None}
+    place = {"RANK": 0, "RANKS": 1, "PART_BYTES": 0, "TRIPS": 1, "EARLY": True, "addresses": None, "turns": None}
+    given = {"HAS_BIAS": False, "TOKENS_FIRST": False, "EVEN": True, "AHEAD": 0, "PIECE": 0, **sizes, **form, **place}
+    maps = {
+        "x_map": f"tensordesc<bf16[{tokens},{cut.step}]>",
+        "weight_map": f"tensordesc<i32[{cut.rows},{cut.step // in_word}]>",
+    }
+    ptx = compiled(
+        skinny_gemm._skinny_gemm_kernel, given, warps=cut.warps, stages=cut.stages, parts="*fp32", weight="*i32",
+        scales="*fp32", **maps,
+    )  # fmt: skip
+    # A thread loads sixteen bytes of codes at once, and the tensor cores take them from its registers: in the loop
+    # nothing is written to shared memory.
+    loop = ptx[ptx.index("wgmma.mma_async") : ptx.rindex("wgmma.mma_async")]
+    assert re.search(r"wgmma\.mma_async\S* \{[^}]*\}, *\{[^}]*\}", ptx)
+    assert "st.shared" not in loop
+    assert "stmatrix" not in loop
+    assert "ld.shared.v4.b32" in ptx
+    assert not re.search(r"ld\.shared\.(u8|b8|u16|b16)", ptx)
+
+
+def test_quantization_and_dequantization() -> None:
+    from radixrt.kernels.triton import codes
+
+    given = {"SIZE": 4096, "BLOCK": 4096, "EARLY": True}
+    ptx = compiled(codes._quantize_rows_kernel, given, warps=16, out="*fp8e4nv", scales="*fp32")
+    assert "ld.global.v4" in ptx
+    given = {"ROWS": 64, "COLUMNS": 128, "NUMBERS": "int4", "IN_WORD": 8, "GROUP": 128, "SCALE_ROWS": 1}
+    compiled(codes._dequantize_kernel, given, words="*i32", scales="*fp32", shifts="*fp32")
 
 
 def test_recurrent_layers() -> None:

@@ -4,11 +4,15 @@ Such a GEMM is bound by reading the weight, so each program keeps enough bytes o
 one program, which multiplies it with all tokens. Where the weight has too few rows to keep all SMs busy, its columns
 are split over programs too (split-K): each leaves its float32 partial sums in a workspace, and the last program of a
 tile adds them up, always in the same order. Sums are rounded once, and their order depends on sizes alone.
+
+A weight may be `FragmentCodes` of 8 or 4 bits, which are converted in registers: the tensor cores then take the weight
+from registers, and the tokens from shared memory.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import torch
 import triton
@@ -20,6 +24,7 @@ from radixrt.kernels.triton.all_reduce import send_arguments
 from radixrt.kernels.triton.padding import empty_padded, padded_view
 from radixrt.kernels.triton.skinny_gemm_config import MAX_PARTS, MAX_TILES, MAX_TOKENS, Config, padded_tokens
 from radixrt.kernels.triton.symmetric_memory import SymmetricMemory, first_slot, load_epoch, peer_slots, send_values
+from radixrt.kernels.triton.weight_formats import to_numbers
 
 ALIGNMENT = 8
 """Columns come in multiples of this, so that rows of 2-byte elements start at multiples of 16 bytes."""
@@ -27,6 +32,40 @@ ALIGNMENT = 8
 WARP = 32
 MIN_PIECE = 128
 """Minimum number of columns of a prefetch; more where each thread then loads a single piece."""
+
+
+class FragmentCodes(NamedTuple):
+    """A weight [rows, columns] as codes in the order of `weight_formats`: number * scale + shift.
+
+    Attributes:
+        words: int32 [rows, columns / 4], or [rows, columns / 8] of 4-bit codes; contiguous.
+        scales: float32 [rows] of whole rows; else [row blocks, groups] in any floating dtype; contiguous.
+        shifts: float32 [rows, groups], the values of int4's code 8; None where they are 0, or for whole rows.
+        numbers: "int8", "e4m3", "int4" or "e2m1".
+        scale_rows: rows that share a scale.
+        group: columns that share a scale, a multiple of 128; 0 for the whole row.
+        columns: of the weight.
+    """
+
+    words: torch.Tensor
+    scales: torch.Tensor
+    shifts: torch.Tensor | None
+    numbers: str
+    scale_rows: int
+    group: int
+    columns: int
+
+    @property
+    def in_word(self) -> int:
+        """Codes of a word."""
+        return 4 if self.numbers in ("int8", "e4m3") else 8
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.words.shape[0], self.columns
+
+
+Weight = torch.Tensor | FragmentCodes
 
 
 class Workspace:
@@ -90,29 +129,73 @@ def _multiply(w, x, sums, TOKENS_FIRST: tl.constexpr):
     return sums
 
 
+@triton.jit
+def _row_factors(scales, shifts, row, column, columns, GROUP: tl.constexpr, SCALE_ROWS: tl.constexpr):
+    """Load the scales and shifts [ROWS] of a column's group; 1 and 0 where rows have no groups, or no shifts."""
+    factor = tl.full(row.shape, 1.0, tl.float32)
+    shift = tl.full(row.shape, 0.0, tl.float32)
+    if GROUP > 0:
+        groups = tl.cdiv(columns, GROUP)
+        group = column // GROUP
+        factor = tl.load(scales + (row // SCALE_ROWS) * groups + group).to(tl.float32)
+        if shifts is not None:
+            shift = tl.load(shifts + row * groups + group)
+    return factor, shift
+
+
+@triton.jit
+def _converted(w, DTYPE: tl.constexpr, NUMBERS: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr):
+    """Return a tile of the weight as numbers, if it is one of codes."""
+    if NUMBERS is not None:
+        w = to_numbers(w, NUMBERS, DTYPE, ROWS, STEP)
+    return w
+
+
+@triton.jit
+def _add_product(w, x, sums, factor, shift, shifts, x_sums, GROUP: tl.constexpr, TOKENS_FIRST: tl.constexpr):
+    """Add w x^T to the sums [ROWS, TOKENS], in groups with the factors and shifts of the rows."""
+    if GROUP > 0:
+        sums += _multiply(w, x, tl.zeros_like(sums), TOKENS_FIRST) * factor[:, None]
+        if shifts is not None:
+            sums += x_sums * shift[:, None]
+    else:
+        sums = _multiply(w, x, sums, TOKENS_FIRST)
+    return sums
+
+
 @triton.jit(do_not_specialize=["tokens", "each"])
 def _skinny_gemm_kernel(
-    x, x_map, weight, weight_map, bias, out, parts, arrived, addresses, turns, tokens, num_rows, columns, each,
+    x, x_map, weight, weight_map, scales, shifts, bias, out, parts, arrived, addresses, turns, tokens, num_rows,
+    columns, each,
     TOKENS: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, SPLITS: tl.constexpr, GATED: tl.constexpr,
     HAS_BIAS: tl.constexpr, TOKENS_FIRST: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr,
-    PIECE: tl.constexpr, EARLY: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, PART_BYTES: tl.constexpr,
+    PIECE: tl.constexpr, NUMBERS: tl.constexpr, IN_ELEMENT: tl.constexpr, GROUP: tl.constexpr,
+    SCALE_ROWS: tl.constexpr, EARLY: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, PART_BYTES: tl.constexpr,
     TRIPS: tl.constexpr,
 ):  # fmt: skip
     """Compute out [tokens, num_rows]; `each` is the steps of a split, of which the last may have fewer. With RANKS > 1,
-    out is an addend of an all-reduce, and is also sent to the other ranks."""
+    out is an addend of an all-reduce, and is also sent to the other ranks.
+
+    NUMBERS, IN_ELEMENT: of `FragmentCodes`, whose words hold so many codes each; None and 1 for a plain weight.
+    GROUP: columns that share a scale; 0 where each row has one, or none.
+    """
     columns = tl.multiple_of(columns, 8)
+    width = columns // IN_ELEMENT
+    if IN_ELEMENT > 1:
+        width = tl.multiple_of(width, 16)
+    STRIDE: tl.constexpr = STEP // IN_ELEMENT
     tile = tl.program_id(0) // SPLITS
     split = tl.program_id(0) % SPLITS
     first_row = tile * ROWS
     begin = split * each
     end = tl.minimum(begin + each, tl.cdiv(columns, STEP))
-    up_weight = weight + columns.to(tl.int64) * num_rows
+    up_weight = weight + width.to(tl.int64) * num_rows
     if EARLY:
         # The weight depends on no kernel and is on its way while the one before ends.
         if AHEAD > 0:
-            _prefetch(weight, first_row, num_rows, columns, begin * STEP, ROWS, AHEAD, PIECE)
+            _prefetch(weight, first_row, num_rows, width, begin * STRIDE, ROWS, AHEAD, PIECE)
             if GATED:
-                _prefetch(up_weight, first_row, num_rows, columns, begin * STEP, ROWS, AHEAD, PIECE)
+                _prefetch(up_weight, first_row, num_rows, width, begin * STRIDE, ROWS, AHEAD, PIECE)
         gdc_launch_dependents()  # programs of the next kernel fit on the SMs beside these, and prefetch too
         gdc_wait()
     if RANKS > 1:
@@ -125,20 +208,41 @@ def _skinny_gemm_kernel(
     row = first_row + tl.arange(0, ROWS)
     token = tl.arange(0, TOKENS)
     # Rows past the end compute the last one again, so that loads of the weight need no mask for them.
-    in_weight = tl.minimum(row, num_rows - 1).to(tl.int64)[:, None] * columns
+    own_row = tl.minimum(row, num_rows - 1)
+    in_weight = own_row.to(tl.int64)[:, None] * width
     x_rows = x + token[:, None] * columns
     inside = (token < tokens)[:, None]
     shape: tl.constexpr = (TOKENS, ROWS) if TOKENS_FIRST else (ROWS, TOKENS)
     sums = tl.zeros(shape, tl.float32)
     up_sums = tl.zeros(shape, tl.float32)
+    dtype: tl.constexpr = x.dtype.element_ty
+    # Of the first step; those of the next one are on their way while a step is multiplied.
+    factor, shift = _row_factors(scales, shifts, own_row, begin * STEP, columns, GROUP, SCALE_ROWS)
+    up_factor, up_shift = _row_factors(
+        scales, shifts, num_rows + own_row if GATED else own_row, begin * STEP, columns, GROUP, SCALE_ROWS
+    )
     for step in tl.range(begin, end):
         at = step * STEP
-        w = _tile(weight_map, weight + in_weight, first_row, at, columns, None, STEP, EVEN)
+        w = _tile(weight_map, weight + in_weight, first_row, step * STRIDE, width, None, STRIDE, EVEN)
         x_tile = _tile(x_map, x_rows, 0, at, columns, inside, STEP, EVEN)
-        sums = _multiply(w, x_tile, sums, TOKENS_FIRST)
+        x_sums = sums
+        if shifts is not None:  # the sums of x for each row: the tensor cores have them where the row's sums are
+            x_sums = _multiply(tl.full((ROWS, STEP), 1.0, dtype), x_tile, tl.zeros_like(sums), TOKENS_FIRST)
+        w = _converted(w, dtype, NUMBERS, ROWS, STEP)
+        sums = _add_product(w, x_tile, sums, factor, shift, shifts, x_sums, GROUP, TOKENS_FIRST)
         if GATED:
-            up = _tile(weight_map, up_weight + in_weight, num_rows + first_row, at, columns, None, STEP, EVEN)
-            up_sums = _multiply(up, x_tile, up_sums, TOKENS_FIRST)
+            up = _tile(
+                weight_map, up_weight + in_weight, num_rows + first_row, step * STRIDE, width, None, STRIDE, EVEN
+            )
+            up = _converted(up, dtype, NUMBERS, ROWS, STEP)
+            up_sums = _add_product(up, x_tile, up_sums, up_factor, up_shift, shifts, x_sums, GROUP, TOKENS_FIRST)
+        if GROUP > 0:
+            following = tl.minimum(at + STEP, columns - 1)
+            factor, shift = _row_factors(scales, shifts, own_row, following, columns, GROUP, SCALE_ROWS)
+            if GATED:
+                up_factor, up_shift = _row_factors(
+                    scales, shifts, num_rows + own_row, following, columns, GROUP, SCALE_ROWS
+                )
 
     last = True
     if SPLITS > 1:
@@ -164,6 +268,10 @@ def _skinny_gemm_kernel(
         value = sums if TOKENS_FIRST else tl.trans(sums)
         up_value = up_sums if TOKENS_FIRST else tl.trans(up_sums)
         in_rows = row < num_rows
+        if NUMBERS is not None and GROUP == 0:
+            value *= tl.load(scales + own_row)[None, :]
+            if GATED:
+                up_value *= tl.load(scales + num_rows + own_row)[None, :]
         if HAS_BIAS:
             value += tl.load(bias + row, mask=in_rows, other=0.0).to(tl.float32)[None, :]
             if GATED:
@@ -177,16 +285,20 @@ def _skinny_gemm_kernel(
         tl.store(out + to, value, mask=inside & in_rows[None, :])
 
 
-def supports(x: torch.Tensor, weight: torch.Tensor) -> bool:
+def supports(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype | None = None) -> bool:
     """Return True if the kernel supports these arguments: contiguous matrices of one 2-byte dtype, aligned to 16 bytes.
 
     On a GPU the kernel needs sm_90 or later, for the copy engine.
+
+    Args:
+        weight: or the words of codes.
+        dtype: of the numbers of the weight; None for the weight's own.
     """
     return (
         x.ndim == 2
         and x.shape[0] <= MAX_TOKENS
         and x.shape[1] % ALIGNMENT == 0
-        and x.dtype == weight.dtype
+        and x.dtype == (dtype or weight.dtype)
         and x.dtype in (torch.bfloat16, torch.float16)
         and x.is_contiguous()
         and weight.is_contiguous()
@@ -203,7 +315,7 @@ def has_copy_engine(device: torch.device) -> bool:
 
 def multiply(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: Weight,
     bias: torch.Tensor | None,
     workspace: Workspace,
     cut: Config,
@@ -215,7 +327,9 @@ def multiply(
     """Return x W^T + bias [T, M] in x's dtype, for x [T, K], weight [M, K], bias [M] and T of 1 to MAX_TOKENS.
 
     Args:
-        cut: the tiling, from `skinny_gemm_config.find_config`.
+        weight: in x's dtype, or codes, for a bfloat16 or float16 x.
+        cut: the tiling, from `skinny_gemm_config`. Of codes: with the weight's rows first, at least 64 of them, and a
+            step that is a multiple of 128 and divides the group.
         gated: return silu(gate) * up [T, M / 2] instead, for a weight with the rows of gate, then those of up; neither
             is rounded.
         early: see `CudaOps`.
@@ -242,13 +356,17 @@ def multiply(
     ahead = min(cut.ahead, each * cut.step, columns)
     ahead = 1 << (ahead.bit_length() - 1) if ahead >= MIN_PIECE else 0  # a power of 2, as ranges are
     piece = min(ahead, max(MIN_PIECE, ahead * cut.rows // (cut.warps * WARP)))
-    weight_map = TensorDescriptor.from_tensor(weight, [cut.rows, cut.step]) if cut.bulk else None
+    values, codes = (weight, None) if isinstance(weight, torch.Tensor) else (weight.words, weight)
+    in_element = 1 if codes is None else codes.in_word
+    weight_map = TensorDescriptor.from_tensor(values, [cut.rows, cut.step // in_element]) if cut.bulk else None
     x_map = TensorDescriptor.from_tensor(padded_view(x, width), [width, cut.step]) if cut.bulk else None
     pointers, place = send_arguments(send, x, rows)
+    factors = (None, None) if codes is None else (codes.scales, codes.shifts)
+    form = (None, 1, 0, 1) if codes is None else (codes.numbers, in_element, codes.group, codes.scale_rows)
     _skinny_gemm_kernel[(tiles * splits,)](
-        x, x_map, weight, weight_map, bias, out, workspace.parts, workspace.arrived, *pointers, tokens, rows, columns,
-        each, width, cut.rows, cut.step, splits, gated, bias is not None, cut.tokens_first, columns % cut.step == 0,
-        ahead, piece, early, *place,
+        x, x_map, values, weight_map, *factors, bias, out, workspace.parts, workspace.arrived, *pointers, tokens, rows,
+        columns, each, width, cut.rows, cut.step, splits, gated, bias is not None, cut.tokens_first,
+        columns % cut.step == 0, ahead // in_element, piece // in_element, *form, early, *place,
         num_warps=cut.warps, num_stages=cut.stages, launch_pdl=early,
     )  # fmt: skip
     return out

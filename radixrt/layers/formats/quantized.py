@@ -67,4 +67,10 @@ def multiply(weight: Codes, x: torch.Tensor, bias: torch.Tensor | None) -> torch
 
 def quantized_format(ops: LayerOps, layout: StoredLayout) -> Quantized:
     """Return the format of quantized weights on the device of some kernels."""
+    from radixrt.layers.cuda_ops import CudaOps
+
+    if isinstance(ops, CudaOps):
+        from radixrt.layers.formats.cuda_codes import CudaQuantized
+
+        return CudaQuantized(ops, layout)
     return Quantized(ops, layout)

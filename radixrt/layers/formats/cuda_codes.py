@@ -1,0 +1,79 @@
+"""`CudaQuantized`: products with `Codes` on CUDA.
+
+With few tokens, time is bytes of the weight: `skinny_gemm` reads the codes, and converts these in registers. With many,
+time is arithmetic: rows of e4m3 are multiplied by activations in float8, which are quantized for each product; other
+weights are dequantized into a scratch, one after the other, and multiplied by cuBLAS.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from radixrt.distributed.partial_sum import PartialSum
+from radixrt.layers.cuda_ops import CudaOps
+from radixrt.layers.formats.base import Tensors
+from radixrt.layers.formats.codes import ZERO_OF_INT4, Codes
+from radixrt.layers.formats.quantized import Quantized, StoredLayout
+
+if TYPE_CHECKING:
+    from radixrt.distributed.parallel import TPGroup
+    from radixrt.kernels.triton.skinny_gemm import FragmentCodes
+
+GROUP_UNIT = 128
+"""Groups of columns that the kernels support are multiples of this."""
+
+
+class CudaQuantized(Quantized):
+    """A weight is `FragmentCodes`; `Codes` where the kernels do not support the shape or the groups."""
+
+    def __init__(self, ops: CudaOps, layout: StoredLayout) -> None:
+        super().__init__(ops, layout)
+        self._cuda = ops
+
+    def prepare(self, tensors: Tensors, bias: torch.Tensor | None = None, *, gated: bool = False) -> Any:
+        weight = self._layout.codes(tensors)
+        return fragment_codes(weight) or weight
+
+    def linear(self, weight: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if isinstance(weight, Codes):
+            return super().linear(weight, x, bias)
+        return self._cuda.multiply_codes(x, weight, bias)
+
+    def silu_and_mul(self, weight: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if isinstance(weight, Codes) or not self._cuda.reads_codes(x, weight):
+            return super().silu_and_mul(weight, x, bias)
+        return self._cuda.multiply_codes(x, weight, bias, gated=True)
+
+    def partial_sum(self, weight: Any, x: torch.Tensor, bias: torch.Tensor | None, group: TPGroup | None) -> PartialSum:
+        communicator = None if group is None else group.communicator
+        if communicator is not None and not isinstance(weight, Codes) and self._cuda.reads_codes(x, weight):
+            send = communicator.send_buffer(x.shape[0], weight.shape[0], x.dtype)
+            if send is not None:
+                return PartialSum(self._cuda.multiply_codes(x, weight, bias, send=send), sent=True)
+        return super().partial_sum(weight, x, bias, group)
+
+
+def fragment_codes(weight: Codes) -> FragmentCodes | None:
+    """Return a weight in the order that the kernels read; None where these do not support it."""
+    from radixrt.kernels.triton.skinny_gemm import FragmentCodes
+    from radixrt.kernels.triton.weight_formats import BLOCK_4, BLOCK_8, in_fragment_order
+
+    scheme, group = weight.scheme, weight.scheme.columns
+    if weight.codes.dim() != 2 or weight.shape[1] % (BLOCK_8 if scheme.bits == 8 else BLOCK_4) or group % GROUP_UNIT:
+        return None
+    rows, columns = weight.shape
+    scales, shifts, scale_rows = weight.scales.contiguous(), None, scheme.rows
+    if weight.minima is not None:
+        shifts = weight.minima.float() + ZERO_OF_INT4 * scales.float()
+    elif weight.zeros is not None:
+        shifts = (ZERO_OF_INT4 - weight.zeros.float()) * scales.float()
+    if shifts is not None and scale_rows > 1:
+        return None
+    if shifts is not None and not group:
+        group = columns
+    if not group:
+        scales, scale_rows = scales.float().repeat_interleave(scale_rows, dim=0)[:rows, 0].contiguous(), 1
+    words = in_fragment_order(weight.codes, scheme.bits)
+    return FragmentCodes(words, scales, shifts, scheme.numbers, scale_rows, group, columns)
