@@ -19,6 +19,8 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="FOLDER", help="look at this model folder too: what it needs, what fits")
     dtypes = ("auto", "float32", "bfloat16", "float16")
     parser.add_argument("--dtype", choices=dtypes, default="auto", help="of the model (default: auto)")
+    numbers = ("auto", "none", "fp8", "int8", "int4")
+    parser.add_argument("--quantization", choices=numbers, default="auto", help="of the model (default: auto)")
     parser.add_argument("--tp", type=above_zero(int), default=1, help="ranks that share every layer (default: 1)")
     parser.add_argument("--pp", type=above_zero(int), default=1, help="pipeline stages of these (default: 1)")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
@@ -35,6 +37,7 @@ def _doctor(args: argparse.Namespace) -> int:
         dtype=args.dtype,
         tp=args.tp,
         pp=args.pp,
+        quantization=args.quantization,
     )
 
 

@@ -20,18 +20,21 @@ def run(
     dtype: str = "auto",
     tp: int = 1,
     pp: int = 1,
+    quantization: str = "auto",
 ) -> int:
     """Examine the machine and print the findings; return 0 if serving works as requested, else 1. Errors of probes are
     findings and never raise.
 
     Args:
-        device, attention_backend, dtype, tp, pp: values of the options of these names.
+        device, attention_backend, dtype, tp, pp, quantization: values of the options of these names.
         model: folder of a model to look at too.
     """
-    facts = gather(device=device, attention_backend=attention_backend)
+    facts = gather(device=device, attention_backend=attention_backend, model=model)
     if model is not None:
         kind = "cuda" if facts.uses_cuda else "cpu"
-        needs = model_needs(model, device=kind, free_bytes=facts.device_memory, dtype=dtype, tp=tp, pp=pp)
+        needs = model_needs(
+            model, device=kind, free_bytes=facts.device_memory, dtype=dtype, tp=tp, pp=pp, quantization=quantization
+        )
         facts = dataclasses.replace(facts, model=needs, ranks=tp * pp)
     findings = advise(facts)
     print(json.dumps(as_dict(facts, findings), indent=2) if as_json else as_text(facts, findings))

@@ -173,6 +173,8 @@ def _model(facts: Facts) -> Iterator[Finding]:
     if needs.problem:
         yield Finding("error", needs.problem)
         return
+    if facts.checkpoint:
+        yield Finding("error", facts.checkpoint)
     if facts.uses_cuda and facts.ranks > len(facts.gpus):
         yield Finding("error", f"tp * pp = {facts.ranks} needs {facts.ranks} GPUs, and there are {len(facts.gpus)}")
     own, memory = needs.weight_bytes / (facts.ranks if facts.uses_cuda else 1), facts.device_memory

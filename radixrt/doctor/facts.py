@@ -56,6 +56,8 @@ class Facts:
         flashinfer_kernels: bytes of FlashInfer's compiled kernels on disk.
         default_model: the embedded default model is installed.
         installer: how this system installs its own packages: apt-get, dnf, apk, zypper, pacman.
+        bandwidth: bytes a second at which "cpu" and "cuda" read their memory; empty where no model was named.
+        checkpoint: why the tensors of the model's folder do not fit its config.json; "" if they do.
         model: needs of the requested model; None if no model was named.
         unknown: facts that no probe could determine, each with the reason.
     """
@@ -87,6 +89,8 @@ class Facts:
     default_model: bool = False
     caches: tuple[CacheFolder, ...] = ()
     installer: str | None = None
+    bandwidth: dict[str, int] = field(default_factory=dict)
+    checkpoint: str = ""
     model: ModelNeeds | None = None
     ranks: int = 1
     unknown: dict[str, str] = field(default_factory=dict)

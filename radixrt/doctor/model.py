@@ -8,6 +8,7 @@ from pathlib import Path
 
 from radixrt.engine.device_defaults import DEVICE_DEFAULTS
 from radixrt.errors import ConfigError, ModelLoadError
+from radixrt.layers.formats.base import Quantization
 from radixrt.mem_cache.state_sizes import size_states
 from radixrt.messages.state_slots import RESERVED_STATES
 from radixrt.models.decoder_spec import DecoderSpec
@@ -26,8 +27,11 @@ class ModelNeeds:
     """Attributes:
     folder, architecture: of the model; the architecture is empty where config.json cannot be read.
     runs_on: the implementation that computes the model.
-    dtype: of the weights in memory.
+    dtype: of plain weights in memory.
+    scheme: of quantized weights; empty if all are plain.
     weight_bytes: of all weights in memory, about.
+    step_bytes: of the weights that a decode step of one request reads, about: of a mixture, those of its experts.
+    readers: ranks whose devices read them side by side.
     token_bytes: of a token in the KV cache, on all ranks together.
     context_length: of the model, in tokens.
     kv_tokens: approximate number of KV cache tokens that fit beside the weights; 0 if the weights do not fit.
@@ -44,7 +48,10 @@ class ModelNeeds:
     architecture: str = ""
     runs_on: str = ""
     dtype: str = ""
+    scheme: str = ""
     weight_bytes: int = 0
+    step_bytes: int = 0
+    readers: int = 1
     token_bytes: int = 0
     context_length: int = 0
     kv_tokens: int = 0
@@ -58,7 +65,14 @@ class ModelNeeds:
 
 
 def model_needs(
-    folder: str, *, device: str, free_bytes: int, dtype: str = "auto", tp: int = 1, pp: int = 1
+    folder: str,
+    *,
+    device: str,
+    free_bytes: int,
+    dtype: str = "auto",
+    tp: int = 1,
+    pp: int = 1,
+    quantization: str = "auto",
 ) -> ModelNeeds:
     """Look at a model folder.
 
@@ -67,13 +81,14 @@ def model_needs(
         free_bytes: free memory of the device; on CUDA the free memory of a single GPU, since each rank has its own GPU.
         tp: ranks that share every layer.
         pp: pipeline stages, of tp ranks each.
+        quantization: the option of this name.
     """
     path = Path(folder).expanduser()
     if not path.is_dir():
         return ModelNeeds(folder, problem=f"{folder} is not a folder; name the folder of a model, with its config.json")
     try:
         check_folder(path, weights=any(path.glob("*.safetensors*")))  # a config.json alone says what would fit
-        spec = load_model_spec(path)
+        spec = load_model_spec(path, quantization)
         check_partition(spec, tp)
         divide_layers(spec, pp)
     except (ModelLoadError, ConfigError) as error:
@@ -81,7 +96,9 @@ def model_needs(
     decoder = spec.decoder
     kind = choose_precision(dtype, device).dtype
     files = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    weights = files if decoder is None else _decoder_bytes(spec, decoder, ITEM_BYTES[kind], device)
+    weights, step = files, files
+    if decoder is not None:
+        weights, step = _decoder_bytes(spec, decoder, ITEM_BYTES[kind], device)
     attending = 0 if decoder is None else sum(not layer.is_recurrent for layer in decoder.layers)
     token = 0 if decoder is None else attending * 2 * decoder.num_kv_heads * decoder.head_dim * ITEM_BYTES[kind]
     fraction = DEVICE_DEFAULTS[device]["cache"]["memory_fraction"]
@@ -96,7 +113,10 @@ def model_needs(
         architecture=spec.architecture,
         runs_on="transformers' modeling code" if decoder is None else "radixrt's decoder",
         dtype=kind,
+        scheme="" if decoder is None or decoder.quantization is None else decoder.quantization.scheme,
         weight_bytes=weights,
+        step_bytes=step,
+        readers=tp if device == "cuda" else 1,
         token_bytes=token,
         context_length=spec.context_length,
         kv_tokens=max(0, (left - states * state) // token) if token else 0,
@@ -109,19 +129,17 @@ def model_needs(
     )
 
 
-def _decoder_bytes(spec: ModelSpec, decoder: DecoderSpec, item: int, device: str) -> int:
-    """Bytes of linear layers, embedding and output head; norms and biases are a thousandth of them."""
-    tables = spec.vocab_size * decoder.hidden_size * (1 if decoder.tie_word_embeddings else 2)
-    quantization = decoder.quantization
-    if quantization is None:
-        return item * (decoder.num_linear_parameters + tables)
+def _decoder_bytes(spec: ModelSpec, decoder: DecoderSpec, item: int, device: str) -> tuple[int, int]:
+    """Return the bytes of all weights, and of those that a step of one token reads. Norms and biases, which are a
+    thousandth of them, do not count."""
+    table = item * spec.vocab_size * decoder.hidden_size
+    tables = table if decoder.tie_word_embeddings else 2 * table
     experts = decoder.num_expert_parameters
-    others = decoder.num_linear_parameters - experts
-    return (
-        item * tables
-        + quantization.num_bytes("linear", others, item, device)
-        + quantization.num_bytes("experts", experts, item, device)
-    )
+    quantization = decoder.quantization or Quantization()
+    others = quantization.num_bytes("linear", decoder.num_linear_parameters - experts, item, device)
+    routed = quantization.num_bytes("experts", experts, item, device)
+    share = 1.0 if decoder.experts is None else decoder.experts.top_k / decoder.experts.num_experts
+    return tables + others + routed, table + others + int(share * routed)
 
 
 def _state_bytes(decoder: DecoderSpec, item: int) -> int:

@@ -74,13 +74,23 @@ class Prober:
             return otherwise
 
 
-def gather(*, device: str, attention_backend: str) -> Facts:
-    """Run all probes, in about the time that importing torch takes. Never raises."""
+def gather(*, device: str, attention_backend: str, model: str | None = None) -> Facts:
+    """Run all probes, in about the time that importing torch takes. Never raises.
+
+    Args:
+        model: folder of a model that is looked at too.
+    """
     # Libraries whose import may crash are probed in a child process, all others here.
     prober = Prober()
     ask = prober.ask
     nothing: dict[str, dict[str, Any]] = {}
-    child = ask("libraries", lambda: ask_child(CHILD_PROBES, prober.unknown), nothing)
+    checkpoint = None if model is None else f"checkpoint={Path(model).expanduser()}"
+    names = CHILD_PROBES if checkpoint is None else (*CHILD_PROBES, "memory bandwidth", checkpoint)
+    child = ask("libraries", lambda: ask_child(names, prober.unknown), nothing)
+    bandwidth, tensors = child.pop("memory bandwidth", {}), child.pop(checkpoint or "", {})
+    for name, answer in (("memory bandwidth", bandwidth), ("checkpoint", tensors)):
+        if "error" in answer:
+            prober.unknown[name] = answer["error"]
     torch = child.get("torch", {})
     broken = {name: answer["error"] for name, answer in child.items() if "error" in answer and name != "CPU kernels"}
     kernels = child.get("CPU kernels")
@@ -120,6 +130,8 @@ def gather(*, device: str, attention_backend: str) -> Facts:
         ),
         default_model=ask("default model", lambda: importlib.util.find_spec(DEFAULT_PACKAGE) is not None, True),
         caches=ask("caches", lambda: _caches(flashinfer), ()),
+        bandwidth={kind: rate for kind, rate in bandwidth.items() if kind in ("cpu", "cuda")},
+        checkpoint=tensors.get("problem", ""),
         installer=next((name for name in INSTALLERS if shutil.which(name)), None),
         unknown=prober.unknown,
     )

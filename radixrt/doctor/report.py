@@ -60,14 +60,24 @@ def _lines(facts: Facts) -> Iterator[tuple[str, str]]:
     for folder in facts.caches:
         yield "cache", f"{folder.path}: {folder.what}, {folder.size / MIB:.1f} MiB"
     if facts.model is not None and not facts.model.problem:
-        yield from _model(facts.model)
+        yield from _model(facts.model, facts.bandwidth.get("cuda" if facts.uses_cuda else "cpu", 0))
     for name, reason in facts.unknown.items():
         yield "not known", f"{name}: {reason}"
 
 
-def _model(needs: ModelNeeds) -> Iterator[tuple[str, str]]:
+def _model(needs: ModelNeeds, bandwidth: int) -> Iterator[tuple[str, str]]:
+    """Yield the lines about a model.
+
+    Args:
+        bandwidth: bytes a second that the device reads; 0 if it is not known.
+    """
     yield "model", f"{needs.architecture} on {needs.runs_on}, {needs.dtype}, {needs.context_length} tokens of context"
-    yield "weights", f"about {needs.weight_bytes / GIB:.1f} GiB in memory"
+    scheme = f", {needs.scheme}" if needs.scheme else ""
+    yield "weights", f"about {_size(needs.weight_bytes)} in memory{scheme}"
+    if bandwidth and needs.step_bytes:
+        rate = needs.readers * bandwidth
+        speed = f"at most {rate / needs.step_bytes:,.0f} tokens/s for one request"
+        yield "floor", f"{speed}, each of which reads {_size(needs.step_bytes)} of weights at {rate / 1e9:,.0f} GB/s"
     if needs.token_bytes:
         fits = f"about {needs.kv_tokens} tokens fit beside the weights" if needs.kv_tokens else "the weights do not fit"
         yield "KV cache", f"{needs.token_bytes / 1024:.1f} KiB a token; {fits}"
@@ -81,6 +91,10 @@ def _model(needs: ModelNeeds) -> Iterator[tuple[str, str]]:
         yield "stages", f"--pp may be 1 to {needs.stages}"
     for note in needs.notes:
         yield "note", note
+
+
+def _size(count: int) -> str:
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"
 
 
 def _known(facts: Facts, name: str, value: str | None) -> str:

@@ -11,13 +11,18 @@ import pytest
 
 from benchmarks.common.model_shapes import CONFIGS
 from radixrt.doctor.advice import advise
+from radixrt.doctor.child import probe
 from radixrt.doctor.facts import GIB, Facts, Gpu
 from radixrt.doctor.model import ModelNeeds, model_needs
 from radixrt.doctor.report import as_text
+from radixrt.layers.formats.codes import Codes
+from radixrt.models.loading.weights import load_model
+from radixrt.models.model_config import load_model_spec
 from tests.doctor.test_advice import CPU_MACHINE, GPU_MACHINE
 from tests.models.loading.test_mxfp4 import PUBLISHED
 from tests.models.test_gpt_oss_config import GPT_OSS_20B
 from tests.models.test_model_config import LLAMA
+from tests.tiny_models import make_tiny_model
 
 EMPTY = (2).to_bytes(8, "little") + b"{}"
 """Header of a safetensors file without tensors."""
@@ -150,3 +155,55 @@ def test_recurrent_states_are_counted(tmp_path: Path) -> None:
     crowded = needs(tmp_path, CONFIGS["qwen3.5-0.8b"], free_bytes=GIB)
     assert (crowded.num_states, crowded.kv_tokens) == (0, 0)
     assert needs(tmp_path, LLAMA).state_bytes == 0
+
+
+# --- quantized weights ---
+
+
+@pytest.mark.parametrize("kind", ["none", "fp8", "int8", "int4"])
+def test_bytes_are_those_of_the_loaded_weights(kind: str, tmp_path: Path) -> None:
+    """Of a model so large that norms do not count."""
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "vocab_size": 512}
+    path = make_tiny_model(tmp_path / "m", "llama", **sizes)
+    found = model_needs(str(path), device="cpu", free_bytes=GIB, dtype="float32", quantization=kind)
+    model = load_model(path, load_model_spec(path, kind), dtype="float32", device="cpu")
+    tensors = [tensor for module in model.modules() for tensor in module.parameters(recurse=False)]
+    for module in model.modules():
+        codes = getattr(module, "_weight", None)
+        if isinstance(codes, Codes):  # which are no parameters any more
+            tensors += [codes.codes, codes.scales]  # type: ignore[list-item]
+    loaded = sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+    assert found.weight_bytes == pytest.approx(loaded, rel=0.02)
+    assert found.scheme == {"none": "", "fp8": "fp8 rows", "int8": "int8 rows", "int4": "int4 groups"}[kind]
+
+
+def test_the_floor_of_one_request(tmp_path: Path) -> None:
+    found = needs(tmp_path, {**GPT_OSS_20B, "quantization_config": PUBLISHED})
+    # 4 of 32 experts; everything else but the embedding.
+    assert found.step_bytes == pytest.approx(3.6e9, rel=0.05)
+    machine = dataclasses.replace(on(GPU_MACHINE, found), bandwidth={"cpu": 10**10, "cuda": 4 * 10**12})
+    text = as_text(machine, [])
+    rate = 4e12 / found.step_bytes
+    assert f"at most {rate:,.0f} tokens/s for one request, each of which reads 3.5 GiB of weights at 4,000 GB/s" in text
+    two = dataclasses.replace(needs(tmp_path, GPT_OSS_20B, tp=2), step_bytes=found.step_bytes)
+    assert f"at most {2 * rate:,.0f} tokens/s" in as_text(dataclasses.replace(machine, model=two), [])
+    assert "tokens/s" not in as_text(on(GPU_MACHINE, found), [])  # where the bandwidth is not known
+
+
+def test_an_option_that_the_model_cannot_have(tmp_path: Path) -> None:
+    published = {**GPT_OSS_20B, "quantization_config": PUBLISHED}
+    assert "stored as mxfp4 experts" in needs(tmp_path, published, quantization="int8").problem
+
+
+def test_a_checkpoint_whose_tensors_do_not_fit(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path / "m", "llama")
+    assert probe(f"checkpoint={path}") == {"problem": ""}
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 4}))
+    problem = probe(f"checkpoint={path}")["problem"]
+    assert "missing: model.layers.3" in problem
+    found = model_needs(str(path), device="cpu", free_bytes=GIB)
+    (finding,) = advise(dataclasses.replace(on(CPU_MACHINE, found), checkpoint=problem))
+    assert (finding.severity, finding.what) == ("error", problem)
+    (path / "model.safetensors").unlink()
+    assert probe(f"checkpoint={path}") == {"problem": ""}

@@ -12,6 +12,7 @@ import pytest
 
 from radixrt.doctor import probes
 from radixrt.doctor.probes import Prober, ask_child
+from tests.tiny_models import make_tiny_model
 
 
 def doctor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -32,6 +33,17 @@ def test_on_the_cpu_of_this_machine() -> None:
     assert facts["memory_total"] > facts["memory_free"] > 0
     assert facts["cpu_kernels"] is not None
     assert facts["packages"]["numpy"] is not None
+    assert facts["unknown"] == {}
+
+
+def test_a_model_with_the_bandwidth_of_this_machine(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path / "m", "llama")
+    result = doctor("--device", "cpu", "--model", str(path), "--quantization", "int8", "--json")
+    assert result.returncode == 0, result.stdout + result.stderr
+    facts = json.loads(result.stdout)["facts"]
+    assert facts["bandwidth"]["cpu"] > 1e8
+    assert (facts["checkpoint"], facts["model"]["scheme"]) == ("", "int8 rows")
+    assert 0 < facts["model"]["step_bytes"] < facts["model"]["weight_bytes"]
     assert facts["unknown"] == {}
 
 

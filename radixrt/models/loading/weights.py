@@ -23,10 +23,10 @@ from radixrt.layers.formats.checkpoint import CheckpointTensor, ParameterSources
 from radixrt.layers.linear import Linear
 from radixrt.layers.ops import LayerOps, TorchOps
 from radixrt.models.decoder import Decoder
-from radixrt.models.decoder_spec import TensorNames
+from radixrt.models.decoder_spec import DecoderSpec, TensorNames
 from radixrt.models.loading.kv_scales import is_scale, read_scales
 from radixrt.models.loading.model_files import shorten, weight_files
-from radixrt.models.model_config import DTYPES, ModelSpec
+from radixrt.models.model_config import DTYPES, ModelSpec, load_model_spec
 from radixrt.models.partition import check_partition
 from radixrt.models.precision import choose_precision, torch_dtype
 from radixrt.models.registry import Model, model_class
@@ -83,7 +83,7 @@ def load_model(
         )
     precision = choose_precision(dtype, torch.device(device).type, spec.decoder.num_linear_parameters)
     model = kind(spec, precision, ops or TorchOps(), group, stage)
-    tied = spec.decoder.tie_word_embeddings or not spec.has_head  # a head that is missing is never used
+    tied = _is_tied(spec.decoder, spec)
     if load_format == "dummy":
         fill_randomly(model, torch.device(device), seed=seed, tied=tied, show_progress=show_progress)
     else:
@@ -92,6 +92,22 @@ def load_model(
         )
     model.finalize()
     return model.eval()  # type: ignore[no-any-return]
+
+
+def check_checkpoint(folder: Path) -> None:
+    """Compare the tensors of a folder with the tensors that its model has: names and shapes, without reading them.
+
+    Does nothing for a folder without weights, or a model that transformers' modeling code runs.
+
+    Raises:
+        ModelLoadError, ConfigError: as `load_model`.
+    """
+    spec = load_model_spec(folder)
+    if spec.decoder is None or not any(folder.glob("*.safetensors")):
+        return
+    model = Decoder(spec, choose_precision("auto", "cpu"), TorchOps())
+    with Checkpoint(folder, model.tensor_names) as checkpoint:
+        _find_sources(model, folder, checkpoint, tied=_is_tied(spec.decoder, spec))
 
 
 class Checkpoint:
@@ -206,12 +222,7 @@ def fill_from_folder(
         ModelLoadError: as `load_model`; names the first tensors that do not fit, and the number of the others.
     """
     with Checkpoint(folder, model.tensor_names) as checkpoint:
-        sources = {path: tuple(map(checkpoint.find, each)) for path, each in model.checkpoint_tensors().items()}
-        # A head in the checkpoint of a tied model is read as it is: it decides what the model was saved with.
-        shares_head = tied and "lm_head.weight" not in checkpoint.names
-        if shares_head:
-            model.tie_head(sources)
-        _check_tensors(folder, checkpoint, sources, model.tensors_elsewhere, model.ignored)
+        sources = _find_sources(model, folder, checkpoint, tied=tied)
         if kv_scales:
             model.divide_keys_and_values(sources, functools.partial(read_scales, checkpoint))
         total = sum(len(tensors) for tensors in sources.values())
@@ -226,6 +237,20 @@ def fill_from_folder(
                     bar.update(len(sources[name]))
                 if isinstance(module, (Linear, FusedExperts)):
                     module.process_weights_after_loading()
+
+
+def _is_tied(decoder: DecoderSpec, spec: ModelSpec) -> bool:
+    return decoder.tie_word_embeddings or not spec.has_head  # a head that is missing is never used
+
+
+def _find_sources(model: Decoder, folder: Path, checkpoint: Checkpoint, *, tied: bool) -> ParameterSources:
+    """Return the tensors of a checkpoint that fill each parameter; a tied head has none."""
+    sources = {path: tuple(map(checkpoint.find, each)) for path, each in model.checkpoint_tensors().items()}
+    # A head in the checkpoint of a tied model is read as it is: it decides what the model was saved with.
+    if tied and "lm_head.weight" not in checkpoint.names:
+        model.tie_head(sources)
+    _check_tensors(folder, checkpoint, sources, model.tensors_elsewhere, model.ignored)
+    return sources
 
 
 def _bar(what: str, tensors: int, show: bool) -> Any:
