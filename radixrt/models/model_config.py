@@ -75,6 +75,9 @@ def load_model_spec(folder: Path, quantization: str = "auto") -> ModelSpec:
     config = read_json_object(folder / "config.json")
     generation_file = folder / "generation_config.json"
     generation = read_json_object(generation_file) if generation_file.is_file() else {}
+    quantization_file = folder / "hf_quant_config.json"  # where ModelOpt leaves config.json as it was
+    if not config.get("quantization_config") and quantization_file.is_file():
+        config["quantization_config"] = {"quant_method": "modelopt", **read_json_object(quantization_file)}
     return parse_model_spec(config, generation, quantization)
 
 

@@ -143,6 +143,17 @@ class Quantization:
         """Return the format of the experts of a layer; None if they are not quantized."""
         return None
 
+    def of_files(self, dtypes: Mapping[str, str]) -> Quantization:
+        """Return this quantization with what the checkpoint's files say that its config does not.
+
+        Args:
+            dtypes: the dtype of each tensor, by its name, as safetensors files name dtypes, e.g. "BF16".
+
+        Raises:
+            ModelLoadError: files and config contradict each other; names the tensor.
+        """
+        return self
+
     def ignored(self, name: str) -> bool:
         """Return True for a tensor that a checkpoint may contain and nobody reads, e.g. a scale of activations."""
         return False

@@ -34,6 +34,7 @@ class CheckpointTensor:
         dtype: the dtype that the tensor must have in the checkpoint, e.g. "uint8"; None for any floating dtype.
         numbers: what numbers the tensor holds, for messages.
         dummy: the value of a random model; None for random values.
+        any_ones: the checkpoint's tensor may have more or fewer dimensions of length 1 than `shape`.
     """
 
     name: str
@@ -51,17 +52,23 @@ class CheckpointTensor:
     dtype: str | None = None
     numbers: str = "weights"
     dummy: float | None = None
+    any_ones: bool = False
 
     @property
-    def stored(self) -> dict[str, Shape]:
-        """Names and shapes of what the checkpoint holds for the tensor."""
-        if self.encoding is None:
-            return {self.name: self.shape}
-        return {part.name: part.shape for part in self.encoding.parts(self)}
+    def stored(self) -> tuple[CheckpointTensor, ...]:
+        """The tensors that the checkpoint holds for this one."""
+        return (self,) if self.encoding is None else self.encoding.parts(self)
 
     @property
     def whole(self) -> bool:
-        return self.index is None and self.encoding is None and len(self.taken) == self.shape[self.dim]
+        all_taken = not self.shape or len(self.taken) == self.shape[self.dim]
+        return self.index is None and self.encoding is None and all_taken
+
+    def fits(self, shape: Shape) -> bool:
+        """Return True if a checkpoint's tensor may have this shape."""
+        if self.any_ones:
+            return [size for size in shape if size != 1] == [size for size in self.shape if size != 1]
+        return shape == self.shape
 
 
 class Encoding(ABC):

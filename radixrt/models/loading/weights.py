@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,9 @@ def load_model(
         return kind.from_folder(  # type: ignore[no-any-return]
             folder, spec, torch_dtype(dtype), torch.device(device), load_format == "dummy", seed, show_progress
         )
+    if load_format != "dummy":
+        spec = _spec_of_files(spec, folder)
+    assert spec.decoder is not None
     precision = choose_precision(dtype, torch.device(device).type, spec.decoder.num_linear_parameters)
     model = kind(spec, precision, ops or TorchOps(), group, stage)
     tied = _is_tied(spec.decoder, spec)
@@ -105,9 +109,21 @@ def check_checkpoint(folder: Path) -> None:
     spec = load_model_spec(folder)
     if spec.decoder is None or not any(folder.glob("*.safetensors")):
         return
+    spec = _spec_of_files(spec, folder)
+    assert spec.decoder is not None
     model = Decoder(spec, choose_precision("auto", "cpu"), TorchOps())
     with Checkpoint(folder, model.tensor_names) as checkpoint:
         _find_sources(model, folder, checkpoint, tied=_is_tied(spec.decoder, spec))
+
+
+def _spec_of_files(spec: ModelSpec, folder: Path) -> ModelSpec:
+    """Return the spec with the quantization that the checkpoint's files have."""
+    decoder = spec.decoder
+    if decoder is None or decoder.quantization is None:
+        return spec
+    with Checkpoint(folder, decoder.names) as checkpoint:
+        quantization = decoder.quantization.of_files(checkpoint.dtypes)
+    return replace(spec, decoder=replace(decoder, quantization=quantization))
 
 
 class Checkpoint:
@@ -151,6 +167,11 @@ class Checkpoint:
     def names(self) -> set[str]:
         return set(self._files)
 
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """The dtype of each tensor, as safetensors names dtypes."""
+        return {name: file.get_slice(stored).get_dtype() for name, (file, stored) in self._files.items()}
+
     def shape(self, name: str) -> tuple[int, ...]:
         file, stored = self._files[name]
         return tuple(file.get_slice(stored).get_shape())
@@ -164,9 +185,12 @@ class Checkpoint:
     def find(self, wanted: CheckpointTensor) -> CheckpointTensor:
         """Return the tensor, or its alternative if the checkpoint has the alternative alone."""
         other = wanted.alternative
-        if other is None or wanted.name in self._files or other.name not in self._files:
+        if other is None or self._has(wanted) or not self._has(other):
             return wanted
         return other
+
+    def _has(self, wanted: CheckpointTensor) -> bool:
+        return any(part.name in self._files for part in wanted.stored)
 
     def read(self, wanted: CheckpointTensor, device: torch.device) -> torch.Tensor:
         """Read the slice that is wanted, and no other bytes of the tensor but the rest of units that are decoded
@@ -178,21 +202,25 @@ class Checkpoint:
         if wanted.encoding is not None:
             parts = [self.read(part, device).to(device) for part in wanted.encoding.parts(wanted)]
             return arranged(wanted.encoding.decode(wanted, parts), wanted)
-        if wanted.whole:
-            tensor = self.tensor(wanted.name)
-        else:
-            tensor = self._slice(wanted.name, wanted.index, wanted.dim, wanted.taken)
+        tensor = self._slice(wanted)
         if wanted.dtype is not None and tensor.dtype != getattr(torch, wanted.dtype):
             raise ModelLoadError(
                 f"{wanted.name} holds {tensor.dtype}, but {wanted.numbers} are stored as torch.{wanted.dtype}"
             )
         return arranged(tensor, wanted)
 
-    def _slice(self, name: str, index: int | None, dim: int, taken: range) -> torch.Tensor:
-        file, stored = self._files[name]
-        span = slice(taken.start, taken.stop)
-        where: tuple[int | slice, ...] = (span,) if dim == 0 else (slice(None), span)
-        sliced: torch.Tensor = file.get_slice(stored)[where if index is None else (index, *where)]
+    def _slice(self, wanted: CheckpointTensor) -> torch.Tensor:
+        if wanted.whole or self.shape(wanted.name) != wanted.shape:
+            # The shapes differ in dimensions of length 1 at most.
+            whole = self.tensor(wanted.name).reshape(wanted.shape)
+            if wanted.whole:
+                return whole
+            whole = whole if wanted.index is None else whole[wanted.index]
+            return whole.narrow(wanted.dim, wanted.taken.start, len(wanted.taken)) if whole.dim() else whole
+        file, stored = self._files[wanted.name]
+        span = slice(wanted.taken.start, wanted.taken.stop)
+        where: tuple[int | slice, ...] = (span,) if wanted.dim == 0 else (slice(None), span)
+        sliced: torch.Tensor = file.get_slice(stored)[where if wanted.index is None else (wanted.index, *where)]
         return sliced
 
 
@@ -357,7 +385,7 @@ def _check_tensors(
         elsewhere: beginnings of the names of tensors that other stages read.
         ignored: see `Quantization.ignored`.
     """
-    expected = {name: shape for each in sources.values() for tensor in each for name, shape in tensor.stored.items()}
+    expected = {part.name: part for each in sources.values() for tensor in each for part in tensor.stored}
     present = {name for name in checkpoint.names if not name.endswith(DERIVED_SUFFIX) and not is_scale(name)}
     present -= {name for name in present - expected.keys() if ignored(name)}
     problems = []
@@ -366,9 +394,9 @@ def _check_tensors(
     if unexpected := sorted(name for name in present - expected.keys() if not name.startswith(elsewhere)):
         problems.append(f"unexpected: {shorten(unexpected)}")
     wrong = [
-        f"{name} {list(checkpoint.shape(name))} instead of {list(expected[name])}"
+        f"{name} {list(checkpoint.shape(name))} instead of {list(expected[name].shape)}"
         for name in sorted(expected.keys() & present)
-        if checkpoint.shape(name) != expected[name]
+        if not expected[name].fits(checkpoint.shape(name))
     ]
     if wrong:
         problems.append(f"of another shape: {shorten(wrong, 1)}")
