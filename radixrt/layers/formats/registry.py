@@ -13,6 +13,7 @@ READERS = {
     "awq": "radixrt.layers.formats.awq:read_awq",
     "compressed-tensors": "radixrt.layers.formats.compressed_tensors:read_compressed_tensors",
     "fp8": "radixrt.layers.formats.fp8:read_fp8",
+    "gguf": "radixrt.layers.formats.gguf:read_gguf",
     "gptq": "radixrt.layers.formats.gptq:read_gptq",
     "modelopt": "radixrt.layers.formats.modelopt:read_modelopt",
     "mxfp4": "radixrt.layers.formats.mxfp4:read_mxfp4",

@@ -6,27 +6,23 @@ Every field of the file that would change the result is converted or refused by 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
-import struct
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from radixrt.errors import ModelLoadError
 from radixrt.models.families import FAMILIES
 from radixrt.models.families.family import Family, GGUFFiles
 from radixrt.models.loading.gguf_file import GGUFFile
 from radixrt.models.loading.gguf_tokenizer import write_tokenizer
+from radixrt.models.loading.gguf_weights import WrittenTensor, mean_bits, packed_types, write_weights
 
-SAFETENSORS_DTYPES = {"bfloat16": ("BF16", 2), "float32": ("F32", 4)}
-CHUNK_VALUES = 1 << 23
-"""Weights dequantized at once; bounds memory, and keeps numpy's temporaries near the cache."""
+logger = logging.getLogger(__name__)
 
 READ_KEYS = {
     "block_count",
@@ -63,23 +59,61 @@ LAYER_TENSORS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+EMBEDDING = "token_embd.weight"
 ROPE_FACTORS = "rope_freqs.weight"
+PLAIN_TYPES = {"F32", "F16", "BF16", "F64"}
 
 
-def convert_gguf(path: Path, folder: Path, dtype: str, *, show_progress: bool) -> None:
+def convert_gguf(path: Path, folder: Path, dtype: str, *, packed: bool = False, show_progress: bool) -> None:
     """Write `path` as a Hugging Face folder with weights in `dtype` ("bfloat16" or "float32").
+
+    Args:
+        packed: keep the linear layers and the output head in few bits, where their type is one of `PACKED_TYPES`; a
+            tied head is then written beside the embedding.
 
     Raises:
         ModelLoadError: the file is malformed or has an unsupported feature; the message names it.
     """
     file = GGUFFile(path)
     config, files = model_config(file, dtype)
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    tensors = _written_tensors(file, heads if files.rotated_pairs else {}, packed=packed)
+    if types := {each.name.removesuffix(".weight"): each.kind for each in tensors if each.kind is not None}:
+        config["quantization_config"] = {
+            "quant_method": "gguf",
+            "types": types,
+            "bits_per_weight": mean_bits(file, tensors, dtype),
+        }
     write_tokenizer(file.metadata, folder, config["max_position_embeddings"])
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", _generation_config(file.metadata))
-    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-    paired = heads if files.rotated_pairs else {}
-    _write_weights(file, paired, folder / "model.safetensors", dtype, show_progress)
+    write_weights(file, tensors, folder / "model.safetensors", dtype, show_progress=show_progress)
+
+
+def _written_tensors(file: GGUFFile, heads: dict[str, int], *, packed: bool) -> list[WrittenTensor]:
+    """Return what is written of a file.
+
+    Args:
+        heads: of the tensors whose rows are in another order than in transformers, by their kind.
+        packed: see `convert_gguf`.
+    """
+    names = {name: _hub_name(name) for name in file.tensors if name != ROPE_FACTORS}
+    types = packed_types(file, names) if packed else {}
+    head = WrittenTensor(EMBEDDING, "lm_head.weight", types.pop(EMBEDDING, None))
+    tensors = [
+        WrittenTensor(name, hub_name, types.get(name), heads.get(name.split(".")[-2], 0))
+        for name, hub_name in names.items()
+    ]
+    if packed and (expanded := {file.kind(each.source) for each in tensors if _is_expanded(file, each)}):
+        logger.info("%s: tensors of type %s are expanded", file.path.name, ", ".join(sorted(expanded)))
+    tied = "output.weight" not in file.tensors
+    return [*tensors, head] if tied and head.kind is not None else tensors
+
+
+def _is_expanded(file: GGUFFile, tensor: WrittenTensor) -> bool:
+    """Return True if the weight of a linear layer loses its packing."""
+    matrix = len(file.tensors[tensor.source].shape) == 2 and tensor.source != EMBEDDING
+    return matrix and tensor.kind is None and file.kind(tensor.source) not in PLAIN_TYPES
 
 
 def model_config(file: GGUFFile, dtype: str) -> tuple[dict[str, Any], GGUFFiles]:
@@ -217,64 +251,6 @@ def _hub_name(name: str) -> str:
     if stem in TENSORS and kind == "weight":
         return f"{TENSORS[stem]}.{kind}"
     raise ModelLoadError(f"GGUF: the tensor {name} is not supported")
-
-
-def _write_weights(file: GGUFFile, paired: dict[str, int], path: Path, dtype: str, show_progress: bool) -> None:
-    """Write model.safetensors tensor by tensor: numpy has no bfloat16, and the model need not fit into memory.
-
-    Args:
-        paired: see `_chunks`.
-    """
-    code, size = SAFETENSORS_DTYPES[dtype]
-    names = {name: _hub_name(name) for name in file.tensors if name != ROPE_FACTORS}
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    total = 0
-    for name, hub_name in names.items():
-        shape = file.tensors[name].shape
-        end = total + math.prod(shape) * size
-        header[hub_name] = {"dtype": code, "shape": list(shape), "data_offsets": [total, end]}
-        total = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    bar = tqdm(
-        total=total, desc="Converting GGUF", unit="B", unit_scale=True, file=sys.stderr, disable=not show_progress
-    )
-    with path.open("wb") as out, bar:
-        out.write(struct.pack("<Q", len(text)) + text)
-        for name in names:
-            for values in _chunks(file, name, paired):
-                bar.update(_write_values(out, values, dtype))
-
-
-def _chunks(file: GGUFFile, name: str, paired: dict[str, int]) -> Iterator[npt.NDArray[np.float32]]:
-    """Yield the tensor's values in transformers' row order.
-
-    Args:
-        paired: heads of the tensors whose rows are in another order, by their kind.
-    """
-    shape = file.tensors[name].shape
-    heads = paired.get(name.split(".")[-2])
-    if heads:
-        yield _halves_from_pairs(file.read(name), heads)
-        return
-    step = max(1, CHUNK_VALUES // max(1, math.prod(shape[1:]))) if len(shape) > 1 else shape[0]
-    for start in range(0, shape[0], step):
-        yield file.read(name, start, min(start + step, shape[0]))
-
-
-def _halves_from_pairs(rows: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
-    """Reorder rows: Llama's GGUF files store the two dimensions that rotate together side by side, transformers half a
-    head apart."""
-    paired = rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:])
-    return paired.swapaxes(1, 2).reshape(rows.shape)
-
-
-def _write_values(out: BinaryIO, values: npt.NDArray[np.float32], dtype: str) -> int:
-    if dtype == "float32":
-        return out.write(np.ascontiguousarray(values, "<f4").tobytes())
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    return out.write(rounded.astype("<u2").tobytes())
 
 
 def _write_json(path: Path, data: dict[str, Any]) -> None:

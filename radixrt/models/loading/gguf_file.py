@@ -39,13 +39,14 @@ class GGUFFile:
     """An open GGUF file, little-endian, version 2 or 3.
 
     Attributes:
+        path: of the file.
         metadata: key -> int, float, bool, str or a list of them.
         tensors: name -> location.
     """
 
     def __init__(self, path: Path) -> None:
         """Raises ModelLoadError if the file cannot be read or is malformed."""
-        self._path = path
+        self.path = path
         try:
             with path.open("rb") as file:
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -59,11 +60,11 @@ class GGUFFile:
 
     def _parse(self) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
         if self._data[:4] != MAGIC:
-            raise ModelLoadError(f"{self._path} is not a GGUF file")
+            raise ModelLoadError(f"{self.path} is not a GGUF file")
         self._at = 4
         version = self._scalar("I")
         if version not in VERSIONS:
-            raise ModelLoadError(f"{self._path}: GGUF version {version} is not supported; {VERSIONS} are")
+            raise ModelLoadError(f"{self.path}: GGUF version {version} is not supported; {VERSIONS} are")
         tensor_count, key_count = self._scalar("Q"), self._scalar("Q")
         metadata: dict[str, Any] = {}
         for _ in range(key_count):
@@ -107,35 +108,58 @@ class GGUFFile:
         dims = [self._scalar("Q") for _ in range(self._scalar("I"))]
         return name, tuple(reversed(dims)), self._scalar("I"), self._scalar("Q")
 
-    def read(self, name: str, start: int = 0, end: int | None = None) -> npt.NDArray[np.float32]:
-        """Return rows [start, end) of a tensor, dequantized to float32.
+    def kind(self, name: str) -> str:
+        """Return the name of a tensor's GGML type, e.g. "Q4_K".
 
         Raises:
-            ModelLoadError: the quantization is not supported, or the file is truncated.
+            ModelLoadError: this version of the gguf package does not know the type.
         """
         import gguf
 
-        tensor = self.tensors[name]
-        rows = tensor.shape[0]
-        end = rows if end is None else end
+        number = self.tensors[name].kind
         try:
-            kind = gguf.GGMLQuantizationType(tensor.kind)
-            block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-        except (ValueError, KeyError):
-            raise ModelLoadError(f"{self._path}: {name} has the unknown GGML type {tensor.kind}") from None
-        per_row = math.prod(tensor.shape[1:])
-        if len(tensor.shape) == 1:  # blocks run along the only dimension; such tensors are small and read whole
-            start, end, per_row = 0, 1, rows
+            return str(gguf.GGMLQuantizationType(number).name)
+        except ValueError:
+            raise ModelLoadError(f"{self.path}: {name} has the unknown GGML type {number}") from None
+
+    def blocks(self, name: str, start: int = 0, end: int | None = None) -> npt.NDArray[np.uint8]:
+        """Return rows [start, end) of a tensor as they are stored, uint8 [rows, bytes of a row]; a tensor of one
+        dimension is one row.
+
+        Raises:
+            ModelLoadError: the type is not known, the rows are not whole blocks, or the file is truncated.
+        """
+        import gguf
+
+        tensor, kind = self.tensors[name], self.kind(name)
+        block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+        rows, per_row = tensor.shape[0], math.prod(tensor.shape[1:])
+        if len(tensor.shape) == 1:
+            rows, per_row = 1, tensor.shape[0]
+        end = rows if end is None else end
+        if per_row % block:
+            raise ModelLoadError(f"{self.path}: rows of {name} are no multiple of {block}, as {kind} needs")
         row_bytes = per_row // block * block_bytes
         first, last = tensor.offset + start * row_bytes, tensor.offset + end * row_bytes
         if last > len(self._data):
-            raise ModelLoadError(f"{self._path} ends before {name} does; download it again")
-        raw = np.frombuffer(self._data, np.uint8, last - first, first).reshape(end - start, row_bytes)
+            raise ModelLoadError(f"{self.path} ends before {name} does; download it again")
+        return np.frombuffer(self._data, np.uint8, last - first, first).reshape(end - start, row_bytes)
+
+    def read(self, name: str, start: int = 0, end: int | None = None) -> npt.NDArray[np.float32]:
+        """Return rows [start, end) of a tensor, dequantized to float32; a tensor of one dimension is read whole.
+
+        Raises:
+            ModelLoadError: the quantization is not supported, or as `blocks`.
+        """
+        import gguf
+
+        tensor, kind = self.tensors[name], self.kind(name)
+        raw = self.blocks(name) if len(tensor.shape) == 1 else self.blocks(name, start, end)
         try:
-            values = gguf.quants.dequantize(_typed(raw, kind.name), kind)
+            values = gguf.quants.dequantize(_typed(raw, kind), gguf.GGMLQuantizationType[kind])
         except NotImplementedError:
-            raise ModelLoadError(f"{self._path}: {name} is quantized as {kind.name}, which is not supported") from None
-        shape = tensor.shape if len(tensor.shape) == 1 else (end - start, *tensor.shape[1:])
+            raise ModelLoadError(f"{self.path}: {name} is quantized as {kind}, which is not supported") from None
+        shape = tensor.shape if len(tensor.shape) == 1 else (raw.shape[0], *tensor.shape[1:])
         return np.ascontiguousarray(values, np.float32).reshape(shape)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,19 @@ GGUF_NAMES = {
 }
 
 
-def write_gguf(folder: Path, path: Path, arch: str, extra: dict[str, int] | None = None, pre: str = "gpt-2") -> None:
-    """Write a tiny Hugging Face folder as a GGUF file, as llama.cpp's converter does."""
+def write_gguf(
+    folder: Path,
+    path: Path,
+    arch: str,
+    extra: dict[str, int] | None = None,
+    pre: str = "gpt-2",
+    quantize: Callable[[str, np.ndarray], tuple[np.ndarray, str]] | None = None,
+) -> None:
+    """Write a tiny Hugging Face folder as a GGUF file, as llama.cpp's converter does.
+
+    Args:
+        quantize: returns rows of blocks and their GGML type for a GGUF name and a matrix; default: float32.
+    """
     from safetensors.numpy import load_file
 
     config = json.loads((folder / "config.json").read_text())
@@ -56,8 +68,9 @@ def write_gguf(folder: Path, path: Path, arch: str, extra: dict[str, int] | None
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config.get("head_dim", 16))
-    writer.add_value_length(config.get("head_dim", 16))
+    head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     for key, value in (extra or {}).items():
@@ -68,7 +81,12 @@ def write_gguf(folder: Path, path: Path, arch: str, extra: dict[str, int] | None
             heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
             halves = tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])
             tensor = halves.swapaxes(1, 2).reshape(tensor.shape)
-        writer.add_tensor(_gguf_name(name), np.ascontiguousarray(tensor))
+        own, values = _gguf_name(name), np.ascontiguousarray(tensor)
+        if quantize is None or values.ndim == 1:
+            writer.add_tensor(own, values)
+        else:
+            blocks, kind = quantize(own, values)
+            writer.add_tensor(own, blocks, raw_dtype=gguf.GGMLQuantizationType[kind])
     if config["tie_word_embeddings"] is False and "lm_head.weight" not in load_file(folder / "model.safetensors"):
         raise AssertionError("an untied model without a head")
     writer.write_header_to_file()
