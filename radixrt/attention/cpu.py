@@ -13,6 +13,7 @@ from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.attention.kv_cache import KVCache
 from radixrt.forward_batch.forward_batch import FIRST, ForwardBatch, SharedGroups
 from radixrt.kernels.build import load_kernels
+from radixrt.kernels.compiled import CannotRecord, Kernel, Recording
 from radixrt.messages.wire import Int32Array
 
 MAX_DOT_ROWS = 8
@@ -41,30 +42,23 @@ class CpuBackend(AttentionBackend):
             raise ValueError(f"the CPU attention kernel has no {dtype} version")
         self._check_shapes(layers, library.radixrt_max_dim())
         self._max_queries = library.radixrt_query_block()
-        self._attend = library[f"radixrt_attend_{suffixes[dtype]}"]
         pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
-        self._attend.restype = None
-        self._attend.argtypes = [
-            pointer,
-            i64,
-            *[pointer] * 4,
-            i64,
-            *[pointer] * 4,
-            i32,
-            pointer,
-            i32,
-            *[pointer] * 4,
-            ctypes.c_float,
-            i32,
-            pointer,
-        ]
+        self._attend = Kernel(
+            library,
+            f"radixrt_attend_{suffixes[dtype]}",
+            [
+                *[pointer, i64, *[pointer] * 4, i64],
+                *[*[pointer] * 4, i32, pointer, i32, *[pointer] * 3],
+                *[pointer, ctypes.c_float, i32, pointer],
+            ],
+        )
         self._shapes = {
             layer.layer_id: np.array([layer.num_heads, layer.num_kv_heads, layer.head_dim], np.int32)
             for layer in layers
         }
-        self._store = library[f"radixrt_store_{suffixes[dtype]}"]
-        self._store.restype = None
-        self._store.argtypes = [pointer, pointer, i64, i64, *[pointer] * 3, i32, i32]
+        self._store = Kernel(
+            library, f"radixrt_store_{suffixes[dtype]}", [pointer, pointer, i64, i64, *[pointer] * 3, i32, i32]
+        )
         self._steps: list[_Step] = []
 
     @staticmethod
@@ -77,12 +71,21 @@ class CpuBackend(AttentionBackend):
                     f"{layer.num_heads} heads share {layer.num_kv_heads} kv heads: more than {TASK_ROWS} each"
                 )
 
+    @property
+    def kernel_name(self) -> str:
+        """Name of the attention kernel, for recordings."""
+        return self._attend.name
+
+    def step_of(self, batch: ForwardBatch) -> _Step:
+        """Return what `prepare` made for a batch."""
+        return next(step for step in self._steps if step.batch is batch)
+
     def prepare(self, batch: ForwardBatch) -> None:
         self._steps = [_Step(each, self._max_queries) for each in batch.attended]
 
     def store(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> None:
         k, v = k.float(), v.float()
-        self._store(
+        self._store.call(
             k.data_ptr(),
             v.data_ptr(),
             _token_stride(k),
@@ -105,11 +108,10 @@ class CpuBackend(AttentionBackend):
     ) -> torch.Tensor:
         if k is not None and v is not None:
             self.store(layer, k, v, batch)
-        step = next(step for step in self._steps if step.batch is batch)
-        plan = step.plan_for(layer)
+        step = self.step_of(batch)
         queries = q.float()
         out = torch.empty(q.shape[0], layer.num_heads * layer.head_dim, dtype=torch.float32)
-        self._attend(
+        self._attend.call(
             queries.data_ptr(),
             _token_stride(queries),
             self._kv.k[layer.layer_id].data_ptr(),
@@ -117,22 +119,48 @@ class CpuBackend(AttentionBackend):
             out.data_ptr(),
             batch.req_to_token.data_ptr(),
             batch.req_to_token.stride(0),
-            batch.req_pool_indices.data_ptr(),
-            step.seq_lens.ctypes.data,
-            step.extend_lens.ctypes.data,
-            plan.tasks.ctypes.data,
-            len(plan.tasks),
-            plan.groups.ctypes.data,
-            len(plan.groups),
-            plan.segments.ctypes.data,
-            plan.group_rows.ctypes.data,
-            step.first_token.ctypes.data,
+            *step.arguments(layer),
             self._shapes[layer.layer_id].ctypes.data,
             layer.scale,
             layer.sliding_window or 0,
             None if sinks is None else sinks.data_ptr(),
         )
         return out.to(q.dtype)
+
+
+STEP_ARGUMENTS = slice(7, 17)
+"""Arguments of the kernel that `_Step.arguments` returns."""
+
+
+class RecordedAttention:
+    """The calls of a recording of one step whose arguments differ from step to step: those of the attention kernel.
+
+    Args:
+        layers: of the model, in the order in which the recorded step attends.
+    """
+
+    def __init__(self, backend: CpuBackend, recording: Recording, layers: list[AttentionLayer]) -> None:
+        self._backend, self._recording = backend, recording
+        calls = [i for i, name in enumerate(recording.names) if name == backend.kernel_name]
+        if len(calls) != len(layers):
+            raise CannotRecord(f"{len(calls)} calls of the attention kernel for {len(layers)} layers")
+        kinds: dict[tuple[int, int, bool], tuple[AttentionLayer, list[int]]] = {}
+        for call, layer in zip(calls, layers, strict=True):
+            kinds.setdefault(_kind(layer), (layer, []))[1].append(call)
+        self._kinds = [(layer, np.array(rows)) for layer, rows in kinds.values()]
+
+    def set_step(self, batch: ForwardBatch) -> None:
+        """Change the recorded calls to the plan of a batch that the backend has been prepared for."""
+        step = self._backend.step_of(batch)
+        for layer, calls in self._kinds:
+            self._recording.args[calls, STEP_ARGUMENTS] = step.arguments(layer)
+
+
+def _kind(layer: AttentionLayer) -> tuple[int, int, bool]:
+    """Return query heads on a kv head, kv heads, and whether rows may share prefixes: layers alike have one plan."""
+    group = layer.num_heads // layer.num_kv_heads
+    # A sliding window may end within the shared prefix, at another position for each row.
+    return group, layer.num_kv_heads, layer.sliding_window is None and group <= MAX_DOT_ROWS
 
 
 class _Step:
@@ -146,22 +174,35 @@ class _Step:
         self._max_queries = max_queries
         self._plans: dict[tuple[int, int, bool], StepPlan] = {}
 
-    def plan_for(self, layer: AttentionLayer) -> StepPlan:
-        group = layer.num_heads // layer.num_kv_heads
-        # A sliding window may end within the shared prefix, at another position for each row.
-        shares = layer.sliding_window is None and group <= MAX_DOT_ROWS
-        key = (group, layer.num_kv_heads, shares)
-        if key not in self._plans:
-            self._plans[key] = plan_step(
+        self._arguments: dict[tuple[int, int, bool], tuple[int, ...]] = {}
+
+    def arguments(self, layer: AttentionLayer) -> tuple[int, ...]:
+        """Return the arguments of the kernel that depend on the step. The step keeps their memory."""
+        kind = _kind(layer)
+        if kind not in self._arguments:
+            group, kv_heads, shares = kind
+            self._plans[kind] = plan = plan_step(
                 self.seq_lens,
                 self.extend_lens,
                 self.batch.shared if shares else None,
                 group,
-                layer.num_kv_heads,
+                kv_heads,
                 max_queries=self._max_queries,
                 threads=torch.get_num_threads(),
             )
-        return self._plans[key]
+            self._arguments[kind] = (
+                self.batch.req_pool_indices.data_ptr(),
+                self.seq_lens.ctypes.data,
+                self.extend_lens.ctypes.data,
+                plan.tasks.ctypes.data,
+                len(plan.tasks),
+                plan.groups.ctypes.data,
+                len(plan.groups),
+                plan.segments.ctypes.data,
+                plan.group_rows.ctypes.data,
+                self.first_token.ctypes.data,
+            )
+        return self._arguments[kind]
 
 
 def _token_stride(x: torch.Tensor) -> int:

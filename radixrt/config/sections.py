@@ -142,7 +142,8 @@ class ExecutorConfig:
     cuda_graph: str = option(
         "auto",
         "CUDA graphs of decode steps and of prompts; auto: a few before serving, more once steps ask for them and "
-        "while the engine idles, start: all before serving, off: every step is launched kernel by kernel",
+        "while the engine idles, start: all before serving, off: every step is launched kernel by kernel; on a CPU "
+        "decode steps are recorded, but for off",
         choices=("auto", "start", "off"),
     )
     step_trace: str | None = option(

@@ -13,6 +13,7 @@
 #include <algorithm>
 
 #include "gemm.h"
+#include "replay.h"
 #include "vec.h"
 
 namespace {
@@ -373,3 +374,8 @@ int radixrt_max_dim() { return MAX_DIM; }
 RADIXRT_ENTRIES(bf16, bf16)
 RADIXRT_ENTRIES(f32, float)
 }
+
+RADIXRT_REPLAY(radixrt_attend_bf16)
+RADIXRT_REPLAY(radixrt_attend_f32)
+RADIXRT_REPLAY(radixrt_store_bf16)
+RADIXRT_REPLAY(radixrt_store_f32)

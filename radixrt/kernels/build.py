@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 
 SOURCES = [
     Path(__file__).with_name(name)
-    for name in ("attention.cpp", "elementwise.cpp", "experts.cpp", "gemm.cpp", "recurrence.cpp")
+    for name in ("attention.cpp", "elementwise.cpp", "experts.cpp", "gemm.cpp", "recurrence.cpp", "replay.cpp")
 ]
-HEADERS = [Path(__file__).with_name(name) for name in ("gemm.h", "gemm_tiles.h", "vec.h")]
+HEADERS = [Path(__file__).with_name(name) for name in ("gemm.h", "gemm_tiles.h", "replay.h", "vec.h")]
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-std=c++17")
 COMPILE_TIMEOUT_S = 120
 

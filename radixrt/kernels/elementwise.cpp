@@ -1,6 +1,7 @@
 // The small operations between matrix products, each in one pass. With few rows they run in the calling thread: waking
 // another costs more than the work.
 
+#include "replay.h"
 #include "vec.h"
 
 namespace {
@@ -102,3 +103,11 @@ extern "C" {
 RADIXRT_ELEMENTWISE(bf16, bf16)
 RADIXRT_ELEMENTWISE(f32, float)
 }
+
+#define RADIXRT_ELEMENTWISE_REPLAY(SUFFIX)         \
+    RADIXRT_REPLAY(radixrt_add_rms_norm_##SUFFIX) \
+    RADIXRT_REPLAY(radixrt_silu_and_mul_##SUFFIX) \
+    RADIXRT_REPLAY(radixrt_norm_heads_##SUFFIX)   \
+    RADIXRT_REPLAY(radixrt_rotate_##SUFFIX)
+RADIXRT_ELEMENTWISE_REPLAY(bf16)
+RADIXRT_ELEMENTWISE_REPLAY(f32)

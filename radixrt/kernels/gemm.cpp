@@ -4,6 +4,7 @@
 // over it.
 
 #include "gemm_tiles.h"
+#include "replay.h"
 
 #if defined(__AVX512BF16__) && defined(__AVX512F__)
 
@@ -72,3 +73,5 @@ void radixrt_gemm(const float*, const uint16_t*, float*, int64_t, int64_t, int64
 }
 
 #endif
+
+RADIXRT_REPLAY(radixrt_gemm)

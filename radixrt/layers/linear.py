@@ -67,6 +67,11 @@ class Linear(nn.Module):
         for name in dropped(tensors, self._weight):
             setattr(self, name, None)
 
+    @property
+    def is_plain(self) -> bool:
+        """True where the prepared weight is a plain tensor, which torch multiplies on a CPU."""
+        return isinstance(self._weight, torch.Tensor)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, in_features] -> [T, out_features], same dtype: that of activations, see `Precision`."""
         return self.format.linear(self._weight, x, self.bias)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from radixrt.distributed.partial_sum import PartialSum
+from radixrt.kernels.compiled import Kernel
 from radixrt.layers.cpu_recurrence import CpuRecurrence
 from radixrt.layers.recurrence import RecurrenceOps
 from radixrt.layers.routing import Routing, route
@@ -228,14 +229,14 @@ class CpuOps(TorchOps):
         pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
         self._norm_kernels, self._silu_kernels, self._rotate_kernels, self._head_norm_kernels = {}, {}, {}, {}
         for dtype, suffix in ((torch.bfloat16, "bf16"), (torch.float32, "f32")):
-            self._norm_kernels[dtype] = bind(
+            self._norm_kernels[dtype] = Kernel(
                 library, f"radixrt_add_rms_norm_{suffix}", [pointer] * 4 + [i32, i32, ctypes.c_float]
             )
-            self._silu_kernels[dtype] = bind(library, f"radixrt_silu_and_mul_{suffix}", [pointer, pointer, i32, i32])
-            self._rotate_kernels[dtype] = bind(
+            self._silu_kernels[dtype] = Kernel(library, f"radixrt_silu_and_mul_{suffix}", [pointer, pointer, i32, i32])
+            self._rotate_kernels[dtype] = Kernel(
                 library, f"radixrt_rotate_{suffix}", [pointer, i64, pointer, pointer, i32, i32, i32, i32]
             )
-            self._head_norm_kernels[dtype] = bind(
+            self._head_norm_kernels[dtype] = Kernel(
                 library, f"radixrt_norm_heads_{suffix}", [pointer, i64, pointer, i32, i32, i32, ctypes.c_float]
             )
 
@@ -247,7 +248,7 @@ class CpuOps(TorchOps):
         if kernel is None or dim % LANES or residual.dtype != torch.float32 or (x is not None and x.dtype != dtype):
             return super().add_rms_norm(residual, x, weight, eps, dtype)
         out = torch.empty(rows, dim, dtype=dtype)
-        kernel(
+        kernel.call(
             residual.data_ptr(), None if x is None else x.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, dim, eps
         )
         return out
@@ -258,7 +259,7 @@ class CpuOps(TorchOps):
         if kernel is None or size % LANES:
             return super().silu_and_mul(gate_up)
         out = torch.empty(rows, size, dtype=gate_up.dtype)
-        kernel(gate_up.data_ptr(), out.data_ptr(), rows, size)
+        kernel.call(gate_up.data_ptr(), out.data_ptr(), rows, size)
         return out
 
     def _norm_heads(
@@ -270,7 +271,7 @@ class CpuOps(TorchOps):
         if kernel is None or not fits or q_weight.dtype != torch.float32 or k_weight.dtype != torch.float32:
             return super()._norm_heads(qk, num_heads, q_weight, k_weight, eps)
         for heads, weight in ((qk[:, :num_heads], q_weight), (qk[:, num_heads:], k_weight)):
-            kernel(heads.data_ptr(), qk.stride(0), weight.data_ptr(), rows, heads.shape[1], dim, eps)
+            kernel.call(heads.data_ptr(), qk.stride(0), weight.data_ptr(), rows, heads.shape[1], dim, eps)
         return qk
 
     def _rotate(self, heads: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -280,7 +281,7 @@ class CpuOps(TorchOps):
         fits = rotary % (2 * LANES) == 0 and heads.stride(1) == dim and heads.stride(2) == 1
         if kernel is None or not fits or table.dtype != torch.float32:
             return super()._rotate(heads, positions, table)
-        kernel(heads.data_ptr(), heads.stride(0), table.data_ptr(), positions.data_ptr(), rows, count, dim, rotary)
+        kernel.call(heads.data_ptr(), heads.stride(0), table.data_ptr(), positions.data_ptr(), rows, count, dim, rotary)
         return heads
 
 
@@ -288,11 +289,3 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
     """Normalize the last dimension; in float32 if the weight is float32. The result has x's dtype."""
     wide = x.to(weight.dtype) if weight.dtype == torch.float32 else x
     return F.rms_norm(wide, (x.shape[-1],), weight.to(wide.dtype), eps).to(x.dtype)
-
-
-def bind(library: ctypes.CDLL, name: str, arguments: list[type]) -> ctypes._NamedFuncPointer:
-    """Return a kernel of the compiled library that returns nothing."""
-    entry = library[name]
-    entry.restype = None
-    entry.argtypes = arguments
-    return entry

@@ -170,13 +170,37 @@ class Decoder(nn.Module):
             [T, hidden] in activation_dtype, the final norm applied; in a narrowed step, [P, hidden]. On a stage before
             the last [T, 2, hidden]: see `Model.forward`.
         """
-        assert self._rotary_table is not None, "finalize was not called"
-        inputs = MixerInputs(positions, self._rotary_table, batch, attention)
         residual: torch.Tensor
         if received is None:
             residual, added = self._embed(input_ids)
         else:
             residual, added = received[:, 0].contiguous(), PartialSum(received[:, 1].contiguous())
+        return self.run_layers(residual, added, positions, batch, attention)
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Return the residual stream [T, hidden] before the first layer, on a rank that has the whole embedding."""
+        assert self.embed_tokens is not None
+        return F.embedding(input_ids, self.embed_tokens).to(self._activation_dtype)
+
+    def run_layers(
+        self,
+        residual: torch.Tensor,
+        added: PartialSum | None,
+        positions: torch.Tensor,
+        batch: ForwardBatch,
+        attention: AttentionBackend,
+    ) -> torch.Tensor:
+        """Run the layers and the final norm.
+
+        Args:
+            residual: the residual stream [T, hidden], updated in place.
+            added: the addend before the first layer; None if there is none.
+
+        Returns:
+            As `forward`.
+        """
+        assert self._rotary_table is not None, "finalize was not called"
+        inputs = MixerInputs(positions, self._rotary_table, batch, attention)
         *before, last = self.layers
         for layer in before:
             residual, added = layer(residual, added, inputs)
@@ -197,7 +221,7 @@ class Decoder(nn.Module):
         of some tokens, so the stream is zero and everything comes from the addends."""
         assert self.embed_tokens is not None, "a stage behind the first needs what the one before it computed"
         if self._group is None:
-            return F.embedding(input_ids, self.embed_tokens).to(self._activation_dtype), None
+            return self.embed(input_ids), None
         x = self._ops.embed_shard(input_ids, self.embed_tokens, self._part.vocab.start)
         return torch.zeros_like(x, dtype=self._activation_dtype), PartialSum(x)
 

@@ -61,6 +61,7 @@ from radixrt.start_log import StartLog
 
 if TYPE_CHECKING:
     from radixrt.attention.flashinfer_modules import FlashInferModules
+    from radixrt.runner.graphs.cpu_graph_runner import CpuGraphRunner
     from radixrt.runner.graphs.cuda_graph_runner import CudaGraphRunner, StagedStep
     from radixrt.runner.graphs.prompt_graph_runner import PromptGraphRunner
 
@@ -197,6 +198,7 @@ class ModelRunner:
         self._reader = None if self._make_reader is None else self._make_reader(self._model)
         self._graphs: CudaGraphRunner | None = None
         self._prompt_graphs: PromptGraphRunner | None = None
+        self._cpu_graphs: CpuGraphRunner | None = None
 
     def _measure_largest_step(self) -> int:
         """Return the bytes that the largest step allocates temporarily, plus the bytes of CUDA graphs. Running the step
@@ -257,8 +259,16 @@ class ModelRunner:
         self._attention = attention if self._states is None else HybridAttnBackend(attention, self._states)
 
     def init_cuda_graphs(self) -> None:
-        """Create the graphs of decode steps and prompts (FlashInfer only)."""
-        if self.device.type != "cuda" or self._config.cuda_graph == "off":
+        """Create the graphs of decode steps and prompts (FlashInfer only), or the recorded decode steps of a CPU."""
+        if self._config.cuda_graph == "off":
+            return
+        if self.device.type == "cpu":
+            from radixrt.runner.graphs.cpu_graph_runner import create_cpu_graphs
+
+            self._cpu_graphs = create_cpu_graphs(
+                self._model, self._attention, Path(self._config.kernel_cache), ranks=self._config.rank_info.size
+            )
+        if self.device.type != "cuda":
             return
         from radixrt.runner.graphs.create import create_graphs
 
@@ -360,6 +370,8 @@ class ModelRunner:
         narrowed = hidden is None and (batch.narrowed is not None or batch.mode is ForwardMode.DECODE)
         if hidden is None:
             self._attention.prepare(batch)
+            hidden = None if self._cpu_graphs is None else self._cpu_graphs.forward(batch)
+        if hidden is None:
             hidden = self._model.forward(batch.input_ids, batch.positions, batch, self._attention, received)
         if not self._links.is_last:
             self._links.send(hidden)

@@ -51,7 +51,7 @@ class Bench:
     """The loop, the scheduler, the executor and the runner, without a tokenizer."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
-        config = make_config(model=str(folder), dtype="float32", num_threads=1, executor="uni", **options)
+        config = make_config(model=str(folder), num_threads=1, executor="uni", **{"dtype": "float32", **options})
         config, settings = resolve_settings(config, show_progress=False)
         self.inbox: LocalChannel = LocalChannel()
         self.outbox: LocalChannel = LocalChannel()

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from radixrt.distributed.partial_sum import PartialSum
+from radixrt.kernels.compiled import Kernel
 from radixrt.layers.formats.base import Tensors
 from radixrt.layers.formats.checkpoint import Encoding
 from radixrt.layers.formats.plain import Plain
-from radixrt.layers.ops import CpuOps, LayerOps, bind
+from radixrt.layers.ops import CpuOps, LayerOps
 from radixrt.layers.swiglu import BiasedSwiGLU
 
 if TYPE_CHECKING:
@@ -42,9 +43,9 @@ class Panels(Plain):
         super().__init__(ops, encoding)
         library, pointer, i32, i64 = ops.library, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
         self._rows, self._depth = library.radixrt_gemm_cols(), library.radixrt_gemm_depth()
-        self._pack = bind(library, "radixrt_gemm_pack", [pointer, pointer, i64, i64, i32])
-        self._gemm = bind(library, "radixrt_gemm", [pointer] * 3 + [i64] * 3 + [i32])
-        self._experts = bind(
+        self._pack = Kernel(library, "radixrt_gemm_pack", [pointer, pointer, i64, i64, i32])
+        self._gemm = Kernel(library, "radixrt_gemm", [pointer] * 3 + [i64] * 3 + [i32])
+        self._experts = Kernel(
             library, "radixrt_experts", [pointer] * 6 + [i64] * 5 + [pointer] * 2 + [ctypes.c_float] * 2
         )
 
@@ -68,7 +69,7 @@ class Panels(Plain):
         if weight.dtype != torch.bfloat16 or not self._rows or rows % self._rows or columns % self._depth:
             return None
         weight, panels = weight.contiguous(), torch.empty(rows, columns, dtype=weight.dtype)
-        self._pack(weight.data_ptr(), panels.data_ptr(), rows, columns, gated)
+        self._pack.call(weight.data_ptr(), panels.data_ptr(), rows, columns, gated)
         return panels
 
     def _pack_experts(self, weights: torch.Tensor, *, gated: bool) -> Any:
@@ -103,7 +104,7 @@ class Panels(Plain):
         rows, columns = weight.panels.shape
         x, width = x.contiguous(), rows // 2 if weight.gated else rows
         out = torch.empty(x.shape[0], width, dtype=torch.float32)
-        self._gemm(x.data_ptr(), weight.panels.data_ptr(), out.data_ptr(), x.shape[0], rows, columns, weight.gated)
+        self._gemm.call(x.data_ptr(), weight.panels.data_ptr(), out.data_ptr(), x.shape[0], rows, columns, weight.gated)
         return out
 
     def expert(self, weight: Any, index: int) -> Any:
@@ -129,7 +130,7 @@ class Panels(Plain):
         if biased is not None:
             places = biased.gate_up.data_ptr(), biased.down.data_ptr()
             rule = (*places, biased.swiglu.alpha, biased.swiglu.limit)
-        self._experts(
+        self._experts.call(
             x.data_ptr(),
             experts.data_ptr(),
             weights.data_ptr(),
