@@ -15,7 +15,7 @@ import torch
 from radixrt.errors import ModelLoadError
 from radixrt.layers.formats.base import StoredParameter, Tensors
 from radixrt.layers.formats.checkpoint import ALL, CheckpointTensor, Encoding, Projection, Units, sources
-from radixrt.layers.formats.codes import ZERO_OF_INT4, Codes, Scheme, pack_nibbles, unpack_nibbles
+from radixrt.layers.formats.codes import ZERO_OF_INT4, Codes, Scheme, unpack_nibbles
 from radixrt.layers.formats.quantized import StoredLayout
 from radixrt.layers.formats.stored_weight import Part, StoredWeight, covering
 
@@ -180,9 +180,11 @@ class WeightEncoding(Encoding):
         codes = found[stored.codes]
         if not stored.packed:
             return codes
+        if stored.order is not None:
+            return self._sorted_codes(found, region, name)
         if stored.codes.units.outputs != 1:
             assert stored.bits == 4
-            codes = pack_nibbles(_even(unpack_outputs(codes, rows, 4, stored.interleaved)))
+            codes = packed_inputs(codes, rows, stored.interleaved)
         else:
             # Little-endian integers have their first code in the lowest bits, as `Codes` do.
             # A view of bytes needs neighbouring elements to be neighbours in memory, also where there is one alone.
@@ -191,15 +193,21 @@ class WeightEncoding(Encoding):
         first = covering(columns, stored.codes.units.inputs or 1).start * (stored.codes.units.inputs or 1)
         start, stop = columns.start - first, columns.stop - first
         if stored.bits == 8:
-            codes = codes[:, start:stop]
-            codes = codes if stored.order is None else codes[:, self._order(found, name)]
-            return (codes ^ ZERO_OF_INT8).view(torch.int8)
-        if not self._widened and stored.order is None:
-            return codes[:, start // 2 : (stop + 1) // 2]
-        nibbles = unpack_nibbles(codes)[:, start:stop]
-        if stored.order is not None:
-            nibbles = nibbles[:, self._order(found, name)]
-        return self._widen(nibbles, found, region) if self._widened else pack_nibbles(_even(nibbles))
+            return (codes[:, start:stop] ^ ZERO_OF_INT8).view(torch.int8)
+        if self._widened:
+            return self._widen(unpack_nibbles(codes)[:, start:stop], found, region)
+        return codes[:, start // 2 : (stop + 1) // 2]
+
+    def _sorted_codes(self, found: dict[Part, torch.Tensor], region: tuple[range, range], name: str) -> torch.Tensor:
+        # Of codes [inputs, outputs], whole rows are sorted, which takes less time than single bytes.
+        codes = unpack_outputs(found[self.stored.codes].T, region[1], self.stored.bits, interleaved=False)
+        codes = codes[self._order(found, name)]
+        if self.stored.bits == 8:
+            return (codes ^ ZERO_OF_INT8).view(torch.int8).T
+        if self._widened:
+            return self._widen(codes.T, found, region)
+        codes = torch.nn.functional.pad(codes, (0, 0, 0, codes.shape[0] % 2))
+        return (codes[::2] | codes[1::2] << 4).T
 
     def _widen(
         self, nibbles: torch.Tensor, found: dict[Part, torch.Tensor], region: tuple[range, range]
@@ -264,6 +272,24 @@ def unpack_outputs(words: torch.Tensor, rows: range, bits: int, interleaved: boo
     return codes.flatten(0, 1)[start : start + len(rows)]
 
 
+def packed_inputs(words: torch.Tensor, rows: range, interleaved: bool) -> torch.Tensor:
+    """Return four-bit codes that are packed along the outputs as bytes of neighbouring inputs, uint8 [rows, m / 2].
+
+    Args:
+        words: int32 [n, m] that cover the rows; of an odd m, zeros follow.
+        interleaved: in the order of AWQ.
+    """
+    words = torch.nn.functional.pad(words, (0, words.shape[1] % 2))
+    first, second, low = words[:, ::2], words[:, 1::2], 0x0F0F0F0F
+    # Byte i of an int32 has the codes at positions 2 i and 2 i + 1 of one input; here, of two inputs at one position.
+    halves = (first & low | (second & low) << 4, first >> 4 & low | second & ~low)
+    pairs = [each.contiguous().view(torch.uint8).view(*each.shape, 4) for each in halves]
+    places = AWQ_ORDER if interleaved else range(8)
+    codes = torch.stack([pairs[place % 2][..., place // 2] for place in places], dim=1)
+    start = rows.start % 8
+    return codes.flatten(0, 1)[start : start + len(rows)]
+
+
 def resampled(values: torch.Tensor, units: Units, region: tuple[range, range], scheme: Scheme) -> torch.Tensor:
     """Return values for the rows and groups of columns of a scheme, which divide the stored units.
 
@@ -282,8 +308,3 @@ def resampled(values: torch.Tensor, units: Units, region: tuple[range, range], s
         places = torch.arange(taken.start, taken.stop, step, device=values.device)
         values = values.index_select(dim, places // unit - first)
     return values
-
-
-def _even(nibbles: torch.Tensor) -> torch.Tensor:
-    """Append a column of zeros to an odd number of columns."""
-    return torch.nn.functional.pad(nibbles, (0, nibbles.shape[1] % 2))
