@@ -109,6 +109,17 @@ def test_int4_whose_zero_is_not_eight(triton_device: str, kind: str) -> None:
     check(skinny_gemm.multiply(x, words, None, workspace, cut), exactly(weight, x, None), x.dtype)
 
 
+def test_int8_with_minima(triton_device: str) -> None:
+    from radixrt.kernels.triton import skinny_gemm
+
+    weight = make("int8", 100, 384, group=128, minima=True, device=triton_device)
+    words = fragment_codes(weight)
+    assert words is not None
+    x = activations(triton_device, 5, 384)
+    cut, workspace = Config(64, 128, 1, 3, 4), skinny_gemm.Workspace(triton_device)
+    check(skinny_gemm.multiply(x, words, None, workspace, cut), exactly(weight, x, None), x.dtype)
+
+
 @pytest.mark.parametrize(("numbers", "columns"), [("e4m3", 320), ("int8", 64)])
 def test_columns_that_fill_no_step(triton_device: str, numbers: Numbers, columns: int) -> None:
     from radixrt.kernels.triton import skinny_gemm

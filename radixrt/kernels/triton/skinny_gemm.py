@@ -40,7 +40,8 @@ class FragmentCodes(NamedTuple):
     Attributes:
         words: int32 [rows, columns / 4], or [rows, columns / 8] of 4-bit codes; contiguous.
         scales: float32 [rows] of whole rows; else [row blocks, groups] in any floating dtype; contiguous.
-        shifts: float32 [rows, groups], the values of int4's code 8; None where they are 0, or for whole rows.
+        shifts: float32 [rows, groups], the values of int4's code 8, or of other numbers' 0; None where they are 0, or
+            for whole rows.
         numbers: "int8", "e4m3", "int4" or "e2m1".
         scale_rows: rows that share a scale.
         group: columns that share a scale, a multiple of 128; 0 for the whole row.

@@ -66,7 +66,7 @@ def fragment_codes(weight: Codes) -> FragmentCodes | None:
     rows, columns = weight.shape
     scales, shifts, scale_rows = weight.scales.contiguous(), None, scheme.rows
     if weight.minima is not None:
-        shifts = weight.minima.float() + ZERO_OF_INT4 * scales.float()
+        shifts = weight.minima.float() + (ZERO_OF_INT4 if scheme.numbers == "int4" else 0) * scales.float()
     elif weight.zeros is not None:
         shifts = (ZERO_OF_INT4 - weight.zeros.float()) * scales.float()
     if shifts is not None and scale_rows > 1:
