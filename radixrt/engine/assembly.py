@@ -207,6 +207,7 @@ def make_scheduler_loop(
             epoch,
             ready.num_states,
             kv_cache_dtype=ready.kv_cache_dtype,
+            weights=ready.weights,
         )
     )
     return loop

@@ -37,6 +37,7 @@ class FusedExperts(nn.Module):
         down_proj: of a plain format, [E, hidden_size, intermediate_size].
         gate_up_bias, down_bias: float32 [E, 2 * intermediate_size] and [E, hidden_size]; None without biases.
         sources: the tensors that fill the parameters of both weights, by the names of these.
+        num_weights: numbers that both weights have on this rank.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class FusedExperts(nn.Module):
                 setattr(self, name, meta_parameter(count, all_rows // count, *columns, dtype=parameter.dtype))
                 self.sources[name] = parameter.sources
             rows[weight] = sum(each.height for each in projections) // count
+        self.num_weights = count * (rows[GATE_UP] * gate_up[0].width + rows[DOWN] * down[0].width)
         self._swiglu = swiglu
         self.gate_up_bias = self.down_bias = None
         if swiglu is not None:
@@ -85,6 +87,11 @@ class FusedExperts(nn.Module):
         for weight, made in ((GATE_UP, self._gate_up), (DOWN, self._down)):
             for kind in dropped(tensors[weight], made):
                 setattr(self, self._stored[weight][kind], None)
+
+    @property
+    def kernels(self) -> str:
+        """See `WeightFormat.kernels`; of the loaded weights."""
+        return self.format.kernels(self._gate_up)
 
     def forward(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return the weighted sum of the outputs of each token's experts.

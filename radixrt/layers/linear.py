@@ -30,6 +30,7 @@ class Linear(nn.Module):
         weight: the parameter of that name; None where the format has none, or has dropped it after loading.
         bias: [out_features], or None.
         sources: the tensors that fill the parameters, by the names of these.
+        num_weights: numbers that the weight has on this rank.
     """
 
     weight: nn.Parameter | None
@@ -48,6 +49,7 @@ class Linear(nn.Module):
         self.gated = gated
         self.in_features = projections[0].width
         self.out_features = sum(each.height for each in projections)
+        self.num_weights = self.in_features * self.out_features
         self.sources: ParameterSources = {}
         self.weight = None
         self._weight: Any = None
@@ -71,6 +73,11 @@ class Linear(nn.Module):
     def is_plain(self) -> bool:
         """True where the prepared weight is a plain tensor, which torch multiplies on a CPU."""
         return isinstance(self._weight, torch.Tensor)
+
+    @property
+    def kernels(self) -> str:
+        """See `WeightFormat.kernels`; of the loaded weight."""
+        return self.format.kernels(self._weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, in_features] -> [T, out_features], same dtype: that of activations, see `Precision`."""

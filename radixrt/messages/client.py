@@ -28,6 +28,7 @@ from radixrt.messages.parts import (
 )
 from radixrt.messages.reads import PromptValues, ReportsPrompt, TokenLogprob
 from radixrt.messages.request import Envelope
+from radixrt.messages.runner import WeightsInfo
 from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq, ReleaseReq, SchedulerReady, TokenBatch
 from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.messages.wire import Message, unpack_i32
@@ -285,6 +286,7 @@ class EngineReady(Message, frozen=True, array_like=True, tag=True):
         fill_in: None for a tokenizer without tokens for filling in the middle.
         embedding, relevance: definitions of embeddings and scores of pairs in the model's files.
         activation: function that turns the logits of `labels` into scores.
+        weights: formats of the weights; see `RunnerReady`.
     """
 
     model: str
@@ -308,6 +310,7 @@ class EngineReady(Message, frozen=True, array_like=True, tag=True):
     activation: Activation = "none"
     relevance: RelevanceInfo = RelevanceInfo()
     kv_cache_dtype: str = ""
+    weights: WeightsInfo = WeightsInfo()
 
 
 ToTokenizer = (

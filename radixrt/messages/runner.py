@@ -160,6 +160,20 @@ class CascadeCosts(msgspec.Struct, frozen=True, array_like=True):
     prompts: PromptCosts | None = None
 
 
+class WeightsInfo(msgspec.Struct, frozen=True, array_like=True):
+    """Formats of the weights of linear layers, experts and the output head on a rank.
+
+    Attributes:
+        scheme: short name of the formats of quantized weights; empty if all weights are plain.
+        kernels: names of the kernels that multiply by quantized weights.
+        quantized: share of the weights that are quantized, from 0 to 1.
+    """
+
+    scheme: str = ""
+    kernels: tuple[str, ...] = ()
+    quantized: float = 0.0
+
+
 class RunnerReady(Message, frozen=True, array_like=True, tag=True):
     """Announcement that a rank is ready for steps.
 
@@ -170,6 +184,7 @@ class RunnerReady(Message, frozen=True, array_like=True, tag=True):
         num_states: state slots of the recurrent layers, the two reserved ones (zeros, scratch) included; 0 if the
             model has no recurrent layers.
         kv_cache_dtype: of keys and values in the pool, for people, e.g. "fp8_e4m3 with scales of the checkpoint".
+        weights: formats of the weights on this rank.
     """
 
     rank: int
@@ -181,6 +196,7 @@ class RunnerReady(Message, frozen=True, array_like=True, tag=True):
     executed: int = 0
     num_states: int = 0
     kv_cache_dtype: str = ""
+    weights: WeightsInfo = WeightsInfo()
 
 
 class StepOutput(Message, frozen=True, array_like=True, tag=True):

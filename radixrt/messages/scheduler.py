@@ -18,6 +18,7 @@ import msgspec
 from radixrt.messages.cache_events import PageWatch, ToWatched
 from radixrt.messages.parts import ConstraintInfo, Finish, LogprobColumns, ReadValues, Timings, Usage
 from radixrt.messages.request import Request
+from radixrt.messages.runner import WeightsInfo
 from radixrt.messages.wire import Message
 
 
@@ -124,7 +125,7 @@ class SchedulerReady(Message, frozen=True, array_like=True, tag=True):
 
     Attributes:
         epoch: the runners' epoch; see `RunnerRestarted`.
-        num_states, kv_cache_dtype: see `RunnerReady`.
+        num_states, kv_cache_dtype, weights: see `RunnerReady`.
     """
 
     num_slots: int
@@ -134,6 +135,7 @@ class SchedulerReady(Message, frozen=True, array_like=True, tag=True):
     epoch: int = 0
     num_states: int = 0
     kv_cache_dtype: str = ""
+    weights: WeightsInfo = WeightsInfo()
 
 
 class ControlReply(Message, frozen=True, array_like=True, tag=True):

@@ -288,6 +288,7 @@ class RouterLoop:
                 epoch=self._epoch,
                 num_states=first.num_states,
                 kv_cache_dtype=first.kv_cache_dtype,
+                weights=first.weights,
             )
         )
 

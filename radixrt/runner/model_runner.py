@@ -32,7 +32,7 @@ from radixrt.forward_batch.batch_builder import BatchBuilder
 from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode
 from radixrt.forward_batch.padding import graph_buckets, max_graph_rows
 from radixrt.forward_batch.token_rows import TokenRows
-from radixrt.messages.runner import CascadeCosts, ForwardStep, GrammarMask
+from radixrt.messages.runner import CascadeCosts, ForwardStep, GrammarMask, WeightsInfo
 from radixrt.messages.state_slots import RESERVED_STATES
 from radixrt.messages.wire import Int32Array, unpack_i32
 from radixrt.models.loading.weights import load_model
@@ -57,6 +57,7 @@ from radixrt.runner.sampling.sampler import Sampler
 from radixrt.runner.sampling.sampling_tables import SamplingTables
 from radixrt.runner.step_result import LogitsProcessorOutput, SampledStep, SampleResult, StepValues, ValueReader
 from radixrt.runner.warm_up import compile_kernels, verify_kernels
+from radixrt.runner.weights_info import weights_info
 from radixrt.start_log import StartLog
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class ModelRunner:
         kv_cache_dtype: dtype of keys and values.
         num_states: slots of recurrent states; see `RunnerReady`.
         batches: creates the batches of steps; owns the mirror of req_to_token and the future tokens.
-        cascade: see `RunnerReady`.
+        cascade, weights: see `RunnerReady`.
 
     Args:
         progress: called after each layer of a step that the host computes or launches; a replayed graph calls nothing.
@@ -110,6 +111,7 @@ class ModelRunner:
         self.kv_cache_dtype = KVCacheDtype("model")
         self.num_states = 0
         self.cascade: CascadeCosts | None = None
+        self.weights = WeightsInfo()
         self._masks = MaskReader(config.mask_path)
         self._modules: FlashInferModules | None = None
 
@@ -171,6 +173,10 @@ class ModelRunner:
                 dependent_launch=supports_dependent_launch(self.device),
             ),
         )
+        self.weights = weights_info(self._model, self._spec)
+        if self.weights.scheme:
+            share, kernels = 100 * self.weights.quantized, ", ".join(self.weights.kernels)
+            logger.info("%.0f %% of the weights are quantized: %s, kernels: %s", share, self.weights.scheme, kernels)
         if self._progress is not None:
             self._model.progress = self._progress
 

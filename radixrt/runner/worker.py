@@ -151,6 +151,7 @@ class Worker:
                 self._executed,
                 r.num_states,
                 r.kv_cache_dtype.describe(dtype),
+                r.weights,
             )
         )
 

@@ -339,4 +339,5 @@ class TokenizerWorker:
             ),
             activation="none" if self._tasks.classifier is None else self._tasks.classifier.activation,
             relevance=self._pairs.info,
+            weights=ready.weights,
         )

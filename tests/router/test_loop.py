@@ -24,6 +24,7 @@ from radixrt.messages.client import ToTokenizer
 from radixrt.messages.fleet import FromReplica, ReplicaNotice, ReplicaStats, RouterQueue, ToRouter
 from radixrt.messages.parts import FINISH_LENGTH, Finish, Timings, Usage
 from radixrt.messages.request import Request
+from radixrt.messages.runner import WeightsInfo
 from radixrt.messages.scheduler import (
     AbortReq,
     ControlReply,
@@ -40,7 +41,7 @@ from radixrt.router.router import Router
 from radixrt.sampling_params import SamplingParams
 from tests.server_process import wait_for
 
-READY = SchedulerReady(10_000, 8, "cpu", "float32")
+READY = SchedulerReady(10_000, 8, "cpu", "float32", weights=WeightsInfo("int8 rows", ("C++",), 0.5))
 PROMPT = pack_i32([7] * 128)
 
 
@@ -136,7 +137,8 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def test_a_lost_replica_is_followed_by_another_life_of_its_own_epoch(bench: Bench) -> None:
     first, second = Scheduler(bench, 0, 1), Scheduler(bench, 1, 2)
     first.join()
-    assert bench.heard(SchedulerReady).epoch == 3
+    ready = bench.heard(SchedulerReady)
+    assert (ready.epoch, ready.weights) == (3, READY.weights)
     second.join()
     bench.ask("a")
     assert first.next().rid == "a"

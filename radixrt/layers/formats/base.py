@@ -88,6 +88,14 @@ class WeightFormat(ABC):
         """Return `linear` as this rank's addend of the next all-reduce. Override to write it to the other ranks."""
         return PartialSum(self.linear(weight, x, bias))
 
+    def kernels(self, weight: Any) -> str:
+        """Return the name, for people, of the kernels that multiply by a quantized weight; empty for a plain one.
+
+        Args:
+            weight: from `prepare`.
+        """
+        return ""
+
     def prepare_experts(self, gate_up: Tensors, down: Tensors, *, biased: bool) -> tuple[Any, Any]:
         """Return both weights of a mixture of experts, as `prepare` does for one.
 

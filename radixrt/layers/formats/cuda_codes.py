@@ -28,6 +28,8 @@ GROUP_UNIT = 128
 class CudaQuantized(Quantized):
     """A weight is `FragmentCodes`; `Codes` where the kernels do not support the shape or the groups."""
 
+    own_kernels = "Triton"
+
     def __init__(self, ops: CudaOps, layout: StoredLayout) -> None:
         super().__init__(ops, layout)
         self._cuda = ops

@@ -123,6 +123,9 @@ class Mxfp4(WeightFormat):
     def prepare(self, tensors: Tensors, bias: torch.Tensor | None = None, *, gated: bool = False) -> PackedWeights:
         return PackedWeights(tensors["weight"], tensors["scales"])
 
+    def kernels(self, weight: Any) -> str:
+        return "Triton"
+
     def linear(self, weight: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         raise NotImplementedError(f"linear layers of {NUMBERS} have no kernel")
 

@@ -36,7 +36,12 @@ class Quantized(WeightFormat):
     """A weight is `Codes`. In this reference, each product dequantizes it.
 
     With one scale for a row, the product is that of the codes, times the scale; activations are not quantized.
+
+    Attributes:
+        own_kernels: name of the kernels of a subclass, for weights that it keeps in another form than `Codes`.
     """
+
+    own_kernels: str = "compiled"
 
     def __init__(self, ops: LayerOps, layout: StoredLayout) -> None:
         super().__init__(ops)
@@ -50,6 +55,9 @@ class Quantized(WeightFormat):
 
     def linear(self, weight: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return multiply(weight, x, bias)
+
+    def kernels(self, weight: Any) -> str:
+        return "plain torch" if isinstance(weight, Codes) else self.own_kernels
 
     def expert(self, weight: Any, index: int) -> Any:
         return select_expert(weight, index)

@@ -78,6 +78,29 @@ class Version(Answer):
     version: str
 
 
+class Weights(Answer):
+    """Formats of the weights of linear layers, experts and the output head: `scheme` names those of quantized weights,
+    or is "plain"; `kernels` multiply by them; `quantized` is their share of the weights, from 0 to 1."""
+
+    scheme: str
+    kernels: list[str]
+    quantized: float
+
+
+class ServerInfo(Answer, kw_only=True):
+    """What is served, and on what; the sizes are in tokens, and those of all replicas in which any request fits."""
+
+    version: str
+    model: str
+    device: str
+    dtype: str
+    kv_cache_dtype: str
+    weights: Weights
+    context_length: int
+    kv_cache_tokens: int
+    max_running_requests: int
+
+
 class Aborted(Answer):
     """Number of completions that were aborted."""
 

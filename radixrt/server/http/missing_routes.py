@@ -34,8 +34,6 @@ NAMES: tuple[tuple[str, str], ...] = (
     ("/v1/conversations", "conversations are those of POST /v1/responses, by previous_response_id"),
     ("/get_model_info", "ask GET /v1/models, and GET /tokenizer_info for the tokenizer"),
     ("/model_info", "ask GET /v1/models, and GET /tokenizer_info for the tokenizer"),
-    ("/get_server_info", "ask GET /v1/models and GET /version, and GET /metrics for the load"),
-    ("/server_info", "ask GET /v1/models and GET /version, and GET /metrics for the load"),
     ("/load", "ask GET /metrics"),
     ("/get_load", "ask GET /metrics"),
     ("/reset_prefix_cache", "send POST /flush_cache"),

@@ -11,7 +11,16 @@ from radixrt._version import __version__
 from radixrt.errors import RequestError
 from radixrt.server.access.checks import check_admin
 from radixrt.server.access.tenants import Tenant
-from radixrt.server.answers.service import Aborted, Flushed, ModelCard, ModelList, Released, Version
+from radixrt.server.answers.service import (
+    Aborted,
+    Flushed,
+    ModelCard,
+    ModelList,
+    Released,
+    ServerInfo,
+    Version,
+    Weights,
+)
 from radixrt.server.http.errors import json_response, model_not_found
 from radixrt.server.http.receive import admit, is_served, receive_json
 from radixrt.server.protocol.fields import abort_decoder, release_decoder
@@ -52,6 +61,24 @@ async def metrics(service: Service, request: Request) -> Response:
 
 async def get_version(service: Service, request: Request) -> Response:
     return json_response(Version(__version__))
+
+
+async def server_info(service: Service, request: Request) -> Response:
+    info = admit(service)
+    weights = info.weights
+    return json_response(
+        ServerInfo(
+            version=__version__,
+            model=info.model,
+            device=info.device,
+            dtype=info.dtype,
+            kv_cache_dtype=info.kv_cache_dtype,
+            weights=Weights(weights.scheme or "plain", list(weights.kernels), round(weights.quantized, 4)),
+            context_length=info.context_length,
+            kv_cache_tokens=info.num_slots,
+            max_running_requests=info.max_running_requests,
+        )
+    )
 
 
 async def abort(service: Service, request: Request) -> Response:

@@ -185,6 +185,10 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/metrics", management.metrics, MANAGEMENT, "Metrics for Prometheus", media_type="text/plain"),
     Route("GET", "/version", management.get_version, MANAGEMENT, "Version of radixrt", answer=service.Version),
     Route(
+        "GET", "/server_info", management.server_info, MANAGEMENT, "The model, its weights and the sizes of its pools",
+        answer=service.ServerInfo, aliases=("/get_server_info",),
+    ),
+    Route(
         "POST", "/abort", management.abort, MANAGEMENT, "Abort a request by its id, or all requests",
         fields.abort_decoder, service.Aborted, example={"rid": "my-request"},
     ),
