@@ -132,6 +132,7 @@ LONGEST = (
     "tests/constrained/backends/test_rust_regex.py",
     "tests/models/loading/test_gguf.py",
     "tests/constrained/regex/test_algebra.py",
+    "tests/kernels/test_cpu_codes.py",
 )
 """The slowest test files of both tiers. Workers run them first, so that none is left for the end, when other workers
 are idle."""

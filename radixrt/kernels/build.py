@@ -26,9 +26,20 @@ logger = logging.getLogger(__name__)
 
 SOURCES = [
     Path(__file__).with_name(name)
-    for name in ("attention.cpp", "elementwise.cpp", "experts.cpp", "gemm.cpp", "recurrence.cpp", "replay.cpp")
+    for name in (
+        "attention.cpp",
+        "elementwise.cpp",
+        "experts.cpp",
+        "gemm.cpp",
+        "gemm_codes.cpp",
+        "recurrence.cpp",
+        "replay.cpp",
+    )
 ]
-HEADERS = [Path(__file__).with_name(name) for name in ("gemm.h", "gemm_tiles.h", "replay.h", "vec.h")]
+HEADERS = [
+    Path(__file__).with_name(f"{name}.h")
+    for name in ("buffer", "code_panels", "gemm", "gemm_codes_tiles", "gemm_tiles", "replay", "tile_registers", "vec")
+]
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-std=c++17")
 COMPILE_TIMEOUT_S = 120
 

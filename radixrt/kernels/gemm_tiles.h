@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "tile_registers.h"
 #include "vec.h"
 
 #if defined(__AVX512BF16__) && defined(__AVX512F__)
@@ -16,22 +17,12 @@
 #include <algorithm>
 #include <vector>
 
-#ifdef __AMX_BF16__
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-
 namespace radixrt {
 
 constexpr int COLS = 2 * LANES;
 constexpr int DEPTH = 32;        // K is a multiple of it
 constexpr int TILE_ROWS = 12;    // with 2 vectors of columns: 24 of the 32 registers are sums
 constexpr int64_t BLOCK_ROWS = 256;  // over which a panel stays in the L2 cache
-
-inline vec silu_and_mul(vec gate, vec up) {
-    const vec e = exp_nonpositive(gate > 0.0f ? -gate : gate);
-    return gate * (gate > 0.0f ? splat(1.0f) : e) / (1.0f + e) * up;
-}
 
 // R rows and one panel.
 template <int R, bool GATED>
@@ -78,18 +69,6 @@ inline void multiply_panel(const uint16_t* x, int64_t rows, int64_t k, const uin
 #ifdef __AMX_BF16__
 
 constexpr int AMX_MIN_ROWS = 5;  // with fewer rows most of a tile is empty
-
-struct alignas(64) TileConfig {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
-// Linux lets a process use tile registers once it has asked.
-inline bool has_tiles() {
-    static const bool granted = syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18) == 0;
-    return granted;
-}
 
 // 16 * TILES rows and one panel; `height` of the rows are wanted.
 template <int TILES, bool GATED>
@@ -141,26 +120,14 @@ inline void multiply_panel_tiles(const uint16_t* x, int64_t rows, int64_t k, con
 
 #endif
 
-// Loads the tile registers' configuration for a thread while it lives, where there are such registers.
+// Multiplies panels in a thread, with tile registers where the processor has them.
 class Tiles {
   public:
-    Tiles() {
-#ifdef __AMX_BF16__
-        const TileConfig config;
-        if ((loaded_ = has_tiles())) _tile_loadconfig(&config);
-#endif
-    }
-    ~Tiles() {
-#ifdef __AMX_BF16__
-        if (loaded_) _tile_release();
-#endif
-    }
-
     // As multiply_panel, by the tile registers where that is faster; x has room for rows up to a multiple of 32.
     template <bool GATED>
     void multiply(const uint16_t* x, int64_t rows, int64_t k, const uint16_t* panel, float* out, int64_t stride) const {
 #ifdef __AMX_BF16__
-        if (loaded_ && rows >= AMX_MIN_ROWS) {
+        if (registers_.loaded() && rows >= AMX_MIN_ROWS) {
             multiply_panel_tiles<GATED>(x, rows, k, panel, out, stride);
             return;
         }
@@ -169,7 +136,7 @@ class Tiles {
     }
 
   private:
-    bool loaded_ = false;
+    TileRegisters registers_;
 };
 
 inline void round_to_bfloat16(const float* from, uint16_t* to, int64_t count) {  // a multiple of 16

@@ -107,4 +107,9 @@ inline vec exp_nonpositive(vec x) {
     return p * factor;
 }
 
+inline vec silu_and_mul(vec gate, vec up) {
+    const vec e = exp_nonpositive(gate > 0.0f ? -gate : gate);
+    return gate * (gate > 0.0f ? splat(1.0f) : e) / (1.0f + e) * up;
+}
+
 }  // namespace radixrt

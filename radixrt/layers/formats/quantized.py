@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from radixrt.layers.formats.base import StoredParameter, Tensors, WeightFormat
 from radixrt.layers.formats.checkpoint import Projection
 from radixrt.layers.formats.codes import Codes, code_values, dequantize, select_expert
-from radixrt.layers.ops import LayerOps
+from radixrt.layers.ops import CpuOps, LayerOps
 
 
 class StoredLayout(ABC):
@@ -81,4 +81,8 @@ def quantized_format(ops: LayerOps, layout: StoredLayout) -> Quantized:
         from radixrt.layers.formats.cuda_codes import CudaQuantized
 
         return CudaQuantized(ops, layout)
+    if isinstance(ops, CpuOps):
+        from radixrt.layers.formats.cpu_codes import CpuQuantized
+
+        return CpuQuantized(ops, layout)
     return Quantized(ops, layout)

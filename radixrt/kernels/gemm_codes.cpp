@@ -1,0 +1,255 @@
+// Linear layers with weights of 8 or 4 bits and float32 results: x W^T, where W = code * scale + offset.
+//
+// Where the processor multiplies bytes (AVX-512 VNNI, AMX), a row of x becomes integers of 16 bits with one scale, so that
+// no number is rounded by more than 2^-16 of the row's largest: in sum less than bfloat16 loses. Sums of products of a
+// group are exact. Elsewhere codes are converted to float32, and x is not rounded.
+//
+// Many rows and a weight with several groups in a row have a third way where there are tile registers: weights are rounded
+// to bfloat16 for the GEMM of gemm_tiles.h, which is faster than to scale the sums of each group.
+//
+// Each thread has a range of the panels (code_panels.h). Some of them at a time stay in the L2 cache while all rows pass
+// over them, so that neighbouring results are written soon after one another.
+
+#include <cmath>
+
+#include "gemm_codes_tiles.h"
+#include "replay.h"
+
+namespace radixrt::codes {
+namespace {
+
+constexpr int64_t ROWS_BYTES = 1 << 19;    // of rows of x in the L2 cache
+constexpr int64_t PANELS_BYTES = 1 << 18;  // of panels in the L2 cache, with a byte for each code
+constexpr int64_t MIN_ROWS = 128;          // that pass over panels, also where they do not fit
+constexpr int64_t SERIAL = 8192;           // numbers of x that one thread converts sooner than several meet
+constexpr int TILE_ROWS = 4;
+
+#ifdef RADIXRT_CODES_BYTES
+using Rows = DigitRows;
+#define RADIXRT_TILE digit_tile
+#else
+using Rows = FloatRows;
+#define RADIXRT_TILE float_tile
+#endif
+
+template <int BITS, bool GATED>
+void multiply_block(const Rows& rows, int64_t begin, int64_t end, const Panel& panel, float* out, int64_t stride) {
+    for (int64_t first = begin; first < end; first += TILE_ROWS, out += TILE_ROWS * stride) {
+        switch (std::min<int64_t>(TILE_ROWS, end - first)) {
+            case 1: RADIXRT_TILE<1, BITS, GATED>(rows, first, panel, out, stride); break;
+            case 2: RADIXRT_TILE<2, BITS, GATED>(rows, first, panel, out, stride); break;
+            case 3: RADIXRT_TILE<3, BITS, GATED>(rows, first, panel, out, stride); break;
+            case 4: RADIXRT_TILE<4, BITS, GATED>(rows, first, panel, out, stride); break;
+        }
+    }
+}
+
+#undef RADIXRT_TILE
+
+// What all threads share of a product.
+struct Product {
+    const Weight& weight;
+    int64_t count;  // rows of x
+    float* out;
+    Rows& rows;
+#ifdef RADIXRT_CODES_TILES
+    Buffer<uint16_t>& rounded;  // rows in bfloat16, padded to the depth, where these are multiplied
+    bool tiles, in_bfloat16;
+#endif
+
+    // Converts a row of x.
+    void fill(int64_t row, const float* x) {
+#ifdef RADIXRT_CODES_TILES
+        if (in_bfloat16) {
+            round_row(x, weight, rounded.data() + row * weight.depth());
+            return;
+        }
+#endif
+        rows.fill(row, x, weight);
+    }
+
+    // Multiplies all rows by a range of panels.
+    template <bool GATED>
+    void multiply(int64_t begin, int64_t end) {
+        static thread_local Buffer<uint8_t> scratch;  // of a thread, for the life of the process
+        constexpr int64_t WIDTH = GATED ? LANES : COLS;
+        const int64_t stride = weight.results();
+        const int64_t step = block_rows();
+        const int64_t at_once = count <= step ? 1 : std::max<int64_t>(1, PANELS_BYTES / (weight.depth() * COLS));
+        for (int64_t chunk = begin, stop; chunk < end; chunk = stop) {
+            stop = std::min(end, chunk + at_once);
+            unpack(chunk, stop, scratch);
+            for (int64_t first = 0; first < count; first += step)
+                for (int64_t index = chunk; index < stop; index++) {
+                    const int64_t last = std::min(count, first + step), left = stride - index * WIDTH;
+                    float* to = out + first * stride + index * WIDTH;
+                    if (left >= WIDTH) {
+                        multiply_rows<GATED>(first, last, index, index - chunk, scratch, to, stride);
+                        continue;
+                    }
+                    float edge[2 * BLOCK * COLS];  // the last panel has features behind the weight's
+                    multiply_rows<GATED>(first, last, index, index - chunk, scratch, edge, COLS);
+                    for (int64_t r = 0; r < last - first; r++) std::copy_n(edge + r * COLS, left, to + r * stride);
+                }
+        }
+    }
+
+  private:
+    int64_t block_rows() const {
+#ifdef RADIXRT_CODES_TILES
+        if (in_bfloat16) return 2 * BLOCK;
+#endif
+        return BLOCK;
+    }
+
+    // Prepares the codes of some panels for tile registers, where they cannot read them as they are.
+    void unpack(int64_t begin, int64_t end, Buffer<uint8_t>& scratch) const {
+#ifdef RADIXRT_CODES_TILES
+        if (!tiles || (weight.bits == 8 && !in_bfloat16)) return;
+        const int64_t size = weight.depth() * COLS * (in_bfloat16 ? 2 : 1);
+        scratch.resize((end - begin) * size);
+        for (int64_t index = begin; index < end; index++) {
+            uint8_t* to = scratch.data() + (index - begin) * size;
+            if (in_bfloat16)
+                to_bfloat16(Panel(weight, index), reinterpret_cast<uint16_t*>(to));
+            else
+                unpack_nibbles(Panel(weight, index), to);
+        }
+#endif
+    }
+
+    // At most block_rows() rows by one panel, the `place`-th of those in the scratch memory.
+    template <bool GATED>
+    void multiply_rows(int64_t first, int64_t last, int64_t index, int64_t place, const Buffer<uint8_t>& scratch,
+                       float* to, int64_t stride) const {
+        const Panel panel(weight, index);
+#ifdef RADIXRT_CODES_TILES
+        const int64_t size = weight.depth() * COLS;
+        if (in_bfloat16) {
+            const auto* panels = reinterpret_cast<const uint16_t*>(scratch.data()) + place * size;
+            multiply_panel_tiles<GATED>(
+                rounded.data() + first * weight.depth(), last - first, weight.depth(), panels, to, stride);
+            return;
+        }
+        if (tiles) {
+            const uint8_t* codes = weight.bits == 8 ? panel.codes : scratch.data() + place * size;
+            tile_block<GATED>(rows, first, last - first, panel, codes, to, stride);
+            return;
+        }
+#endif
+        const auto run = weight.bits == 8 ? multiply_block<8, GATED> : multiply_block<4, GATED>;
+        run(rows, first, last, panel, to, stride);
+    }
+};
+
+void multiply(const Weight& weight, const float* x, float* out, int64_t count) {
+    static thread_local Rows rows;  // the calling thread's, for the life of the process
+#ifdef RADIXRT_CODES_TILES
+    static thread_local Buffer<uint16_t> rounded;
+    const bool whole = weight.groups() == 1, available = TileRegisters::available();
+    const bool in_bfloat16 = available && !whole && count >= BFLOAT16_MIN_ROWS;
+    const bool fits = whole ? count >= TILES_MIN_ROWS : weight.group % DEPTH == 0 && count >= GROUP_TILES_MIN_ROWS;
+    const bool tiles = in_bfloat16 || (available && fits);
+    Product product{weight, count, out, rows, rounded, tiles, in_bfloat16};
+    if (in_bfloat16)
+        rounded.resize((count + 31) / 32 * 32 * weight.depth());
+    else
+        rows.resize(count, weight);
+#else
+    Product product{weight, count, out, rows};
+    rows.resize(count, weight);
+#endif
+    const bool serial = count * weight.columns <= SERIAL;
+    for (int64_t r = 0; r < count && serial; r++) product.fill(r, x + r * weight.columns);
+#pragma omp parallel
+    {
+        if (!serial) {
+#pragma omp for schedule(static)
+            for (int64_t r = 0; r < count; r++) product.fill(r, x + r * weight.columns);
+        }
+        int64_t begin = 0, end = 0;
+#pragma omp for schedule(static) nowait
+        for (int64_t index = 0; index < weight.num_panels(); index++) {
+            if (begin == end) begin = index;
+            end = index + 1;
+        }
+        const TileRegisters registers;
+        if (weight.gated)
+            product.multiply<true>(begin, end);
+        else
+            product.multiply<false>(begin, end);
+    }
+}
+
+// The weight's feature in a column of a panel; -1 behind the last.
+int64_t feature(const Weight& weight, int64_t panel, int64_t column) {
+    if (weight.gated) return panel * LANES + column % LANES + column / LANES * (weight.rows / 2);
+    const int64_t found = panel * COLS + column;
+    return found < weight.rows ? found : -1;
+}
+
+void store_number(uint8_t* section, int64_t at, float value, bool half) {
+    if (half) {
+        const uint16_t narrow = exact_half(value);
+        std::memcpy(section + 2 * at, &narrow, 2);
+    } else {
+        std::memcpy(section + 4 * at, &value, 4);
+    }
+}
+
+}  // namespace
+
+extern "C" {
+// 1 where x is multiplied as integers, 0 where codes are converted to float32.
+int radixrt_codes_integers() {
+#ifdef RADIXRT_CODES_BYTES
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+// Bytes of the panels of a weight, which are aligned to cache lines.
+int64_t radixrt_codes_bytes(const Weight* weight) { return weight->num_panels() * weight->panel_bytes(); }
+
+// Fills the panels. codes [rows][columns] as int8, or [rows][columns / 2] of two numbers of 4 bits each, the first one in
+// the low half. scales, minima [rows][groups], which are float16 numbers where the weight says so; zeros [rows][groups].
+void radixrt_codes_pack(const Weight* packed, const uint8_t* codes, const float* scales, const uint8_t* zeros,
+                        const float* minima) {
+    const Weight& weight = *packed;
+    const int64_t groups = weight.groups(), columns = weight.columns;
+#pragma omp parallel for schedule(static)
+    for (int64_t index = 0; index < weight.num_panels(); index++) {
+        const Panel panel(weight, index);
+        std::memset(panel.codes, 0, weight.panel_bytes());
+        for (int64_t column = 0; column < COLS; column++) {
+            const int64_t row = feature(weight, index, column);
+            if (row < 0) continue;
+            for (int64_t k = 0; k < columns && weight.bits == 8; k++)
+                panel.codes[(k / 4 * COLS + column) * 4 + k % 4] = codes[row * columns + k] ^ 0x80;
+            for (int64_t k = 0; k < columns && weight.bits == 4; k++) {
+                const int code = codes[row * (columns / 2) + k / 2] >> (k % 2 * 4) & 15;
+                panel.codes[(k / 8 * COLS + column) * 4 + k % 4] |= code << (k % 8 / 4 * 4);
+            }
+            for (int64_t g = 0; g < groups; g++) {
+                const int64_t from = row * groups + g, to = g * COLS + column;
+                store_number(panel.scales, to, scales[from], weight.half);
+                if (weight.offsets == ZEROS) panel.offsets[to] = zeros[from];
+                if (weight.offsets == MINIMA) store_number(panel.offsets, to, minima[from], weight.half);
+            }
+        }
+    }
+}
+
+// x [rows][columns]; out [rows][features], or [rows][features / 2] if gated.
+void radixrt_codes_gemm(const Weight* weight, const float* x, float* out, int64_t rows) {
+    const int64_t fitting = ROWS_BYTES / (2 * weight->depth()) / (2 * BLOCK) * (2 * BLOCK);
+    const int64_t block = std::max(MIN_ROWS, fitting);
+    for (int64_t first = 0; first < rows; first += block)
+        multiply(*weight, x + first * weight->columns, out + first * weight->results(), std::min(block, rows - first));
+}
+}
+
+RADIXRT_REPLAY(radixrt_codes_gemm)
+
+}  // namespace radixrt::codes
