@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from radixrt.layers.formats.base import Quantization
 from radixrt.layers.formats.checkpoint import ALL, Units
@@ -51,14 +51,12 @@ class CompressedTensors(PerLayer):
     ignore: tuple[str, ...]
 
     def configured(self, path: str) -> StoredWeight | None:
-        if any(_matches(path, target) for target in self.ignore):
+        names = path_variants(path)
+        if any(_targets(self.ignore).matches(names)):
             return None
         # A path is more specific than a pattern, and a pattern than a class.
-        for kind in ("path", "pattern", "class"):
-            for targets, stored in self.groups:
-                if any(_kind(target) == kind and _matches(path, target) for target in targets):
-                    return stored
-        return None
+        matches = [(_targets(targets).matches(names), stored) for targets, stored in self.groups]
+        return next((stored for kind in range(3) for found, stored in matches if found[kind]), None)
 
 
 def read_compressed_tensors(config: Mapping[str, Any], *, stacked_experts: bool) -> Quantization:
@@ -179,12 +177,21 @@ def _kind(target: str) -> str:
     return "class" if target[:1].isupper() and "." not in target else "path"
 
 
-def _matches(path: str, target: str) -> bool:
-    if target == LINEAR:
-        return True
-    if target.startswith(PATTERN):
-        return any(_compiled(target).match(name) for name in path_variants(path))
-    return target in path_variants(path)
+class _Targets(NamedTuple):
+    paths: frozenset[str]
+    patterns: tuple[re.Pattern[str], ...]
+    all_linear: bool
+
+    def matches(self, names: Sequence[str]) -> tuple[bool, bool, bool]:
+        """Return whether a linear layer of some names is among the paths, the patterns, and the class."""
+        by_pattern = any(pattern.match(name) for pattern in self.patterns for name in names)
+        return not self.paths.isdisjoint(names), by_pattern, self.all_linear
+
+
+@functools.lru_cache(maxsize=64)
+def _targets(targets: tuple[str, ...]) -> _Targets:
+    patterns = tuple(_compiled(target) for target in targets if _kind(target) == "pattern")
+    return _Targets(frozenset(targets), patterns, LINEAR in targets)
 
 
 @functools.cache
