@@ -163,7 +163,8 @@ class Quantization:
         return self
 
     def ignored(self, name: str) -> bool:
-        """Return True for a tensor that a checkpoint may contain and nobody reads, e.g. a scale of activations."""
+        """Return True for a tensor that a checkpoint may contain and nobody reads, e.g. a scale of activations, or a
+        bias of zeros."""
         return False
 
     def expert_columns(self, ops: LayerOps) -> int:

@@ -63,6 +63,10 @@ class Gptq(PerLayer):
             return None
         return self.weight
 
+    def ignored(self, name: str) -> bool:
+        # Old versions of AutoGPTQ gave each layer a bias. The loader compares ignored biases with zero.
+        return super().ignored(name) or name.endswith(".bias")
+
 
 def read_gptq(config: Mapping[str, Any], *, stacked_experts: bool) -> Quantization:
     """Read a quantization_config of AutoGPTQ or GPTQModel.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,10 @@ TEXT_PARTS = ("model.language_model.", "language_model.model.", "language_model.
 HEAD = "lm_head"
 WIDE_DTYPES = ("F64", "F32", "F16", "BF16")
 """Dtypes of plain weights, as safetensors files name dtypes."""
+
+JOINED = ".linear_attn.in_proj_"
+"""Part of the names of a gated delta net's input projections, which no other engine makes one layer of: producers leave
+the narrow ones unquantized."""
 
 SAMPLES = {
     "linear": ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj"),
@@ -59,6 +64,13 @@ class PerLayer(Quantization):
         return None if path in self.plain else self.configured(path)
 
     def linear(self, projections: Sequence[Projection], ops: LayerOps) -> WeightFormat | None:
+        if all(JOINED in each.name for each in projections):
+            answers = [(self.stored(each.name), each) for each in projections]
+            runs = [
+                (stored, [each for _, each in run]) for stored, run in itertools.groupby(answers, lambda own: own[0])
+            ]
+            if len(runs) > 1:
+                return _joined(runs, ops)
         stored = self._agreed(projections)
         return None if stored is None else _format(stored, projections, ops)
 
@@ -91,9 +103,11 @@ class PerLayer(Quantization):
         plain = set()
         for name, dtype in dtypes.items():
             path, _, kind = name.rpartition(".")
+            if kind not in ("weight", "weight_packed", "qweight"):
+                continue
             stored = self.configured(path)
             if stored is None:
-                if kind in ("weight_packed", "qweight") or (kind == "weight" and dtype not in WIDE_DTYPES):
+                if kind != "weight" or dtype not in WIDE_DTYPES:
                     raise ModelLoadError(
                         f"config.json: quantization_config says that {path} is not quantized, but {name} holds {dtype};"
                         " download both again"
@@ -131,6 +145,14 @@ def _format(stored: StoredWeight, projections: Sequence[Projection], ops: LayerO
 
     found = quantized_format(ops, checkpoint_layout(stored, projections))
     return found if stored.order is None else Reordered(ops, found)
+
+
+def _joined(runs: Sequence[tuple[StoredWeight | None, list[Projection]]], ops: LayerOps) -> WeightFormat:
+    from radixrt.layers.formats.joined import Joined
+    from radixrt.layers.formats.panels import plain_format
+
+    formats = [plain_format(ops) if stored is None else _format(stored, own, ops) for stored, own in runs]
+    return Joined(ops, formats, [len(own) for _, own in runs])
 
 
 def _said(stored: StoredWeight | None) -> str:

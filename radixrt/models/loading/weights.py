@@ -387,7 +387,8 @@ def _check_tensors(
     """
     expected = {part.name: part for each in sources.values() for tensor in each for part in tensor.stored}
     present = {name for name in checkpoint.names if not name.endswith(DERIVED_SUFFIX) and not is_scale(name)}
-    present -= {name for name in present - expected.keys() if ignored(name)}
+    others = {name for name in present - expected.keys() if ignored(name)}
+    present -= {name for name in others if not (name.endswith(".bias") and checkpoint.tensor(name).any())}
     problems = []
     if missing := sorted(expected.keys() - present):
         problems.append(f"missing: {shorten(missing)}")

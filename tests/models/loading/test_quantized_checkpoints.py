@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,14 +42,21 @@ def is_quantized(name: str, tensor: torch.Tensor) -> bool:
     return linear and not name.endswith(ROUTERS)
 
 
-def make_models(folder: Path, case: Case, kind: str = "llama", **overrides: Any) -> tuple[Path, Path]:
-    """Folders of a model in the format of a case, and of the same one in float32."""
+def make_models(
+    folder: Path, case: Case, kind: str = "llama", *, unquantized: str = "$^", **overrides: Any
+) -> tuple[Path, Path]:
+    """Folders of a model in the format of a case, and of the same one in float32.
+
+    Args:
+        unquantized: expression of names of modules that stay plain.
+    """
     packed, plain = (make_tiny_model(folder / name, kind, **overrides) for name in ("packed", "plain"))
     rng, values = np.random.default_rng(0), load_file(plain / "model.safetensors")
     stored = dict(values)
     for name, tensor in sorted(values.items()):
-        if is_quantized(name, tensor):
-            made, path = case.packer(rng, *tensor.shape), name.removesuffix(".weight")
+        path = name.removesuffix(".weight")
+        if is_quantized(name, tensor) and not re.search(unquantized, path):
+            made = case.packer(rng, *tensor.shape)
             del stored[name]
             stored |= {f"{path}.{part}": t for part, t in made.tensors.items()}
             values[name] = made.values
@@ -256,6 +264,33 @@ def test_tensors_that_nobody_reads_may_be_there(tmp_path: Path) -> None:
     save_file(tensors | extra, packed / "model.safetensors", {"format": "pt"})
     with pytest.raises(ModelLoadError, match=f"unexpected: {layer}.pre_quant_scale"):
         load(packed)
+
+
+def test_biases_of_zeros_may_be_there(tmp_path: Path) -> None:
+    packed, plain = make_models(tmp_path, CASES["gptq"], num_hidden_layers=1)
+    tensors = load_file(packed / "model.safetensors")
+    name = "model.layers.0.mlp.down_proj.bias"
+    save_file(tensors | {name: torch.zeros(64)}, packed / "model.safetensors", {"format": "pt"})
+    expected = run_in_steps(load(plain), sequences(1))[0]
+    torch.testing.assert_close(run_in_steps(load(packed), sequences(1))[0], expected, atol=2e-4, rtol=0)
+    save_file(tensors | {name: torch.ones(64)}, packed / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelLoadError, match=f"unexpected: {name}"):
+        load(packed)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("kind", "ending"), [("qwen3_next", "in_proj_ba"), ("qwen3_5", "in_proj_[ab]")])
+@pytest.mark.usefixtures("reference")
+def test_a_gated_delta_net_may_have_plain_projections(kind: str, ending: str, ranks: int, tmp_path: Path) -> None:
+    case = CASES["ct-int4"]
+    config = {**case.config, "ignore": ["lm_head", f"re:.*{ending}$"]}
+    packed, plain = make_models(tmp_path, Case(config, case.packer), kind, unquantized=ending)
+    expected = run_in_steps(load(plain), sequences(2))
+    for found in on_ranks(ranks, lambda group: run_in_steps(load(packed, group), sequences(2))):
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=0)
+    (packed / "model.safetensors").unlink()
+    assert run_in_steps(load(packed, load_format="dummy"), sequences(1))[0].isfinite().all()
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
