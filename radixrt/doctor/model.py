@@ -138,8 +138,9 @@ def _decoder_bytes(spec: ModelSpec, decoder: DecoderSpec, item: int, device: str
     quantization = decoder.quantization or Quantization()
     others = quantization.num_bytes("linear", decoder.num_linear_parameters - experts, item, device)
     routed = quantization.num_bytes("experts", experts, item, device)
+    copy = quantization.head_copy_bytes(spec.vocab_size * decoder.hidden_size, device)
     share = 1.0 if decoder.experts is None else decoder.experts.top_k / decoder.experts.num_experts
-    return tables + others + routed, table + others + int(share * routed)
+    return tables + copy + others + routed, (copy or table) + others + int(share * routed)
 
 
 def _state_bytes(decoder: DecoderSpec, item: int) -> int:

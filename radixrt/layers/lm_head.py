@@ -8,7 +8,6 @@ import torch
 
 from radixrt.layers.formats.base import WeightFormat
 from radixrt.layers.formats.checkpoint import Projection
-from radixrt.layers.formats.plain import Plain
 from radixrt.layers.linear import Linear
 
 NEAR_TOP = 4.0
@@ -33,8 +32,9 @@ class LMHead(Linear):
 
     bfloat16 logits of 25 lie 1/8 apart, so the best tokens often tie and greedy decoding takes the wrong one: SmolLM2
     answers a plain question in another language. CUDA accumulates in float32 anyway and can return float32. On a CPU a
-    float32 weight costs twice the memory traffic for each token; there, with a packed weight, which rounds the hidden
-    states at least, the logits near each row's largest are recomputed in float32, which costs next to nothing.
+    float32 weight costs twice the memory traffic for each token; there, with a packed or quantized weight, whose
+    products are rounded, the logits near each row's largest are recomputed in float32 from the plain weight, which
+    costs next to nothing.
     """
 
     def __init__(self, projection: Projection, dtype: torch.dtype, weight_format: WeightFormat) -> None:
@@ -44,8 +44,9 @@ class LMHead(Linear):
         self._float32_output = False
 
     def process_weights_after_loading(self) -> None:
-        """Pack as `Linear` does, and keep the plain weight for single rows (where it is tied, it exists anyway)."""
-        rows = self.weight if isinstance(self.format, Plain) else None
+        """Prepare the weight as `Linear` does, and keep the plain one for single rows (where it is tied, it exists
+        anyway)."""
+        rows = self.weight if self.format.loads_plain else None
         super().process_weights_after_loading()
         self._rows = rows if self.weight is None else None
         self._float32_output = (

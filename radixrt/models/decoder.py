@@ -18,7 +18,6 @@ from radixrt.layers.classification_head import ClassificationHead
 from radixrt.layers.formats.base import Quantization
 from radixrt.layers.formats.checkpoint import CheckpointTensor, ParameterSources, replicated, split_by_output
 from radixrt.layers.formats.model_formats import ModelFormats
-from radixrt.layers.formats.plain import Plain
 from radixrt.layers.linear import meta_parameter
 from radixrt.layers.lm_head import LMHead
 from radixrt.layers.ops import LayerOps
@@ -298,7 +297,7 @@ class Decoder(nn.Module):
         """Change the sources of a head whose weight is the embedding's: the parameter is the embedding's own where the
         stage has that, and has no source; else it is read where the embedding is. A quantized head is stored beside
         the embedding, and its sources stay."""
-        if self.lm_head is not None and not isinstance(self.lm_head.format, Plain):
+        if self.lm_head is not None and not self.lm_head.format.loads_plain:
             return
         if self.embed_tokens is not None:
             sources.pop("lm_head.weight", None)

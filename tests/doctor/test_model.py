@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.common.model_shapes import CONFIGS
 from radixrt.doctor.advice import advise
@@ -15,7 +16,8 @@ from radixrt.doctor.child import probe
 from radixrt.doctor.facts import GIB, Facts, Gpu
 from radixrt.doctor.model import ModelNeeds, model_needs
 from radixrt.doctor.report import as_text
-from radixrt.layers.formats.codes import Codes
+from radixrt.kernels.build import load_kernels
+from radixrt.layers.ops import CpuOps
 from radixrt.models.loading.weights import load_model
 from radixrt.models.model_config import load_model_spec
 from tests.doctor.test_advice import CPU_MACHINE, GPU_MACHINE
@@ -160,18 +162,24 @@ def test_recurrent_states_are_counted(tmp_path: Path) -> None:
 # --- quantized weights ---
 
 
+def tensors_of(weight: Any) -> list[Any]:
+    if isinstance(weight, tuple):
+        return [tensor for part in weight for tensor in tensors_of(part)]
+    return [weight] if isinstance(weight, torch.Tensor) else []
+
+
 @pytest.mark.parametrize("kind", ["none", "fp8", "int8", "int4"])
-def test_bytes_are_those_of_the_loaded_weights(kind: str, tmp_path: Path) -> None:
+def test_bytes_are_those_of_the_loaded_weights(kind: str, tmp_path: Path, cache_folder: Path) -> None:
     """Of a model so large that norms do not count."""
     sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "vocab_size": 512}
     path = make_tiny_model(tmp_path / "m", "llama", **sizes)
     found = model_needs(str(path), device="cpu", free_bytes=GIB, dtype="float32", quantization=kind)
-    model = load_model(path, load_model_spec(path, kind), dtype="float32", device="cpu")
+    ops = CpuOps(load_kernels(cache_folder / "kernels"))
+    model = load_model(path, load_model_spec(path, kind), dtype="float32", device="cpu", ops=ops)
     tensors = [tensor for module in model.modules() for tensor in module.parameters(recurse=False)]
     for module in model.modules():
-        codes = getattr(module, "_weight", None)
-        if isinstance(codes, Codes):  # which are no parameters any more
-            tensors += [codes.codes, codes.scales]  # type: ignore[list-item]
+        # Weights that are no parameters any more, and the plain head beside the quantized one.
+        tensors += tensors_of((getattr(module, "_weight", None), getattr(module, "_rows", None)))
     loaded = sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
     assert found.weight_bytes == pytest.approx(loaded, rel=0.02)
     assert found.scheme == {"none": "", "fp8": "fp8 rows", "int8": "int8 rows", "int4": "int4 groups"}[kind]

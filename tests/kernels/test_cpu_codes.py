@@ -17,10 +17,11 @@ from radixrt.layers.experts import FusedExperts
 from radixrt.layers.formats.checkpoint import whole_weight
 from radixrt.layers.formats.codes import Codes, Numbers, Scheme, dequantize, spread
 from radixrt.layers.formats.cpu_codes import CodePanels, CpuQuantized, ScaledWeight
-from radixrt.layers.formats.online import Kind
+from radixrt.layers.formats.online import Kind, OnlineQuantization
 from radixrt.layers.formats.online_layout import OnlineLayout
 from radixrt.layers.formats.quantized import Quantized, multiply, quantized_format
 from radixrt.layers.linear import Linear
+from radixrt.layers.lm_head import NEAR_TOP, LMHead
 from radixrt.layers.ops import CpuOps, TorchOps
 
 pytestmark = pytest.mark.usefixtures("two_threads")
@@ -193,6 +194,33 @@ def test_e4m3_codes_are_multiplied_in_bfloat16(ops: CpuOps, scheme: Scheme) -> N
     assert isinstance(packed, ScaledWeight)
     # Rows are exact, and blocks round a weight once. oneDNN rounds results, where there are no panels.
     torch.testing.assert_close(quantized.linear(packed, x, None), multiply(weight, x, None), rtol=8e-3, atol=0.3)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_an_output_head_is_exact_near_the_top(ops: CpuOps, kind: Kind) -> None:
+    projection = whole_weight("lm_head", 640, 96)
+    made = OnlineQuantization(kind).linear([projection], ops)
+    assert isinstance(made, CpuQuantized)
+    assert made.loads_plain
+    head = LMHead(projection, torch.bfloat16, made)
+    weight = torch.randn(640, 96, generator=torch.Generator().manual_seed(1)).bfloat16()
+    head.weight = torch.nn.Parameter(weight, requires_grad=False)
+    head.process_weights_after_loading()
+    assert head.weight is None
+    hidden = torch.randn(5, 96, generator=torch.Generator().manual_seed(2))
+    exact = hidden @ weight.float().T
+    logits = head(hidden)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, exact, atol=0.5, rtol=0.0)
+    assert not torch.equal(logits, exact)
+    near = exact >= exact.amax(1, keepdim=True) - NEAR_TOP + 1.0
+    torch.testing.assert_close(logits[near], exact[near])
+
+
+def test_an_output_head_stays_plain_elsewhere(ops: CpuOps) -> None:
+    projection = [whole_weight("lm_head", 640, 96)]
+    assert OnlineQuantization("fp8").linear(projection, ops) is None
+    assert OnlineQuantization("int8").linear(projection, TorchOps()) is None
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])

@@ -44,7 +44,14 @@ class WeightFormat(ABC):
 
     Args:
         ops: kernels for the device.
+
+    Attributes:
+        loads_plain: the parameter "weight" is a plain weight [rows, columns], which `prepare` may replace. An output
+            head may then be tied to the embedding, and recomputes its largest logits from the plain weight where the
+            other weight rounds.
     """
+
+    loads_plain: bool = False
 
     def __init__(self, ops: LayerOps) -> None:
         self._ops = ops
@@ -181,6 +188,15 @@ class Quantization:
             device: "cpu" or "cuda".
         """
         return numbers * item
+
+    def head_copy_bytes(self, numbers: int, device: str) -> int:
+        """Return the bytes of a quantized copy of the output head, which a step reads in place of the plain one; 0 if
+        there is none.
+
+        Args:
+            numbers: of the head.
+        """
+        return 0
 
     def note(self, file_bytes: int, device: str) -> str:
         """Return what a user should know of the model's weights; empty if there is nothing.

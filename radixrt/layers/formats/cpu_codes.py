@@ -75,6 +75,8 @@ class CpuQuantized(Quantized):
     with several scales in a row are rounded to bfloat16 in steps of many rows where there are tile registers (AMX).
     """
 
+    own_kernels = "C++"
+
     def __init__(self, ops: CpuOps, layout: StoredLayout) -> None:
         super().__init__(ops, layout)
         library, pointer, i64 = ops.library, ctypes.c_void_p, ctypes.c_int64

@@ -29,7 +29,10 @@ SCHEMES: dict[Kind, str] = {"fp8": "fp8 rows", "int8": "int8 rows", "int4": "int
 
 @dataclass(frozen=True)
 class OnlineQuantization(Quantization):
-    """All linear layers and experts are quantized; the embedding, the output head and routers stay plain.
+    """All linear layers and experts are quantized; the embedding and routers stay plain.
+
+    The output head stays plain but for int8 and int4 on a CPU, where it has int8 codes, and its largest logits are
+    recomputed from the plain head: see `LMHead`.
 
     fp8 and int8 weights have a scale for each row, int4 weights one for each group of columns. Codes and scales do not
     depend on the number of ranks.
@@ -43,8 +46,17 @@ class OnlineQuantization(Quantization):
 
     def linear(self, projections: Sequence[Projection], ops: LayerOps) -> WeightFormat | None:
         if projections[0].name == "lm_head":
-            return None
+            return self._head(ops)
         return self._format(projections, ops)
+
+    def _head(self, ops: LayerOps) -> WeightFormat | None:
+        from radixrt.layers.formats.online_layout import OnlineLayout
+        from radixrt.layers.formats.quantized import quantized_format
+        from radixrt.layers.ops import CpuOps
+
+        if self.kind == "fp8" or not isinstance(ops, CpuOps):
+            return None
+        return quantized_format(ops, OnlineLayout("int8"))
 
     def experts(self, gate_up: Sequence[Projection], down: Sequence[Projection], ops: LayerOps) -> WeightFormat | None:
         return self._format([*gate_up, *down], ops)
@@ -65,9 +77,14 @@ class OnlineQuantization(Quantization):
         return max(GROUPS) if self.kind == "int4" else 1
 
     def num_bytes(self, what: Literal["linear", "experts"], numbers: int, item: int, device: str) -> int:
+        if self.kind == "fp8" and device == "cpu":
+            return 2 * numbers  # in bfloat16
         if self.kind != "int4":
             return numbers
         return numbers // 2 + numbers * 2 // GROUPS[0]
+
+    def head_copy_bytes(self, numbers: int, device: str) -> int:
+        return 0 if self.kind == "fp8" or device != "cpu" else numbers
 
 
 def group_size(columns: int) -> int:

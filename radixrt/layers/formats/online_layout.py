@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
@@ -27,6 +28,8 @@ class OnlineLayout(StoredLayout):
     Attributes:
         group: columns of a group of int4 codes.
     """
+
+    plain: ClassVar[bool] = True
 
     kind: Kind
     group: int = 0

@@ -63,6 +63,8 @@ class Plain(WeightFormat):
         encoding: how the checkpoint stores the weights, which are decoded while they load; None for plain tensors.
     """
 
+    loads_plain = True
+
     def __init__(self, ops: LayerOps, encoding: Encoding | None = None) -> None:
         super().__init__(ops)
         self._encoding = encoding

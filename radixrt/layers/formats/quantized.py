@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,12 @@ class StoredLayout(ABC):
     Implementations are values. A layout usually names parameters "weight", "scales", and perhaps "zeros" and "minima",
     which are filled, through an `Encoding` of each, in the form that `Codes` has; tensors stay packed until they are on
     the device.
+
+    Attributes:
+        plain: see `WeightFormat.loads_plain`.
     """
+
+    plain: ClassVar[bool] = False
 
     @abstractmethod
     def parameters(self, projections: Sequence[Projection], dtype: torch.dtype) -> dict[str, StoredParameter]:
@@ -46,6 +51,7 @@ class Quantized(WeightFormat):
     def __init__(self, ops: LayerOps, layout: StoredLayout) -> None:
         super().__init__(ops)
         self._layout = layout
+        self.loads_plain = layout.plain
 
     def parameters(self, projections: Sequence[Projection], dtype: torch.dtype) -> dict[str, StoredParameter]:
         return self._layout.parameters(projections, dtype)
