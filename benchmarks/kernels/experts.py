@@ -1,11 +1,12 @@
 """Table "Mixtures of experts" of docs/cuda.md: microseconds of routing and of all experts of a layer on CUDA.
 
-    python -m benchmarks.kernels.experts [--shape qwen3-30b-a3b] [--tokens 1 64 8192] [--tune] [--seconds 60]
+    python -m benchmarks.kernels.experts [--shape qwen3-30b-a3b] [--weights fp8] [--tokens 1 64 8192] [--tune]
+        [--seconds 60]
 
 Tokens are routed by random weights. Calls are captured in one CUDA graph and cycle through different tokens, so that
 the weights of few tokens are read from memory too. The floor is the time to read the weights of the experts that are
 hit, or to multiply with them, whichever is longer. `pairs` is the kernel for a few tokens, `tiles` the one for more.
-gpt-oss has MXFP4 numbers, which `pairs` does not read.
+Weights are bfloat16, or codes of --weights, which `pairs` does not read; gpt-oss has mxfp4.
 
 With --tune, also the fastest of many tilings for each size of tiles, as entries of `expert_gemm_config`; all are
 compiled first, and the search ends after --seconds.
@@ -28,16 +29,16 @@ import torch
 from benchmarks.common import machine
 from benchmarks.common.cuda_timing import graph_us
 from benchmarks.common.device_rates import Device, measure_device
-from benchmarks.common.model_shapes import MXFP4_BYTES
 from benchmarks.common.tables import table
 from radixrt.kernels.packed_weights import PackedWeights
-from radixrt.kernels.triton import expert_gemm, expert_gemv
+from radixrt.kernels.triton import expert_codes_gemm, expert_gemm, expert_gemv
 from radixrt.kernels.triton.compile_ahead import compiling
 from radixrt.kernels.triton.expert_gemm import Weights
-from radixrt.kernels.triton.expert_gemm_config import TILES, Config, find_config, tile_of
-from radixrt.kernels.triton.expert_tiles import list_tiles
+from radixrt.kernels.triton.expert_gemm_config import TILES, Config, find_codes_config, find_config, tile_of
+from radixrt.kernels.triton.expert_tiles import Tiles, list_tiles
 from radixrt.layers.cuda_ops import CudaOps
-from radixrt.layers.formats.mxfp4 import scale_columns
+from radixrt.layers.formats.codes import Codes, Scheme
+from radixrt.layers.formats.cuda_expert_codes import packed_weights
 from radixrt.layers.routing import Routing
 
 MAX_SHARED = 227 * 1024
@@ -53,7 +54,7 @@ class Layer:
     """A layer of a model: sizes, and weights for all experts, the shared ones behind the others.
 
     Attributes:
-        weight_bytes: of each weight.
+        weight_bytes: of each number of the weights, its share of scales included.
     """
 
     hidden: int
@@ -79,22 +80,50 @@ SHAPES = {
 }
 
 
-def make_layer(name: str) -> Layer:
+SCHEMES: dict[str, tuple[Scheme, torch.dtype]] = {
+    "fp8": (Scheme("e4m3"), torch.float32),
+    "fp8-blocks": (Scheme("e4m3", 128, 128), torch.float32),
+    "int8": (Scheme("int8"), torch.float32),
+    "int4": (Scheme("int4", columns=128), torch.float16),
+    "int4-g32": (Scheme("int4", columns=32), torch.float16),
+    "mxfp4": (Scheme("e2m1", columns=32), torch.bfloat16),
+}
+"""By the name of --weights: codes, and the dtype of their scales."""
+
+
+def make_layer(name: str, kind: str | None = None) -> Layer:
+    """Return a layer with random weights.
+
+    Args:
+        kind: a key of SCHEMES; None for the shape's own kind, which is bfloat16 but for gpt-oss.
+    """
     hidden, columns, count, routing = SHAPES[name]
     total = count + routing.num_shared
+    kind = kind or ("mxfp4" if name.startswith("gpt-oss") else None)
 
-    def weights(*shape: int) -> torch.Tensor:
+    def plain(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(0, 0.02)
 
-    def packed(*shape: int) -> PackedWeights:
-        codes = torch.randint(0, 256, (*shape[:2], shape[2] // 2), dtype=torch.uint8, device="cuda")
-        return PackedWeights(codes, torch.full((*shape[:2], scale_columns(shape[2])), 120, dtype=torch.uint8).cuda())
-
     router = torch.randn(count + (routing.num_shared > 0), hidden, device="cuda") * hidden**-0.5
-    mxfp4 = name.startswith("gpt-oss")
-    make = packed if mxfp4 else weights
+    make = plain if kind is None else partial(random_codes, *SCHEMES[kind])
     gate_up, down = make(total, 2 * columns, hidden), make(total, hidden, columns)
-    return Layer(hidden, columns, count, routing, router, gate_up, down, MXFP4_BYTES if mxfp4 else 2.0)
+    nbytes = 2.0 if kind is None else bytes_of(gate_up) / (total * 2 * columns * hidden)
+    return Layer(hidden, columns, count, routing, router, gate_up, down, nbytes)
+
+
+def random_codes(scheme: Scheme, dtype: torch.dtype, count: int, rows: int, columns: int) -> PackedWeights:
+    """Return weights of random codes, each scale 2^-7."""
+    shape = count, rows, scheme.code_columns(columns)
+    codes = torch.randint(0, 126, shape, dtype=torch.uint8, device="cuda").view(scheme.dtype)
+    scales = torch.full((count, scheme.scale_rows(rows), scheme.groups(columns)), 2.0**-7, dtype=dtype, device="cuda")
+    packed = packed_weights(Codes(codes, scales, None, None, scheme))
+    assert packed is not None
+    return packed
+
+
+def bytes_of(weight: Any) -> int:
+    """Return the bytes of a weight's tensors, padding included."""
+    return sum(each.nbytes for each in weight if isinstance(each, torch.Tensor))
 
 
 def floor_us(layer: Layer, experts: torch.Tensor, device: Device) -> tuple[float, float, float]:
@@ -104,8 +133,8 @@ def floor_us(layer: Layer, experts: torch.Tensor, device: Device) -> tuple[float
     return nbytes, flops, max(nbytes / device.bytes_per_s, flops / device.flops_per_s) * 1e6
 
 
-def cuts(tile: int, *, gated: bool, packed: bool = False) -> Iterator[Config]:
-    """Candidate tilings of tiles of so many tokens. MXFP4 numbers are never fetched by the copy engine."""
+def cuts(tile: int, *, gated: bool) -> Iterator[Config]:
+    """Candidate tilings of tiles of so many tokens, for plain weights."""
     for rows, step, warps, first, bulk in itertools.product(
         (32, 64, 128, 256), (64, 128, 256), (4, 8), (False, True), (False, True)
     ):
@@ -114,13 +143,28 @@ def cuts(tile: int, *, gated: bool, packed: bool = False) -> Iterator[Config]:
             continue
         if sums > warps * 32 * 128 or (warps == 8 and sums < 64 * 64) or (tile == 128 and sums < 128 * 128):
             continue
-        if (tile >= 64 and step == 256) or (packed and bulk):
+        if tile >= 64 and step == 256:
             continue
         each = 2 * step * (rows * (1 + gated) + tile)
         for budget in (MAX_SHARED // 3, MAX_SHARED // 2, MAX_SHARED):
             stages = min(8, (budget - 1024) // each)
             if stages >= 3 or (stages == 2 and step == 256):
                 yield Config(rows, step, stages, warps, first, bulk)
+
+
+def codes_cuts(tile: int, weight: PackedWeights, *, gated: bool) -> Iterator[Config]:
+    """Candidate tilings for weights of codes, which the copy engine fetches. The tensor cores take at least 64 rows for
+    four warps from registers."""
+    halves, narrow = 1 + gated, 0 < weight.group < 128
+    for (rows, warps), step in itertools.product(((64, 4), (128, 4), (128, 8)), (128, 256)):
+        if tile * rows * halves > warps * 32 * 128 or (weight.group >= 128 and step > 128):
+            continue
+        scales = weight.scales.element_size() * step // weight.group if narrow else 0
+        each = rows * halves * (step * 4 // weight.in_word + scales) + 2 * step * tile
+        for budget in (MAX_SHARED // 5, MAX_SHARED // 4, MAX_SHARED // 3, MAX_SHARED // 2, MAX_SHARED):
+            stages = min(8, (budget - 1024) // each)
+            if stages >= 2:
+                yield Config(rows, step, stages, warps, bulk=True)
 
 
 def tune(layer: Layer, tile: int, seconds: float) -> list[list[str]]:
@@ -132,21 +176,20 @@ def tune(layer: Layer, tile: int, seconds: float) -> list[list[str]]:
     tiles = list_tiles(experts, layer.num_experts + layer.routing.num_shared, tile)
     inner = torch.randn(tokens * top_k, layer.columns, device="cuda", dtype=torch.bfloat16)
     for gated, weight, rows in ((True, layer.gate_up, x), (False, layer.down, inner)):
-
-        def run(cut: Config, gated: bool = gated, weight: Weights = weight, rows: torch.Tensor = rows) -> None:
-            expert_gemm.multiply(rows, weight, tiles, tile, cut, top_k=top_k, gated=gated, early=True)
-
-        wanted = sorted(set(cuts(tile, gated=gated, packed=layer.packed)))
-        now = find_config(tile, gated=gated, packed=layer.packed)
+        run = partial(multiply, rows, weight, tiles, tile, top_k=top_k, gated=gated)
+        if isinstance(weight, PackedWeights):
+            wanted, now = set(codes_cuts(tile, weight, gated=gated)), find_codes_config(tile, weight, gated=gated)
+        else:
+            wanted, now = set(cuts(tile, gated=gated)), find_config(tile, gated=gated)
         with contextlib.suppress(Exception), compiling():  # some exceed a limit of this GPU
-            for cut in wanted:
-                run(cut)
+            for cut in sorted(wanted | {now}):
+                run(cut=cut)
         deadline, timed = time.perf_counter() + seconds, []
-        for cut in [now, *wanted]:
+        for cut in [now, *sorted(wanted)]:
             if time.perf_counter() > deadline:
                 break
             try:
-                timed.append((graph_us(partial(run, cut), calls=4, replays=5), cut))
+                timed.append((graph_us(partial(run, cut=cut), calls=4, replays=5), cut))
             except Exception:
                 continue
         present = timed[0][0]
@@ -155,6 +198,15 @@ def tune(layer: Layer, tile: int, seconds: float) -> list[list[str]]:
         found += [[name, str(tile), str(tokens), f"{present:.1f}", f"{us:.1f}", str(tuple(cut))] for us, cut in best]
         found[-1][-1] += f" of {len(timed)} of {len(wanted)}"
     return found
+
+
+def multiply(
+    rows: torch.Tensor, weight: Weights, tiles: Tiles, tile: int, *, cut: Config, top_k: int, gated: bool
+) -> torch.Tensor:
+    """Run one GEMM."""
+    if isinstance(weight, PackedWeights):
+        return expert_codes_gemm.multiply(rows, weight, tiles, tile, cut, top_k=top_k, gated=gated, early=True)
+    return expert_gemm.multiply(rows, weight, tiles, tile, cut, top_k=top_k, gated=gated, early=True)
 
 
 def measure(layer: Layer, tokens: int, device: Device) -> list[str]:
@@ -193,6 +245,7 @@ HEADER = ["tokens", "tile", "routing µs", "pairs µs", "tiles µs", "MB", "GFLO
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-30b-a3b")
+    parser.add_argument("--weights", choices=sorted(SCHEMES), help="codes; default: bfloat16, or mxfp4 for gpt-oss")
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     parser.add_argument("--tune", action="store_true", help="search for tilings, too")
     parser.add_argument("--seconds", type=float, default=60.0, help="longest search for one GEMM and size of tiles")
@@ -201,7 +254,7 @@ def main() -> None:
         print(f"{name}: {value}")
     device = measure_device("cuda")
     print(f"rates: {device}")
-    layer = make_layer(args.shape)
+    layer = make_layer(args.shape, args.weights)
     print(table(HEADER, [measure(layer, tokens, device) for tokens in args.tokens]), flush=True)
     for tile in TILES if args.tune else ():
         header = ["GEMM", "tile", "tokens", "now µs", "best µs", "rows, step, stages, warps, tokens first, bulk"]

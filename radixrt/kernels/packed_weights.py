@@ -1,4 +1,4 @@
-"""`PackedWeights`: weights of experts as codes of a few bits with scales. Importing this module imports no torch."""
+"""`PackedWeights`: weights of experts as codes of 8 or 4 bits. Importing this module imports no torch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,34 @@ if TYPE_CHECKING:
 
 
 class PackedWeights(NamedTuple):
-    """The weights [E, rows, columns] of experts. Kernels convert the codes in registers.
+    """The weights [E, rows, columns] of experts: number * scale + shift. Kernels convert the codes in registers.
 
     Attributes:
-        codes: uint8 [E, rows, columns / 2]: two numbers of four bits in a byte, the first one in its low half.
-        scales: uint8 [E, rows, padded groups]: the scale of each group of neighbouring columns, and padding.
+        words: int32 [E, rows, words], codes in the order of `kernels.triton.weight_formats`, with zeros behind the
+            columns up to a whole block.
+        scales: float32 [E, rows] of whole rows; else [E, row blocks, groups] in any floating dtype, whose groups may be
+            followed by padding.
+        shifts: float32, like the scales of groups; None for zeros, or for whole rows.
+        numbers: "int8", "e4m3", "int4", which is the code less 8, "e2m1", or "mxfp4": e2m1 numbers in groups of 32,
+            whose words and scales are those of `kernels.triton.mxfp4`.
+        scale_rows: neighbouring rows that share a scale.
+        group: neighbouring columns that share a scale; 0 for the whole row.
+        columns: of the weight, without padding.
     """
 
-    codes: torch.Tensor
+    words: torch.Tensor
     scales: torch.Tensor
+    shifts: torch.Tensor | None
+    numbers: str
+    scale_rows: int
+    group: int
+    columns: int
+
+    @property
+    def in_word(self) -> int:
+        """Codes of a word."""
+        return 4 if self.numbers in ("int8", "e4m3") else 8
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.words.shape[0], self.words.shape[1], self.columns

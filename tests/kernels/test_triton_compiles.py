@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 import pytest
+import torch
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed"),
@@ -21,7 +22,7 @@ TYPES = {
     "token_ids": "*i64", "best_out": "*fp32", "bias": "*bf16", "arrived": "*i32", "input_ids": "*i64",
     **dict.fromkeys(("src", "dst", "starts"), "*i64"), **dict.fromkeys(("which", "chunk_row", "chunk_first"), "*i32"),
     **dict.fromkeys(("a_log", "dt_bias", "decays", "states"), "*fp32"),
-    **dict.fromkeys(("x_stride", "weight_stride", "scale_stride"), "i32"),
+    **dict.fromkeys(("x_stride", "width", "scale_stride"), "i32"),
     **dict.fromkeys(("rows", "each", "columns", "vocab", "tokens", "num_rows", "copy_stride", "first", "count"), "i32"),
 }  # fmt: skip
 """Triton types of kernel arguments; pointers that are not named here point to bfloat16."""
@@ -42,7 +43,7 @@ def compiled(kernel: Any, constants: dict[str, Any], *, warps: int = 4, stages: 
         name: "constexpr" if name in constants else types.get(name, TYPES.get(name, "*bf16")) for name in names
     }
     values = {(names.index(name),): value for name, value in constants.items()}
-    sizes = ("num_rows", "columns", "weight_stride", "scale_stride")
+    sizes = ("num_rows", "columns", "width", "scale_stride")
     multiples = [i for i, name in enumerate(names) if signature[name].startswith("*") or name in sizes]
     aligned = {(i,): [["tt.divisibility", 16]] for i in multiples if signature[names[i]] != "constexpr"}
     source = ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=aligned)
@@ -166,7 +167,7 @@ def test_experts_in_float32() -> None:
     from radixrt.kernels.triton.expert_gemm_config import FLOAT32, FLOAT32_TILE
 
     sizes = {"TOP_K": 8, "TOKENS": FLOAT32_TILE, "ROWS": FLOAT32.rows, "STEP": FLOAT32.step, "GATED": True}
-    given: dict[str, Any] = {**sizes, "TOKENS_FIRST": False, "EVEN": False, "EARLY": True, "scales": None, **SILU}
+    given: dict[str, Any] = {**sizes, "TOKENS_FIRST": False, "EVEN": False, "EARLY": True, **SILU}
     given["weight_map"] = None
     floats = dict.fromkeys(("x", "weight", "out"), "*fp32")
     ptx = compiled(expert_gemm._expert_gemm_kernel, given, stages=FLOAT32.stages, count="*i32", **floats, **INTEGERS)
@@ -181,7 +182,7 @@ def test_experts_of_many_tokens(gated: bool, biased: bool, tile: int) -> None:
 
     cut = find_config(tile, gated=gated)
     sizes = {"TOP_K": 8, "TOKENS": tile, "ROWS": cut.rows, "STEP": cut.step, "GATED": gated, "EARLY": True}
-    given: dict[str, Any] = {**sizes, "TOKENS_FIRST": cut.tokens_first, "EVEN": True, "scales": None}
+    given: dict[str, Any] = {**sizes, "TOKENS_FIRST": cut.tokens_first, "EVEN": True}
     given |= BIASED if biased else SILU
     if not cut.bulk:
         given["weight_map"] = None
@@ -198,69 +199,52 @@ def test_experts_of_many_tokens(gated: bool, biased: bool, tile: int) -> None:
         compiled(expert_gemm._weighted_sum_kernel, {"SIZE": 2048, "TOP_K": 8, "BLOCK": 1024, "EARLY": True})
 
 
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("tile", [16, 32, 64, 128])
-def test_experts_of_mxfp4_numbers(tile: int, gated: bool) -> None:
-    from radixrt.kernels.triton import expert_gemm
-    from radixrt.kernels.triton.expert_gemm_config import find_config
-
-    cut = find_config(tile, gated=gated, packed=True)
-    sizes = {"TOP_K": 4, "TOKENS": tile, "ROWS": cut.rows, "STEP": cut.step, "GATED": gated, "EARLY": True}
-    given = {**sizes, "TOKENS_FIRST": cut.tokens_first, "EVEN": False, "weight_map": None, **BIASED}
-    ptx = compiled(
-        expert_gemm._expert_gemm_kernel, given, warps=cut.warps, stages=cut.stages, count="*i32", bias="*fp32",
-        weight="*u8", scales="*u8", **INTEGERS,
-    )  # fmt: skip
-    assert "ftz" not in ptx  # the smallest number is below the normal ones of float32 before it is scaled
-    assert re.search(r"cp\.async\.c[ag]\.shared\.global", ptx)  # weights come in asynchronous pieces
-
-
 @pytest.mark.parametrize(
-    ("numbers", "group", "tokens", "gated"),
+    ("kind", "tile", "gated", "paired"),
     [
-        ("e4m3", 0, 16, False),
-        ("int8", 0, 64, False),
-        ("e4m3", 128, 64, True),
-        ("int4", 128, 16, True),
-        ("e2m1", 0, 64, False),
+        ("e4m3 rows", 16, True, True),
+        ("e4m3 blocks", 16, True, False),
+        ("int4 groups", 16, False, False),
+        ("int4 small groups", 16, False, True),
+        ("mxfp4", 128, True, False),
     ],
 )
-def test_products_with_codes(numbers: str, group: int, tokens: int, gated: bool) -> None:
-    from radixrt.kernels.triton import skinny_gemm
-    from radixrt.kernels.triton.codes_gemm_config import find_config
+def test_experts_of_codes(kind: str, tile: int, gated: bool, paired: bool) -> None:
+    """The tensor cores take numbers from the registers in which they were converted: no number is exchanged through
+    shared memory. Subnormal codes of mxfp4 stay what they are."""
+    from radixrt.kernels.packed_weights import PackedWeights
+    from radixrt.kernels.triton import expert_codes_gemm
+    from radixrt.kernels.triton.expert_gemm_config import find_codes_config
 
-    in_word = 4 if numbers in ("int8", "e4m3") else 8
-    cut = find_config(tokens, 8192, 4096, gated=gated, bits=32 // in_word, group=group)
-    sizes = {"TOKENS": tokens, "ROWS": cut.rows, "STEP": cut.step, "SPLITS": cut.splits, "GATED": gated}
-    form = {"NUMBERS": numbers, "IN_ELEMENT": in_word, "GROUP": group, "SCALE_ROWS": 1, "shifts": None}
-    place = {"RANK": 0, "RANKS": 1, "PART_BYTES": 0, "TRIPS": 1, "EARLY": True, "addresses": None, "turns": None}
-    given = {"HAS_BIAS": False, "TOKENS_FIRST": False, "EVEN": True, "AHEAD": 0, "PIECE": 0, **sizes, **form, **place}
-    maps = {
-        "x_map": f"tensordesc<bf16[{tokens},{cut.step}]>",
-        "weight_map": f"tensordesc<i32[{cut.rows},{cut.step // in_word}]>",
-    }
+    numbers, dtype, scale_rows, group = {
+        "e4m3 rows": ("e4m3", "fp32", 1, 0), "e4m3 blocks": ("e4m3", "fp32", 128, 128),
+        "int4 groups": ("int4", "fp16", 1, 128), "int4 small groups": ("int4", "fp16", 1, 32),
+        "mxfp4": ("mxfp4", "bf16", 1, 32),
+    }[kind]  # fmt: skip
+    nothing = torch.empty(0)
+    weight = PackedWeights(nothing, nothing, None, numbers, scale_rows, group, 2880)
+    cut = find_codes_config(tile, weight, gated=gated)
+    of_word = {"NUMBERS": numbers, "IN_WORD": weight.in_word, "GROUP": group, "SCALE_ROWS": scale_rows}
+    sizes = {"TOP_K": 4, "TOKENS": tile, "ROWS": cut.rows, "STEP": cut.step, "GATED": gated, "EARLY": True}
+    given: dict[str, Any] = {**sizes, **of_word, "ONE": scale_rows > 1, "EVEN": False, "shifts": None}
+    given |= BIASED if gated else SILU
+    given |= {"pairs": None, "tiles": None, "count": None} if paired else {"experts": None}
+    narrow = 0 < group < 128
+    if not narrow:
+        given["scales_map"] = None
+    types = {"words": "*i32", "scales": f"*{dtype}", "bias": "*fp32", "count": "*i32", **INTEGERS}
+    types["words_map"] = f"tensordesc<i32[{cut.rows},{cut.step // weight.in_word}]>"
+    if narrow:
+        types["scales_map"] = f"tensordesc<{dtype}[{cut.rows},{cut.step // group}]>"
     ptx = compiled(
-        skinny_gemm._skinny_gemm_kernel, given, warps=cut.warps, stages=cut.stages, parts="*fp32", weight="*i32",
-        scales="*fp32", **maps,
+        expert_codes_gemm._expert_codes_kernel, given, warps=cut.warps, stages=cut.stages,
+        **{name: each for name, each in types.items() if name not in given},
     )  # fmt: skip
-    # A thread loads sixteen bytes of codes at once, and the tensor cores take them from its registers: in the loop
-    # nothing is written to shared memory.
-    loop = ptx[ptx.index("wgmma.mma_async") : ptx.rindex("wgmma.mma_async")]
-    assert re.search(r"wgmma\.mma_async\S* \{[^}]*\}, *\{[^}]*\}", ptx)
-    assert "st.shared" not in loop
-    assert "stmatrix" not in loop
-    assert "ld.shared.v4.b32" in ptx
-    assert not re.search(r"ld\.shared\.(u8|b8|u16|b16)", ptx)
-
-
-def test_quantization_and_dequantization() -> None:
-    from radixrt.kernels.triton import codes
-
-    given = {"SIZE": 4096, "BLOCK": 4096, "EARLY": True}
-    ptx = compiled(codes._quantize_rows_kernel, given, warps=16, out="*fp8e4nv", scales="*fp32")
-    assert "ld.global.v4" in ptx
-    given = {"ROWS": 64, "COLUMNS": 128, "NUMBERS": "int4", "IN_WORD": 8, "GROUP": 128, "SCALE_ROWS": 1}
-    compiled(codes._dequantize_kernel, given, words="*i32", scales="*fp32", shifts="*fp32")
+    assert "ftz" not in ptx
+    assert "wgmma.mma_async" in ptx
+    products = ptx[ptx.index("wgmma.mma_async") : ptx.rindex("wgmma.mma_async")]
+    # Scales of each row's groups are, in the order of the rows.
+    assert kind == "int4 groups" or "st.shared" not in products
 
 
 def test_recurrent_layers() -> None:

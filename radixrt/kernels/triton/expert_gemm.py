@@ -3,7 +3,7 @@
 Few tokens for each expert are bound by reading the weights, which each program multiplies with all tokens of its tile;
 many are bound by the tensor cores. Two launches compute gate and up, with their activation, and down; a third
 one adds up each token's experts, in the order of their weights and in float32, so that a sum depends on its token
-alone. Packed weights, which are MXFP4 numbers, are dequantized in registers.
+alone. `expert_codes_gemm` has the first two for weights of 8 and 4 bits.
 """
 
 from __future__ import annotations
@@ -15,11 +15,21 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from radixrt.kernels.packed_weights import PackedWeights
+from radixrt.kernels.triton import expert_codes_gemm
 from radixrt.kernels.triton.activation import SILU, ExpertRule
 from radixrt.kernels.triton.activation import gated as gated_product
-from radixrt.kernels.triton.expert_gemm_config import FLOAT32, FLOAT32_TILE, Config, find_config, tile_of
+from radixrt.kernels.triton.expert_gemm_config import (
+    FLOAT32,
+    FLOAT32_CODES,
+    FLOAT32_TILE,
+    TILES,
+    Config,
+    codes_tile_of,
+    find_codes_config,
+    find_config,
+    tile_of,
+)
 from radixrt.kernels.triton.expert_tiles import Tiles, list_tiles
-from radixrt.kernels.triton.mxfp4 import GROUP, dequantized
 from radixrt.kernels.triton.skinny_gemm import ALIGNMENT, has_copy_engine
 
 Weights = torch.Tensor | PackedWeights
@@ -30,23 +40,12 @@ SUM_WARPS = 4
 
 @triton.jit
 def _weight_tile(
-    map_, pointers, scales, first_row, step, columns, weight_stride, scale_stride,
-    DTYPE: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
+    map_, pointers, first_row, step, columns, STEP: tl.constexpr, EVEN: tl.constexpr
 ):  # fmt: skip
-    """Load [ROWS, STEP] of a weight, the columns of a step: by descriptor if there is one, else by the rows' pointers;
-    of codes if there are pointers to their scales."""
+    """Load [ROWS, STEP] of a weight, the columns of a step: by descriptor if there is one, else by the rows'
+    pointers."""
     if map_ is not None:
         tile = map_.load([first_row, step * STEP])
-    elif scales is not None:
-        at = step * (STEP // 2) + tl.arange(0, STEP // 2)[None, :]
-        group = step * (STEP // GROUP) + tl.arange(0, STEP // GROUP)[None, :]
-        if EVEN:
-            codes = tl.load(pointers + at)
-            factors = tl.load(scales + group)
-        else:
-            codes = tl.load(pointers + at, mask=at < weight_stride, other=0)
-            factors = tl.load(scales + group, mask=group < scale_stride, other=0)
-        tile = dequantized(codes, factors, DTYPE, ROWS, STEP)
     else:
         at = step * STEP + tl.arange(0, STEP)[None, :]
         if EVEN:
@@ -77,15 +76,13 @@ def _along_rows(values, TOKENS_FIRST: tl.constexpr):
 
 @triton.jit
 def _expert_gemm_kernel(
-    x, weight, weight_map, scales, bias, pairs, tiles, count, out, num_rows, columns, weight_stride, scale_stride,
+    x, weight, weight_map, bias, pairs, tiles, count, out, num_rows, columns,
     TOP_K: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, GATED: tl.constexpr,
     TOKENS_FIRST: tl.constexpr, EVEN: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Multiply one tile with ROWS of its expert's weight. GATED: x has a row for each token, out one for each position
     in `pairs`. Else x has one for each position, and out one for each pair.
 
-    scales: of `PackedWeights`; None for plain ones.
-    weight_stride, scale_stride: elements of a row of weight and of scales.
     bias: float32, one for each row of the weights, or None.
     ALPHA, LIMIT: see `activation.gated`.
     """
@@ -119,16 +116,10 @@ def _expert_gemm_kernel(
         weight_row = expert.to(tl.int64) * num_rows
     # Rows past the end compute the last one again, so that loads of the weight need no mask for them.
     own_row = tl.minimum(row, num_rows - 1).to(tl.int64)[:, None]
-    in_weight = weight + weight_row * weight_stride + own_row * weight_stride
-    in_up = in_weight + num_rows.to(tl.int64) * weight_stride
-    in_scales = None
-    up_scales = None
-    if scales is not None:
-        in_scales = scales + weight_row * scale_stride + own_row * scale_stride
-        up_scales = in_scales + num_rows.to(tl.int64) * scale_stride
+    in_weight = weight + weight_row * columns + own_row * columns
+    in_up = in_weight + num_rows.to(tl.int64) * columns
     in_x = x + x_row.to(tl.int64)[:, None] * columns
     shape: tl.constexpr = (TOKENS, ROWS) if TOKENS_FIRST else (ROWS, TOKENS)
-    dtype: tl.constexpr = x.dtype.element_ty
     sums = tl.zeros(shape, tl.float32)
     up_sums = tl.zeros(shape, tl.float32)
     for step in tl.range(0, tl.cdiv(columns, STEP)):
@@ -137,16 +128,10 @@ def _expert_gemm_kernel(
             x_tile = tl.load(in_x + at, mask=inside[:, None], other=0.0)
         else:
             x_tile = tl.load(in_x + at, mask=inside[:, None] & (at < columns), other=0.0)
-        w = _weight_tile(
-            weight_map, in_weight, in_scales, in_map, step, columns, weight_stride, scale_stride, dtype, ROWS, STEP,
-            EVEN,
-        )  # fmt: skip
+        w = _weight_tile(weight_map, in_weight, in_map, step, columns, STEP, EVEN)
         sums = _multiply(w, x_tile, sums, TOKENS_FIRST)
         if GATED:
-            up = _weight_tile(
-                weight_map, in_up, up_scales, in_map + num_rows, step, columns, weight_stride, scale_stride, dtype,
-                ROWS, STEP, EVEN,
-            )  # fmt: skip
+            up = _weight_tile(weight_map, in_up, in_map + num_rows, step, columns, STEP, EVEN)
             up_sums = _multiply(up, x_tile, up_sums, TOKENS_FIRST)
     if bias is not None:
         of_row = bias + expert.to(tl.int64) * (2 * num_rows if GATED else num_rows) + tl.minimum(row, num_rows - 1)
@@ -197,12 +182,22 @@ def run_experts(
         early: see `CudaOps`.
         rule: biases and activation.
     """
-    (tokens, top_k), packed = experts.shape, isinstance(gate_up, PackedWeights)
-    num_experts = (gate_up.codes if isinstance(gate_up, PackedWeights) else gate_up).shape[0]
-    tile, cut, down_cut = FLOAT32_TILE, FLOAT32, FLOAT32
-    if x.element_size() == 2:
-        tile = tile_of(tokens, top_k, num_experts)
-        cut, down_cut = (find_config(tile, gated=gated, packed=packed) for gated in (True, False))
+    (tokens, top_k), num_experts, wide = experts.shape, gate_up.shape[0], x.element_size() == 4
+    if isinstance(gate_up, PackedWeights) and isinstance(down, PackedWeights):
+        by_pairs = tokens <= expert_codes_gemm.MAX_PAIRED
+        tile = TILES[0] if by_pairs or wide else codes_tile_of(tokens, top_k, num_experts)
+        routed = experts if by_pairs else list_tiles(experts, num_experts, tile, early)
+        values = x
+        for weight, gated in ((gate_up, True), (down, False)):
+            cut = FLOAT32_CODES if wide else find_codes_config(tile, weight, gated=gated, tokens=tokens)
+            values = expert_codes_gemm.multiply(
+                values, weight, routed, tile, cut, top_k=top_k, gated=gated, early=early, rule=rule
+            )
+        return weighted_sum(values, weights, early)
+    assert isinstance(gate_up, torch.Tensor)
+    assert isinstance(down, torch.Tensor)
+    tile = FLOAT32_TILE if wide else tile_of(tokens, top_k, num_experts)
+    cut, down_cut = (FLOAT32 if wide else find_config(tile, gated=gated) for gated in (True, False))
     tiles = list_tiles(experts, num_experts, tile, early)
     inner = multiply(x, gate_up, tiles, tile, cut, top_k=top_k, gated=True, early=early, rule=rule)
     each = multiply(inner, down, tiles, tile, down_cut, top_k=top_k, gated=False, early=early, rule=rule)
@@ -210,7 +205,7 @@ def run_experts(
 
 
 def multiply(
-    x: torch.Tensor, weight: Weights, tiles: Tiles, tile: int, cut: Config, *, top_k: int, gated: bool,
+    x: torch.Tensor, weight: torch.Tensor, tiles: Tiles, tile: int, cut: Config, *, top_k: int, gated: bool,
     early: bool = False, rule: ExpertRule = SILU,
 ) -> torch.Tensor:  # fmt: skip
     """Multiply each token with the weights of its experts.
@@ -223,17 +218,14 @@ def multiply(
     Returns:
         gated: the gated product [T * k, rows / 2], one row for each position; else [T * k, rows], one for each pair.
     """
-    values, scales = weight if isinstance(weight, PackedWeights) else (weight, None)
-    _, rows, stride = values.shape
-    rows, columns = rows // 2 if gated else rows, x.shape[1]
+    rows, columns = weight.shape[1] // (1 + gated), x.shape[1]
     out = torch.empty(tiles.pairs.shape[0], rows, dtype=x.dtype, device=x.device)
     # The copy engine fetches rows of other experts past the end of a matrix; they reach no row that is stored.
-    bulk = cut.bulk and _copies(values)
-    weight_map = TensorDescriptor.from_tensor(values.flatten(0, 1), [cut.rows, cut.step]) if bulk else None
+    bulk = cut.bulk and _copies(weight)
+    weight_map = TensorDescriptor.from_tensor(weight.flatten(0, 1), [cut.rows, cut.step]) if bulk else None
     bias = rule.gate_up_bias if gated else rule.down_bias
     _expert_gemm_kernel[(tiles.tiles.shape[0] * triton.cdiv(rows, cut.rows),)](
-        x, values, weight_map, scales, bias, tiles.pairs, tiles.tiles, tiles.num_tiles, out, rows, columns, stride,
-        0 if scales is None else scales.shape[2],
+        x, weight, weight_map, bias, tiles.pairs, tiles.tiles, tiles.num_tiles, out, rows, columns,
         top_k, tile, cut.rows, cut.step, gated, cut.tokens_first, columns % cut.step == 0, rule.alpha, rule.limit,
         early,
         num_warps=cut.warps, num_stages=cut.stages, launch_pdl=early,

@@ -15,18 +15,21 @@ from radixrt.distributed.partial_sum import PartialSum
 from radixrt.layers.cuda_ops import CudaOps
 from radixrt.layers.formats.base import Tensors
 from radixrt.layers.formats.codes import ZERO_OF_INT4, Codes
+from radixrt.layers.formats.cuda_expert_codes import packed_weights
 from radixrt.layers.formats.quantized import Quantized, StoredLayout
 
 if TYPE_CHECKING:
     from radixrt.distributed.parallel import TPGroup
     from radixrt.kernels.triton.skinny_gemm import FragmentCodes
+    from radixrt.layers.swiglu import BiasedSwiGLU
 
 GROUP_UNIT = 128
 """Groups of columns that the kernels support are multiples of this."""
 
 
 class CudaQuantized(Quantized):
-    """A weight is `FragmentCodes`; `Codes` where the kernels do not support the shape or the groups."""
+    """A weight is `FragmentCodes`, and that of experts `PackedWeights`; `Codes` where the kernels do not support the
+    shape or the groups."""
 
     own_kernels = "Triton"
 
@@ -55,6 +58,24 @@ class CudaQuantized(Quantized):
             if send is not None:
                 return PartialSum(self._cuda.multiply_codes(x, weight, bias, send=send), sent=True)
         return super().partial_sum(weight, x, bias, group)
+
+    def prepare_experts(self, gate_up: Tensors, down: Tensors, *, biased: bool) -> tuple[Any, Any]:
+        codes = self._layout.codes(gate_up), self._layout.codes(down)
+        packed = packed_weights(codes[0]), packed_weights(codes[1])
+        return codes if packed[0] is None or packed[1] is None else packed
+
+    def experts(
+        self,
+        gate_up: Any,
+        down: Any,
+        x: torch.Tensor,
+        experts: torch.Tensor,
+        weights: torch.Tensor,
+        biased: BiasedSwiGLU | None,
+    ) -> torch.Tensor | None:
+        if isinstance(gate_up, Codes):
+            return None
+        return self._cuda.run_experts(x, experts, weights, gate_up, down, biased)
 
 
 def fragment_codes(weight: Codes) -> FragmentCodes | None:

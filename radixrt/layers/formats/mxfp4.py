@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 GROUP = 32
 """Numbers along a row that share a scale."""
 BLOCKS, SCALES = Units(1, GROUP, trailing=(GROUP // 2,)), Units(1, GROUP)
-SCALE_ALIGNMENT = 16
-"""Rows of scales are padded to multiples of so many bytes, for kernels that load several at once."""
 DUMMY_SCALE = 120
 """Scale of random numbers, 2^-7, at which they have the deviation of other random weights, about."""
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -84,7 +82,7 @@ class Mxfp4Quantization(Quantization):
 
     def num_bytes(self, what: Literal["linear", "experts"], numbers: int, item: int, device: str) -> int:
         if what == "experts" and device == "cuda":
-            return numbers * (GROUP // 2 + 1) // GROUP
+            return numbers * 37 // 64  # 18 bits for four, and padding
         return numbers * item
 
     def note(self, file_bytes: int, device: str) -> str:
@@ -101,11 +99,11 @@ def find_kernel(ops: LayerOps) -> Callable[..., torch.Tensor | None] | None:
 
 
 class Mxfp4(WeightFormat):
-    """Experts whose weights take 17 bits for four numbers. Kernels dequantize them in registers and multiply in the
+    """Experts whose weights take 18 bits for four numbers. Kernels dequantize them in registers and multiply in the
     dtype of activations. Linear layers have no kernel."""
 
     def parameters(self, projections: Sequence[Projection], dtype: torch.dtype) -> dict[str, StoredParameter]:
-        """Return codes [rows, columns / 2], named "weight", and scales [rows, padded groups], both uint8."""
+        """Return codes [rows, columns / 2], named "weight", and scales [rows, groups], both uint8."""
         import torch
 
         rows, columns = sum(each.height for each in projections), projections[0].width
@@ -117,11 +115,17 @@ class Mxfp4(WeightFormat):
             scales += sources(each, "scales", SCALES, dtype="uint8", numbers=NUMBERS, dummy=DUMMY_SCALE)
         return {
             "weight": StoredParameter((rows, columns // 2), torch.uint8, tuple(codes)),
-            "scales": StoredParameter((rows, scale_columns(columns)), torch.uint8, tuple(scales)),
+            "scales": StoredParameter((rows, columns // GROUP), torch.uint8, tuple(scales)),
         }
 
     def prepare(self, tensors: Tensors, bias: torch.Tensor | None = None, *, gated: bool = False) -> PackedWeights:
-        return PackedWeights(tensors["weight"], tensors["scales"])
+        from radixrt.layers.formats.codes import Codes, Scheme
+        from radixrt.layers.formats.cuda_expert_codes import packed_weights
+
+        scales = factors(tensors["scales"])
+        packed = packed_weights(Codes(tensors["weight"], scales, None, None, Scheme("e2m1", columns=GROUP)))
+        assert packed is not None
+        return packed
 
     def kernels(self, weight: Any) -> str:
         return "Triton"
@@ -163,9 +167,11 @@ class Mxfp4Encoding(Encoding):
         return values.narrow(1, wanted.taken.start % GROUP, len(wanted.taken)) if wanted.dim == 1 else values
 
 
-def scale_columns(columns: int) -> int:
-    """Return the scales of a row with so many columns, with the padding."""
-    return -(-(columns // GROUP) // SCALE_ALIGNMENT) * SCALE_ALIGNMENT
+def factors(scales: torch.Tensor) -> torch.Tensor:
+    """Return what scales multiply numbers by, in bfloat16, exactly."""
+    import torch
+
+    return torch.exp2(scales.float() - 127).to(torch.bfloat16)
 
 
 def dequantize(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -182,7 +188,7 @@ def dequantize(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
     pairs = _pairs(blocks.device).index_select(0, blocks.flatten().int())
     values = pairs.view(torch.bfloat16).view(*scales.shape, -1)
-    values *= torch.exp2(scales.float() - 127).to(values.dtype)[..., None]
+    values *= factors(scales)[..., None]
     return values.flatten(1)
 
 

@@ -15,6 +15,8 @@ from torch import nn
 
 from radixrt.errors import ModelLoadError
 from radixrt.kernels.packed_weights import PackedWeights
+from radixrt.kernels.triton.mxfp4 import FACTOR, PLACES
+from radixrt.kernels.triton.weight_formats import from_fragment_order
 from radixrt.layers.experts import FusedExperts
 from radixrt.layers.formats import mxfp4
 from radixrt.layers.formats.checkpoint import whole_weight
@@ -112,7 +114,7 @@ class PackedOps(TorchOps):
         biased: BiasedSwiGLU | None = None,
     ) -> torch.Tensor:
         assert biased is not None
-        hidden, columns, count = x.shape[1], down.codes.shape[2] * 2, len(down.codes)
+        count, hidden, columns = down.shape
         shapes = [whole_weight("", 2 * columns, hidden)] * count, [whole_weight("", hidden, columns)] * count
         plain = FusedExperts(count, *shapes, x.dtype, Plain(TorchOps()), biased.swiglu)
         for name, values in (
@@ -134,11 +136,18 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plain_weights(packed: PackedWeights) -> torch.Tensor:
-    codes, scales = packed
-    groups = codes.shape[2] * 2 // GROUP
-    assert scales.shape[2] == 16  # of which a row's groups are the first
-    values = dequantize(codes.reshape(-1, groups, GROUP // 2), scales[..., :groups].reshape(-1, groups))
-    return values.view(*codes.shape[:2], -1)
+    """Undo what is done to the codes and scales of a checkpoint."""
+    assert packed.numbers == "mxfp4"
+    words = torch.zeros_like(packed.words)
+    for half in (0, 16):
+        for i, (bits, sign) in enumerate(PLACES):
+            code = (packed.words >> (half + bits)) & 7 | ((packed.words >> (half + sign)) & 1) << 3
+            words |= code << (half + 4 * i)
+    codes = from_fragment_order(words.flatten(0, 1), 4).view(*packed.words.shape[:2], -1)[..., : packed.columns // 2]
+    groups = packed.columns // GROUP
+    scales = ((packed.scales[..., :groups].double() / FACTOR).log2() + 127).to(torch.uint8)
+    values = dequantize(codes.reshape(-1, groups, GROUP // 2), scales.reshape(-1, groups))
+    return values.view(*packed.shape)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])  # three groups: four ranks divide them, and dequantize
@@ -159,9 +168,9 @@ def test_numbers_stay_as_they_are_stored_where_there_is_a_kernel(size: int, fold
                 continue
             assert isinstance(experts.format, Mxfp4)
             part = slice(taken.start, taken.stop)
-            found = plain_weights(PackedWeights(experts.gate_up_proj, experts.gate_up_proj_scales)).float()
+            found = plain_weights(experts._gate_up).float()
             assert torch.equal(found, torch.cat((gate[:, part], up[:, part]), dim=1))
-            found = plain_weights(PackedWeights(experts.down_proj, experts.down_proj_scales)).float()
+            found = plain_weights(experts._down).float()
             assert torch.equal(found, whole[f"{name}.down_proj"][:, :, part])
             gate, up = whole[f"{name}.gate_up_bias"].chunk(2, dim=1)
             assert torch.equal(experts.gate_up_bias, torch.cat((gate[:, part], up[:, part]), dim=1))
@@ -211,7 +220,7 @@ def test_random_weights_need_no_checkpoint(folders: tuple[Path, Path]) -> None:
     load_model(folders[0], spec, dtype="float32", device="cpu", load_format="dummy")
     model = load_model(folders[0], spec, dtype="float32", device="cpu", load_format="dummy", ops=PackedOps())
     experts = model.layers[0].feed_forward.experts
-    drawn = plain_weights(PackedWeights(experts.gate_up_proj, experts.gate_up_proj_scales)).float()
+    drawn = plain_weights(experts._gate_up).float()
     assert drawn.std() == pytest.approx(0.02, rel=0.2)
     assert len(drawn.unique()) == 15
 
