@@ -86,6 +86,7 @@ LONGEST = (
     "tests/process/test_supervision.py",
     "tests/equivalence/test_tiny_models.py",
     "tests/equivalence/test_hybrid.py",
+    "tests/models/loading/test_quantized_checkpoints.py",
     "tests/server/test_structured_client.py",
     "tests/server/test_tool_clients.py",
     "tests/server/test_responses_client.py",

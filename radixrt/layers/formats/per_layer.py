@@ -129,7 +129,7 @@ class PerLayer(Quantization):
         found = self._samples(what)
         layers = len(SAMPLES["linear"]) * self.num_layers if what == "linear" else self.num_layers
         share = min(1.0, len(found) / max(layers, 1)) if what == "linear" else float(bool(found))
-        mean = sum(each.bits_per_weight for each in found) / len(found) / 8 if found else 0.0
+        mean = sum(each.bits_per_weight(device) for each in found) / len(found) / 8 if found else 0.0
         return int(numbers * (share * mean + (1 - share) * item))
 
     def _samples(self, what: Literal["linear", "experts"]) -> list[StoredWeight]:

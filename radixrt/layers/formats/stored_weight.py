@@ -12,6 +12,9 @@ from typing import Literal
 
 from radixrt.layers.formats.checkpoint import ALL, CheckpointTensor, Projection, Units
 
+SCALE_BITS = 32
+"""Bits of a scale in memory, and of a zero, which kernels keep as its product with the scale."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -129,11 +132,17 @@ class StoredWeight:
                 columns = math.gcd(columns, each.columns.start, stop)
         return rows, 0 if all(columns >= each.inputs for each in projections) else columns
 
-    @property
-    def bits_per_weight(self) -> float:
-        """Bits that a weight takes in memory, with its float32 scale and its zero."""
+    def bits_per_weight(self, device: str) -> float:
+        """Return the bits that a weight takes in memory, with its scale and its zero.
+
+        Args:
+            device: "cpu", where e4m3 numbers become bfloat16 and e2m1 numbers int8, or "cuda".
+        """
         outputs, inputs = self.share
-        return self.bits + 32 / (outputs * inputs) + (8 / inputs if self.zeros else 0)
+        bits = {"e4m3": 16, "e2m1": 8}.get(self.numbers, self.bits) if device == "cpu" else self.bits
+        if bits == 16:
+            return bits
+        return bits + SCALE_BITS / (outputs * inputs) + (SCALE_BITS / inputs if self.zeros else 0)
 
     def __str__(self) -> str:
         rows, columns = self.share

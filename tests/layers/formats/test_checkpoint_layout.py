@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from radixrt.errors import ModelLoadError
+from radixrt.kernels.build import load_kernels
 from radixrt.layers.formats.base import Quantization
 from radixrt.layers.formats.checkpoint import Projection, split_by_input, split_by_output, whole_weight
 from radixrt.layers.formats.codes import Codes, dequantize
 from radixrt.layers.formats.registry import read_quantization
 from radixrt.layers.formats.reordered import ReorderedWeight
 from radixrt.layers.linear import Linear
-from radixrt.layers.ops import TorchOps
+from radixrt.layers.ops import CpuOps, LayerOps, TorchOps
 from radixrt.models.decoder_spec import TensorNames
 from radixrt.models.loading.weights import Checkpoint, _read_parameter
 from tests.layers.formats.formats import CASES, fp8_blocks
@@ -44,10 +45,12 @@ def save(folder: Path, weights: dict[str, Packed]) -> None:
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
-def load(folder: Path, config: dict[str, Any], projections: Sequence[Projection]) -> Linear:
+def load(
+    folder: Path, config: dict[str, Any], projections: Sequence[Projection], ops: LayerOps | None = None
+) -> Linear:
     quantization = read(config)
     with Checkpoint(folder, TensorNames()) as checkpoint:
-        found = quantization.of_files(checkpoint.dtypes).linear(projections, TorchOps())
+        found = quantization.of_files(checkpoint.dtypes).linear(projections, ops or TorchOps())
         assert found is not None
         layer = Linear(projections, False, torch.float32, found)
         for name, tensors in layer.sources.items():
@@ -108,6 +111,28 @@ def test_ranks_have_slices_of_the_values(name: str, tmp_path_factory: pytest.Tem
     stop = 2 * data.draw(st.integers(start // 2 + 1, inputs // 2))
     layer = load(folder, case.config, [split_by_input(PATH, outputs, inputs, range(start, stop))])
     torch.testing.assert_close(values(layer), packed.values[:, start:stop], rtol=0, atol=0)
+
+
+@pytest.fixture(scope="module")
+def cpu(cache_folder: Path) -> CpuOps:
+    return CpuOps(load_kernels(cache_folder / "kernels"))
+
+
+@pytest.mark.parametrize("shape", [(40, 63), (72, 112), (96, 256)])
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_of_the_cpu_multiply_the_same_values(
+    name: str, shape: tuple[int, int], cpu: CpuOps, tmp_path: Path
+) -> None:
+    case, (outputs, inputs) = CASES[name], shape
+    inputs -= inputs % case.inputs
+    packed = case.packer(np.random.default_rng(0), outputs, inputs)
+    save(tmp_path, {PATH: packed})
+    layer = load(tmp_path, case.config, [whole_weight(PATH, outputs, inputs)], cpu)
+    x = torch.randn(5, inputs)
+    error = layer(x) - x @ packed.values.T
+    # Activations that e4m3 numbers are multiplied by are rounded to bfloat16.
+    limit = 2**-7 if read(case.config).scheme.startswith("fp8") else 2**-11
+    assert error.norm() < limit * (x @ packed.values.T).norm()
 
 
 @pytest.mark.parametrize("name", CASES)

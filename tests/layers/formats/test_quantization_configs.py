@@ -210,11 +210,15 @@ def test_shards_of_a_layer_must_agree() -> None:
 
 
 def test_memory_is_estimated_by_layer() -> None:
-    def share(config: dict[str, Any], what: Any = "linear") -> float:
-        return read(config).num_bytes(what, 10**6, 2, "cpu") / 10**6
+    def share(config: dict[str, Any], what: Any = "linear", device: str = "cuda") -> float:
+        return read(config).num_bytes(what, 10**6, 2, device) / 10**6
 
     assert share(CASES["fp8-tensor"].config) == pytest.approx(1.0)
+    assert share(CASES["fp8-tensor"].config, device="cpu") == pytest.approx(2.0)
+    assert share(CASES["ct-nvfp4"].config) == pytest.approx(0.5 + 4 / 16)
+    assert share(CASES["ct-nvfp4"].config, device="cpu") == pytest.approx(1 + 4 / 16)
     assert share(compressed_int(4, 128)) == pytest.approx(0.5 + 1 / 32)
+    assert share(awq(128)) == pytest.approx(0.5 + 2 / 32)
     assert share(compressed_int(4, 128), "experts") == pytest.approx(0.5 + 1 / 32)
     # Half of the sampled modules are plain.
     assert share(compressed_int(4, 128, ignore=["re:.*self_attn.*"])) == pytest.approx((2 + 0.5 + 1 / 32) / 2)
