@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +16,14 @@ from radixrt.layers.formats.checkpoint import Projection
 from radixrt.layers.formats.codes import Codes, Numbers, Scheme, dequantize, pack_nibbles
 from radixrt.layers.formats.cuda_codes import CudaQuantized
 from radixrt.layers.formats.cuda_expert_codes import packed_weights
+from radixrt.layers.formats.online import Kind, OnlineQuantization
 from radixrt.layers.formats.quantized import StoredLayout
+from radixrt.layers.ops import TorchOps
+from radixrt.models.decoder import Decoder
+from radixrt.models.loading.weights import load_model
+from radixrt.models.model_config import load_model_spec
 from tests.kernels.test_triton_experts import biases, check, dtypes, make
+from tests.tiny_models import make_tiny_model
 
 pytestmark = pytest.mark.gpu
 
@@ -160,3 +167,24 @@ def test_the_format_chooses_the_kernels_or_one_expert_after_the_other(triton_dev
     assert isinstance(gate_up, PackedWeights)
     assert found is not None
     check(found, (x, experts, chosen, *(dequantize(each) for each in weights.values())))
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
+def test_a_model_that_is_quantized_while_it_loads(triton_device: str, kind: Kind, tmp_path: Path) -> None:
+    from radixrt.layers.cuda_ops import CudaOps
+
+    folder = make_tiny_model(tmp_path / "m", "qwen3_moe", moe_intermediate_size=64)
+    spec = load_model_spec(folder)
+    assert spec.decoder is not None
+    spec = replace(spec, decoder=replace(spec.decoder, quantization=OnlineQuantization(kind)))
+    generator = torch.Generator().manual_seed(0)
+    x, scores = (torch.randn(5, size, generator=generator).to(triton_device) for size in (64, 8))
+    weights, experts = scores.topk(3)
+    found = []
+    for ops in (CudaOps(), TorchOps()):
+        model = load_model(folder, spec, dtype="float32", device=triton_device, ops=ops)
+        assert isinstance(model, Decoder)
+        mixture = model.layers[1].feed_forward.experts
+        assert isinstance(mixture._gate_up, PackedWeights) == isinstance(ops, CudaOps)
+        found.append(mixture(x, experts, weights.softmax(-1)))
+    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)

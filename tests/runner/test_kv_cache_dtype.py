@@ -18,7 +18,9 @@ from radixrt.models.model_config import load_model_spec
 from radixrt.runner import kv_cache_dtype
 from radixrt.runner.kv_cache_dtype import KVCacheDtype, resolve_kv_cache_dtype
 from radixrt.runner.profile_run import largest_step
+from tests.layers.formats.formats import CASES
 from tests.models.loading.test_kv_scales import add_scales
+from tests.models.loading.test_quantized_checkpoints import change_config, make_models
 from tests.runner.test_narrowed_steps import runner, runner_config
 from tests.tiny_models import make_tiny_model
 
@@ -37,10 +39,10 @@ def resolve(folder: Path, device: torch.device = CUDA, **options: Any) -> KVCach
     return resolve_kv_cache_dtype(config, load_model_spec(folder), device)
 
 
-def declared(folder: Path, algorithm: str | None = "FP8", **fields: Any) -> Path:
-    """Write a tiny model whose head size FlashInfer takes, and what ModelOpt says beside it."""
-    make_tiny_model(folder, "qwen3", head_dim=64, **fields)
-    said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": None, "kv_cache_quant_algo": algorithm}}
+def declared(folder: Path) -> Path:
+    """Write a tiny model whose head size FlashInfer takes, and what ModelOpt says of its keys and values beside it."""
+    make_tiny_model(folder, "qwen3", head_dim=64)
+    said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
     (folder / "hf_quant_config.json").write_text(json.dumps(said))
     return folder
 
@@ -60,8 +62,18 @@ def test_auto_follows_a_checkpoint_with_scales(tmp_path: Path, caplog: pytest.Lo
 
 
 @pytest.mark.usefixtures("hopper")
+def test_auto_follows_a_quantized_checkpoint(tmp_path: Path) -> None:
+    folder = make_models(tmp_path, CASES["ct-fp8-channel"], head_dim=64)[0]
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+    quantization = {**json.loads((folder / "config.json").read_text())["quantization_config"]}
+    change_config(folder, quantization_config={**quantization, "kv_cache_scheme": scheme})
+    add_scales(folder, "compressed-tensors")
+    assert resolve(folder) == KVCacheDtype("fp8_e4m3", scaled=True)
+
+
+@pytest.mark.usefixtures("hopper")
 def test_the_option_uses_scales_that_the_config_does_not_mention(tmp_path: Path) -> None:
-    folder = declared(tmp_path / "m", None)
+    folder = make_tiny_model(tmp_path / "m", "qwen3", head_dim=64)
     assert resolve(folder, kv_cache_dtype="fp8_e4m3") == KVCacheDtype("fp8_e4m3")
     add_scales(folder, "one-for-both", value=lambda i: (2.0, 2.0))
     assert resolve(folder, kv_cache_dtype="fp8_e4m3") == KVCacheDtype("fp8_e4m3", scaled=True)

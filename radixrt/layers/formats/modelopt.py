@@ -76,7 +76,8 @@ def read_modelopt(config: Mapping[str, Any], *, stacked_experts: bool) -> Quanti
         if not isinstance(layers, Mapping) or not all(isinstance(each, Mapping) for each in layers.values()):
             raise refused(f"quantized_layers must give the quant_algo of modules, not {layers!r}")
         listed = tuple((path, _stored(each.get("quant_algo"), each.get("group_size"))) for path, each in layers.items())
-    weight = None if listed else _stored(algorithm, group)
+    only_keys_and_values = algorithm is None and bool(quantization.get("kv_cache_quant_algo"))
+    weight = None if listed or only_keys_and_values else _stored(algorithm, group)
     excluded = module_names(quantization, "exclude_modules", "ignore")
     return ModelOpt(tied_head(config), num_layers(config), weight, listed, excluded)
 

@@ -20,9 +20,11 @@ from radixrt.models.loading.weights import load_model
 from radixrt.models.model_config import load_model_spec
 from radixrt.models.stages import stage_of
 from tests.distributed.rank_threads import ThreadGroup, on_ranks
+from tests.layers.formats.formats import CASES
 from tests.layers.formats.test_toy_int8 import KINDS as TOY_KINDS
 from tests.layers.formats.test_toy_int8 import make_models
 from tests.models.dense_attention import DenseAttention, logits_of, run_in_steps, steps_of
+from tests.models.loading.test_quantized_checkpoints import make_models as make_quantized
 from tests.models.test_decoder import sequences
 from tests.tiny_models import make_tiny_model
 
@@ -116,6 +118,15 @@ def test_weights_that_are_quantized_while_they_load(kind: Kind, tmp_path: Path) 
 def test_quantized_weights_of_a_checkpoint(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.READERS, "toy-int8", "tests.layers.formats.test_toy_int8:read_toy")
     folder = add_scales(make_models(tmp_path, kind, **TOY_KINDS[kind])[0])
+    plain, scaled = load(folder), load(folder, kv_scales=True)
+    for ours, theirs in zip(run_in_steps(scaled, sequences()), run_in_steps(plain, sequences()), strict=True):
+        assert torch.equal(ours, theirs)
+    assert not torch.equal(stored(scaled)[0][0], stored(plain)[0][0])
+
+
+@pytest.mark.parametrize("case", ["ct-int4-asymmetric", "fp8-block", "gptq-ordered", "modelopt-nvfp4"])
+def test_formats_of_checkpoints(case: str, tmp_path: Path) -> None:
+    folder = add_scales(make_quantized(tmp_path, CASES[case], head_dim=128, attention_bias=True)[0], "cache")
     plain, scaled = load(folder), load(folder, kv_scales=True)
     for ours, theirs in zip(run_in_steps(scaled, sequences()), run_in_steps(plain, sequences()), strict=True):
         assert torch.equal(ours, theirs)
