@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors import safe_open
 
 import radixrt
 from radixrt.config import make_config
 from radixrt.engine.settings import resolve_settings
+from radixrt.layers.formats.codes import Codes, dequantize
+from radixrt.layers.formats.gguf_layout import scheme_of
+from radixrt.layers.formats.gguf_types import PACKED_TYPES
 from tests.equivalence.reference import greedy_continuation
 
 QUESTIONS = ["What is the capital of France?", "Name a colour.", "Count to five.", "Who wrote Hamlet?"]
@@ -55,6 +62,26 @@ def test_greedy_equals_transformers(options: dict, folder: Path, prompts: list[l
         assert len(first.token_ids) == NUM_TOKENS
         assert first.token_ids == greedy_continuation(folder, ids, first.token_ids)
         assert second.token_ids == first.token_ids
+
+
+def test_its_packed_weights_are_the_expanded_ones(folder: Path) -> None:
+    """Bit by bit, in float32."""
+    packed = Path(resolve_settings(make_config(dtype="bfloat16", device="cpu"), show_progress=False)[1].folder)
+    types = json.loads((packed / "config.json").read_text())["quantization_config"]["types"]
+    assert Counter(types.values()) == {"Q4_1": 210, "Q8_0": 1}
+    with (
+        safe_open(packed / "model.safetensors", "pt") as ours,
+        safe_open(folder / "model.safetensors", "pt") as theirs,
+    ):
+        names = set(ours.keys())
+        for module, kind in types.items():
+            stored = [f"{module}.weight{ending}" for ending in ("", "_scale", "_minimum")]
+            codes, scales, minima = (ours.get_tensor(name) if name in names else None for name in stored)
+            assert codes is not None
+            assert scales is not None
+            weight = Codes(codes, scales, None, minima, scheme_of(PACKED_TYPES[kind]))
+            plain = "model.embed_tokens" if module == "lm_head" else module
+            assert torch.equal(dequantize(weight), theirs.get_tensor(f"{plain}.weight")), module
 
 
 def test_the_embedded_model_knows_paris() -> None:

@@ -143,3 +143,16 @@ def test_three_backends(tmp_path: Path) -> None:
     assert names == ["engine", "Endpoint", "OpenAI"]
     assert "all three say the same" in printed
     assert reuse(printed)[0] == 9
+
+
+def test_a_model_of_4_bits_takes_less_memory(tmp_path: Path) -> None:
+    mebibytes = {}
+    for quantization in ("auto", "none"):
+        printed = run("laptop_4bit", "--quantization", quantization, cwd=tmp_path)
+        assert re.findall(r"^What is the capital of (\w+)\? .*\b(Paris|Tokyo|Rome|Cairo)\b", printed, re.M) == [
+            ("France", "Paris"), ("Japan", "Tokyo"), ("Italy", "Rome"), ("Egypt", "Cairo")
+        ]  # fmt: skip
+        found = re.search(r"^(\d+) MiB in memory, \d+ tokens/s in 4 answers at once$", printed, re.M)
+        assert found is not None, printed
+        mebibytes[quantization] = int(found[1])
+    assert mebibytes["auto"] < mebibytes["none"] - 50

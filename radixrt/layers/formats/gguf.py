@@ -88,6 +88,10 @@ class GGUFQuantization(Quantization):
     def num_bytes(self, what: Literal["linear", "experts"], numbers: int, item: int, device: str) -> int:
         return int(numbers * self.bits_per_weight / 8) if what == "linear" else numbers * item
 
+    def head_copy_bytes(self, numbers: int, device: str) -> int:
+        kind = self.types.get("lm_head")
+        return 0 if kind is None else int(numbers * PACKED_TYPES[kind].bits / 8)
+
     def note(self, file_bytes: int, device: str) -> str:
         kinds = sorted(set(self.types.values()))
         return f"its linear layers stay as the GGUF file has them: {', '.join(kinds)}"

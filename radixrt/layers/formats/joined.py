@@ -42,6 +42,10 @@ class Joined(WeightFormat):
             parts[int(i)][own] = tensor
         return tuple(each.prepare(part) for each, part in zip(self._formats, parts, strict=True))
 
+    def kernels(self, weight: Any) -> str:
+        names = [each.kernels(part) for each, part in zip(self._formats, weight, strict=True)]
+        return next((name for name in names if name), "")
+
     def linear(self, weight: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         parts = [each.linear(part, x, None) for each, part in zip(self._formats, weight, strict=True)]
         out = torch.cat(parts, dim=1)

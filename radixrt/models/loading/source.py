@@ -47,7 +47,8 @@ def prepare_model(model: ModelConfig, *, device: str = "cpu", show_progress: boo
     """Return the model's local folder, after converting a GGUF file or downloading from the hub if necessary.
 
     Args:
-        device: "cpu" or "cuda"; resolves dtype "auto", in which a GGUF file is stored.
+        device: "cpu" or "cuda"; resolves dtype "auto", in which a GGUF file is stored, and decides whether its weights
+            stay packed.
         show_progress: draw progress bars on stderr.
 
     Raises:
@@ -55,6 +56,7 @@ def prepare_model(model: ModelConfig, *, device: str = "cpu", show_progress: boo
     """
     path = Path(model.model).expanduser()
     dtype = choose_precision(model.dtype, device).dtype
+    packed = keeps_packed(model.quantization, dtype, device)
     if path.is_dir():
         _check_folder(path, model.load_format)
         return PreparedModel(path, path.resolve().name)
@@ -62,15 +64,28 @@ def prepare_model(model: ModelConfig, *, device: str = "cpu", show_progress: boo
         if path.suffix.lower() != ".gguf":
             raise ModelLoadError(f"{path} is neither a folder nor a .gguf file")
         check_pointer(path)
-        return PreparedModel(_converted(path, dtype, show_progress), path.stem)
+        return PreparedModel(_converted(path, dtype, packed, show_progress), path.stem)
     if model.model == DEFAULT_MODEL:
-        return PreparedModel(_converted(_default_gguf(), dtype, show_progress), DEFAULT_MODEL)
+        return PreparedModel(_converted(_default_gguf(), dtype, packed, show_progress), DEFAULT_MODEL)
     if not HUB_ID.fullmatch(model.model) or path.suffix.lower() == ".gguf":
         raise ModelLoadError(
             f"there is no model {model.model!r}: it is neither {DEFAULT_MODEL!r}, a local folder, a .gguf file nor a"
             " hub id (owner/name)"
         )
     return PreparedModel(_downloaded(model.model, model.load_format, show_progress), model.model)
+
+
+def keeps_packed(quantization: str, dtype: str, device: str) -> bool:
+    """Return True if the weights of a GGUF file stay in its few bits.
+
+    float32 is for exact comparisons, where the products of packed weights round; on CUDA there are no kernels for
+    groups of 32 columns.
+
+    Args:
+        quantization: the option.
+        dtype: resolved, not "auto".
+    """
+    return quantization == "auto" and dtype == "bfloat16" and device == "cpu"
 
 
 def cache_folder() -> Path:
@@ -100,11 +115,12 @@ def _default_gguf() -> Path:
     )
 
 
-def _converted(path: Path, dtype: str, show_progress: bool) -> Path:
+def _converted(path: Path, dtype: str, packed: bool, show_progress: bool) -> Path:
     """Convert a GGUF file unless that was done before, and return its folder; processes may race for it. A folder that
     other users could have written to is replaced."""
     stored = "bfloat16" if dtype == "bfloat16" else "float32"
-    folder = cache_folder() / "gguf" / f"{path.stem}-{_identity(path)}-{stored}"
+    kind = f"packed-{stored}" if packed else stored
+    folder = cache_folder() / "gguf" / f"{path.stem}-{_identity(path)}-{kind}"
     try:
         make_private_folder(folder.parent)
         if folder.is_dir():
@@ -120,7 +136,7 @@ def _converted(path: Path, dtype: str, show_progress: bool) -> Path:
     try:
         from radixrt.models.loading.gguf import convert_gguf
 
-        convert_gguf(path, unfinished, stored, show_progress=show_progress)
+        convert_gguf(path, unfinished, stored, packed=packed, show_progress=show_progress)
         for file in unfinished.iterdir():
             file.chmod(0o600)  # whatever the umask
         try:

@@ -24,6 +24,7 @@ from radixrt.models.decoder import Decoder
 from radixrt.models.loading.gguf import convert_gguf
 from radixrt.models.loading.weights import load_model
 from radixrt.models.model_config import load_model_spec
+from radixrt.runner.weights_info import weights_info
 from tests.distributed.rank_threads import ThreadGroup, on_ranks
 from tests.models.dense_attention import run_in_steps
 from tests.models.loading.test_gguf import write_gguf
@@ -133,6 +134,9 @@ def test_layers_may_mix_types(others: dict[str, str], tmp_path: Path, caplog: py
     ours, model = logits(packed)
     assert type(attention(model)) is Joined
     assert_same(ours, theirs)
+    info = weights_info(model, load_model_spec(packed))
+    assert info.kernels == ("plain torch",)
+    assert info.quantized > 0.6
     said = [record.getMessage() for record in caplog.records if "expanded" in record.getMessage()]
     assert said == (["model.gguf: tensors of type Q2_K are expanded"] if "attn_k" in others else [])
 
@@ -154,6 +158,9 @@ def test_a_tied_head_is_packed_beside_the_embedding(arch: str, columns: int, tmp
     ours, model = logits(packed)
     assert type(model.lm_head.format) is Quantized  # type: ignore[union-attr]
     assert model.embed_tokens is not None
+    quantization = load_model_spec(packed).decoder.quantization  # type: ignore[union-attr]
+    assert quantization is not None
+    assert quantization.head_copy_bytes(3200, "cpu") == 3400
     assert model.embed_tokens.dtype == torch.float32
     assert_same(ours, theirs)
     random = load_model(packed, load_model_spec(packed), dtype="float32", device="cpu", load_format="dummy")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
+import gguf
 import pytest
 
 from radixrt.config import DEFAULT_MODEL, ModelConfig
@@ -17,6 +19,8 @@ from radixrt.models.loading import source
 from radixrt.models.loading.source import PreparedModel, cache_folder, prepare_model
 from tests.models.loading.test_gguf import write_gguf
 from tests.tiny_models import make_tiny_model
+
+Q8_0 = gguf.GGMLQuantizationType.Q8_0
 
 
 @pytest.fixture
@@ -49,6 +53,32 @@ def test_a_gguf_file_is_converted_once(tiny: Path, cache: Path) -> None:
     names = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert {path.name for path in first.folder.iterdir()} == names
     assert not [path for path in first.folder.parent.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("quantization", "dtype", "device", "packed"),
+    [
+        ("auto", "bfloat16", "cpu", True),
+        ("none", "bfloat16", "cpu", False),
+        ("int4", "bfloat16", "cpu", False),
+        ("auto", "float32", "cpu", False),
+        ("auto", "bfloat16", "cuda", False),
+    ],
+)
+def test_weights_stay_packed_where_they_are_fast(
+    quantization: str, dtype: str, device: str, packed: bool, cache: Path, tmp_path: Path
+) -> None:
+    made = make_tiny_model(tmp_path / "hf", num_hidden_layers=1, intermediate_size=128)
+    file = tmp_path / "tiny.gguf"
+    write_gguf(made, file, "llama", quantize=lambda _, values: (gguf.quants.quantize(values, Q8_0), "Q8_0"))
+    config = ModelConfig(model=str(file), dtype=dtype, quantization=quantization)
+    folder = prepare_model(config, device=device).folder
+    found = json.loads((folder / "config.json").read_text()).get("quantization_config", {})
+    assert found.get("quant_method") == ("gguf" if packed else None)
+    assert prepare_model(config, device=device).folder == folder
+    prepare_model(ModelConfig(model=str(file), dtype="bfloat16"))
+    prepare_model(ModelConfig(model=str(file), dtype="bfloat16", quantization="none"))
+    assert len(list((cache / "gguf").iterdir())) == (3 if dtype == "float32" else 2)
 
 
 def test_a_model_that_others_could_write_is_converted_again(tiny: Path, cache: Path) -> None:
@@ -138,8 +168,8 @@ def test_hub_errors_name_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert not any("safetensors" in pattern or "bin" in pattern for pattern in asked[1])
 
 
-def test_a_second_start_imports_nothing_heavy(converted_smollm: PreparedModel) -> None:
-    cache = converted_smollm.folder.parent.parent
+def test_a_second_start_imports_nothing_heavy(cache: Path) -> None:
+    prepare_model(ModelConfig(dtype="bfloat16"))
     code = (
         "import sys; from radixrt.config import ModelConfig; from radixrt.models.loading.source import prepare_model;"
         "from radixrt.models.model_config import load_model_spec;"
