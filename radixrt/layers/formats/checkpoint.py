@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -54,7 +55,7 @@ class CheckpointTensor:
     dummy: float | None = None
     any_ones: bool = False
 
-    @property
+    @functools.cached_property
     def stored(self) -> tuple[CheckpointTensor, ...]:
         """The tensors that the checkpoint holds for this one."""
         return (self,) if self.encoding is None else self.encoding.parts(self)

@@ -81,9 +81,9 @@ class CheckpointLayout(StoredLayout):
         p, scheme = projection, self.scheme
         encoding = WeightEncoding(self.stored, scheme, kind, p.outputs, p.inputs, p.columns)
         dummy = {"scales": DUMMY_SCALES[scheme.numbers], "zeros": ZERO_OF_INT4, "minima": 0.0, "order": 0}.get(kind)
-        own = replace(p, alternative=None, transposed=False, rows=(range(1),) if kind == "order" else p.rows)
+        own = p if p.alternative is None else replace(p, alternative=None)
         if kind == "order":
-            own = replace(own, outputs=1, height=1)
+            own = replace(own, outputs=1, height=1, rows=(range(1),))
         found = sources(own, "weight", encoding.units, encoding=encoding, dummy=dummy)
         if p.alternative is not None:
             (other,) = self._sources(p.alternative, kind)

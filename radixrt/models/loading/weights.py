@@ -200,7 +200,7 @@ class Checkpoint:
             ModelLoadError: the tensor has another dtype than it must have.
         """
         if wanted.encoding is not None:
-            parts = [self.read(part, device).to(device) for part in wanted.encoding.parts(wanted)]
+            parts = [self.read(part, device).to(device) for part in wanted.stored]
             return arranged(wanted.encoding.decode(wanted, parts), wanted)
         tensor = self._slice(wanted)
         if wanted.dtype is not None and tensor.dtype != getattr(torch, wanted.dtype):
