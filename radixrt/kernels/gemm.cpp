@@ -1,8 +1,9 @@
 // Linear layers with bfloat16 weights and float32 results: x W^T, with x rounded to bfloat16 and sums in float32.
 //
-// Threads divide the panels of the weight (gemm_tiles.h). A panel stays in the L2 cache while all rows of a block pass
-// over it.
+// Each thread has a range of the panels of the weight (gemm_tiles.h). Some of them at a time stay in the L2 cache while all
+// rows of a block pass over them, so that neighbouring results are written soon after one another.
 
+#include "buffer.h"
 #include "gemm_tiles.h"
 #include "replay.h"
 
@@ -12,22 +13,32 @@ namespace {
 
 using namespace radixrt;
 
+constexpr int64_t PANELS_BYTES = 1 << 18;  // of panels in the L2 cache
+constexpr int64_t TOGETHER = 96;           // rows that pass over them before the next rows do
+
 // stride: of the rows of out.
 template <bool GATED>
 void multiply(const float* x, const uint16_t* panels, float* out, int64_t rows, int64_t n, int64_t k, int64_t stride) {
-    static thread_local std::vector<uint16_t> scratch;  // the calling thread's, for the life of the process
-    const int64_t padded = (rows + 31) / 32 * 32;
-    if (static_cast<int64_t>(scratch.size()) < padded * k) scratch.resize(padded * k);
-    uint16_t* rounded = scratch.data();
+    static thread_local Buffer<uint16_t> scratch;  // the calling thread's, for the life of the process
+    uint16_t* rounded = scratch.resize((rows + 31) / 32 * 32 * k);
 #pragma omp parallel
     {
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < rows * k; i += 16) round_to_bfloat16(x + i, rounded + i, 16);
         const Tiles tiles;
-#pragma omp for schedule(static)
-        for (int64_t panel = 0; panel < n / COLS; panel++)
-            tiles.multiply<GATED>(
-                rounded, rows, k, panels + panel * COLS * k, out + panel * (GATED ? LANES : COLS), stride);
+        int64_t begin = 0, end = 0;
+#pragma omp for schedule(static) nowait
+        for (int64_t panel = 0; panel < n / COLS; panel++) {
+            if (begin == end) begin = panel;
+            end = panel + 1;
+        }
+        const int64_t at_once = std::max<int64_t>(1, PANELS_BYTES / (2 * COLS * k));
+        for (int64_t chunk = begin; chunk < end; chunk += at_once)
+            for (int64_t first = 0; first < rows; first += TOGETHER)
+                for (int64_t panel = chunk; panel < std::min(end, chunk + at_once); panel++)
+                    tiles.multiply<GATED>(
+                        rounded + first * k, std::min(TOGETHER, rows - first), k, panels + panel * COLS * k,
+                        out + first * stride + panel * (GATED ? LANES : COLS), stride);
     }
 }
 

@@ -197,6 +197,18 @@ void store_number(uint8_t* section, int64_t at, float value, bool half) {
     }
 }
 
+// Pairs of neighbouring codes become pairs that lie four inputs apart.
+void pack_nibbles(const uint8_t* from, int64_t bytes, uint8_t* to) {
+    for (int64_t first = 0; first < bytes; first += 4, to += 4 * COLS) {
+        uint8_t pairs[4] = {};
+        std::copy_n(from + first, std::min<int64_t>(4, bytes - first), pairs);
+        for (int i = 0; i < 2; i++) {
+            to[2 * i] = (pairs[i] & 15) | (pairs[i + 2] & 15) << 4;
+            to[2 * i + 1] = pairs[i] >> 4 | (pairs[i + 2] & 240);
+        }
+    }
+}
+
 }  // namespace
 
 extern "C" {
@@ -225,17 +237,17 @@ void radixrt_codes_pack(const Weight* packed, const uint8_t* codes, const float*
         for (int64_t column = 0; column < COLS; column++) {
             const int64_t row = feature(weight, index, column);
             if (row < 0) continue;
-            for (int64_t k = 0; k < columns && weight.bits == 8; k++)
-                panel.codes[(k / 4 * COLS + column) * 4 + k % 4] = codes[row * columns + k] ^ 0x80;
-            for (int64_t k = 0; k < columns && weight.bits == 4; k++) {
-                const int code = codes[row * (columns / 2) + k / 2] >> (k % 2 * 4) & 15;
-                panel.codes[(k / 8 * COLS + column) * 4 + k % 4] |= code << (k % 8 / 4 * 4);
-            }
+            const uint8_t* from = codes + row * columns * weight.bits / 8;
+            uint8_t* to = panel.codes + 4 * column;
+            if (weight.bits == 8)
+                for (int64_t k = 0; k < columns; k++) to[k / 4 * 4 * COLS + k % 4] = from[k] ^ 0x80;
+            else
+                pack_nibbles(from, columns / 2, to);
             for (int64_t g = 0; g < groups; g++) {
-                const int64_t from = row * groups + g, to = g * COLS + column;
-                store_number(panel.scales, to, scales[from], weight.half);
-                if (weight.offsets == ZEROS) panel.offsets[to] = zeros[from];
-                if (weight.offsets == MINIMA) store_number(panel.offsets, to, minima[from], weight.half);
+                const int64_t place = row * groups + g, at = g * COLS + column;
+                store_number(panel.scales, at, scales[place], weight.half);
+                if (weight.offsets == ZEROS) panel.offsets[at] = zeros[place];
+                if (weight.offsets == MINIMA) store_number(panel.offsets, at, minima[place], weight.half);
             }
         }
     }

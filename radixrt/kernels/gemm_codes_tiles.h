@@ -90,6 +90,7 @@ inline void float_tile(const FloatRows& rows, int64_t first, const Panel& panel,
 
 // Instructions for bytes multiply rows of x as integers of 16 bits, in two digits of a byte each.
 
+constexpr int AHEAD = 4096;  // bytes of codes
 constexpr int RADIX = 255;  // of digits from -127 to 127
 constexpr float LARGEST = 127 * RADIX + 127;
 
@@ -178,7 +179,8 @@ inline void digit_tile(const DigitRows& rows, int64_t first, const Panel& panel,
     const Weight& weight = panel.weight;
     const int8_t* x = rows.block(first) + first % BLOCK * DEPTH;
     const int32_t* digit_sums = rows.sums.data() + first * rows.groups * 2;
-    const __m512i nibble = _mm512_set1_epi8(15), middle = _mm512_set1_epi32(-weight.middle());
+    const __m512i nibble = _mm512_set1_epi8(15);
+    const int32_t middle = weight.middle();
     __m512 sums[R][2];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
@@ -187,8 +189,8 @@ inline void digit_tile(const DigitRows& rows, int64_t first, const Panel& panel,
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
             const int32_t* sum = digit_sums + (r * rows.groups + g) * 2;
-            high[r][0] = high[r][1] = _mm512_mullo_epi32(middle, _mm512_set1_epi32(sum[0]));
-            low[r][0] = low[r][1] = _mm512_mullo_epi32(middle, _mm512_set1_epi32(sum[1]));
+            high[r][0] = high[r][1] = _mm512_set1_epi32(-middle * sum[0]);
+            low[r][0] = low[r][1] = _mm512_set1_epi32(-middle * sum[1]);
         }
         const int64_t end = std::min(rows.depth, (g + 1) * weight.group);
         for (int64_t k = g * weight.group, stop; k < end; k = stop) {
@@ -197,6 +199,10 @@ inline void digit_tile(const DigitRows& rows, int64_t first, const Panel& panel,
             const auto* at = reinterpret_cast<const __m512i*>(panel.codes + k / STEP * COLS * 4);
             for (int64_t i = k % DEPTH, until = i + stop - k; i < until; i += STEP, at += 2) {
                 const __m512i packed[2] = {_mm512_loadu_si512(at), _mm512_loadu_si512(at + 1)};
+                if constexpr (R <= 2) {  // the processor does not look ahead beyond a page
+                    _mm_prefetch(reinterpret_cast<const char*>(at) + AHEAD, _MM_HINT_T0);
+                    _mm_prefetch(reinterpret_cast<const char*>(at + 1) + AHEAD, _MM_HINT_T0);
+                }
 #pragma GCC unroll 2
                 for (int quad = 0; quad < STEP / 4; quad++) {
                     __m512i values[2] = {packed[0], packed[1]};

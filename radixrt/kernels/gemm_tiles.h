@@ -21,6 +21,7 @@ namespace radixrt {
 
 constexpr int COLS = 2 * LANES;
 constexpr int DEPTH = 32;        // K is a multiple of it
+constexpr int AHEAD = 4096;      // bytes of a panel
 constexpr int TILE_ROWS = 12;    // with 2 vectors of columns: 24 of the 32 registers are sums
 constexpr int64_t BLOCK_ROWS = 256;  // over which a panel stays in the L2 cache
 
@@ -32,6 +33,10 @@ inline void tile(const uint32_t* x, int64_t pairs, const __m512bh* panel, float*
     for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
     for (int64_t k = 0; k < pairs; k++) {
         const __m512bh low = panel[2 * k], high = panel[2 * k + 1];
+        if constexpr (R <= 2) {  // the processor does not look ahead beyond a page
+            _mm_prefetch(reinterpret_cast<const char*>(panel + 2 * k) + AHEAD, _MM_HINT_T0);
+            _mm_prefetch(reinterpret_cast<const char*>(panel + 2 * k + 1) + AHEAD, _MM_HINT_T0);
+        }
 #pragma GCC unroll 12
         for (int r = 0; r < R; r++) {
             const __m512bh value = (__m512bh)_mm512_set1_epi32(x[r * pairs + k]);
@@ -68,7 +73,7 @@ inline void multiply_panel(const uint16_t* x, int64_t rows, int64_t k, const uin
 
 #ifdef __AMX_BF16__
 
-constexpr int AMX_MIN_ROWS = 5;  // with fewer rows most of a tile is empty
+constexpr int AMX_MIN_ROWS = 2;
 
 // 16 * TILES rows and one panel; `height` of the rows are wanted.
 template <int TILES, bool GATED>
