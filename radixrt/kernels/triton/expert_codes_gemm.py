@@ -118,7 +118,8 @@ def _add(w, x, sums, factor, shift, x_sums, WIDE: tl.constexpr, SHIFTED: tl.cons
         if SHIFTED:
             sums += x_sums * shift[:, None]
     else:
-        sums = tl.dot(w, tl.trans(x), sums, input_precision="ieee")
+        # As in `skinny_gemm`: the sums are used before the next step.
+        sums = tl.dot(w, tl.trans(x), sums, input_precision="ieee") + 0.0
     return sums
 
 

@@ -153,7 +153,9 @@ def _converted(w, DTYPE: tl.constexpr, NUMBERS: tl.constexpr, ROWS: tl.constexpr
 
 
 @triton.jit
-def _add_product(w, x, sums, factor, shift, shifts, x_sums, GROUP: tl.constexpr, TOKENS_FIRST: tl.constexpr):
+def _add_product(
+    w, x, sums, factor, shift, shifts, x_sums, NUMBERS: tl.constexpr, GROUP: tl.constexpr, TOKENS_FIRST: tl.constexpr
+):  # fmt: skip
     """Add w x^T to the sums [ROWS, TOKENS], in groups with the factors and shifts of the rows."""
     if GROUP > 0:
         sums += _multiply(w, x, tl.zeros_like(sums), TOKENS_FIRST) * factor[:, None]
@@ -161,6 +163,10 @@ def _add_product(w, x, sums, factor, shift, shifts, x_sums, GROUP: tl.constexpr,
             sums += x_sums * shift[:, None]
     else:
         sums = _multiply(w, x, sums, TOKENS_FIRST)
+        if NUMBERS is not None:
+            # Triton 3.6 overwrites an operand in registers while the tensor cores still read it, unless the sums are
+            # used before the next step.
+            sums += 0.0
     return sums
 
 
@@ -230,13 +236,15 @@ def _skinny_gemm_kernel(
         if shifts is not None:  # the sums of x for each row: the tensor cores have them where the row's sums are
             x_sums = _multiply(tl.full((ROWS, STEP), 1.0, dtype), x_tile, tl.zeros_like(sums), TOKENS_FIRST)
         w = _converted(w, dtype, NUMBERS, ROWS, STEP)
-        sums = _add_product(w, x_tile, sums, factor, shift, shifts, x_sums, GROUP, TOKENS_FIRST)
+        sums = _add_product(w, x_tile, sums, factor, shift, shifts, x_sums, NUMBERS, GROUP, TOKENS_FIRST)
         if GATED:
             up = _tile(
                 weight_map, up_weight + in_weight, num_rows + first_row, step * STRIDE, width, None, STRIDE, EVEN
             )
             up = _converted(up, dtype, NUMBERS, ROWS, STEP)
-            up_sums = _add_product(up, x_tile, up_sums, up_factor, up_shift, shifts, x_sums, GROUP, TOKENS_FIRST)
+            up_sums = _add_product(
+                up, x_tile, up_sums, up_factor, up_shift, shifts, x_sums, NUMBERS, GROUP, TOKENS_FIRST
+            )
         if GROUP > 0:
             following = tl.minimum(at + STEP, columns - 1)
             factor, shift = _row_factors(scales, shifts, own_row, following, columns, GROUP, SCALE_ROWS)
