@@ -40,6 +40,7 @@ class CudaOps(TorchOps):
         from radixrt.kernels.triton import (
             activation,
             codes,
+            codes_gemv,
             embedding,
             expert_gemm,
             expert_gemv,
@@ -52,7 +53,8 @@ class CudaOps(TorchOps):
 
         self._activation, self._embedding, self._gemv, self._heads = activation, embedding, gemv, heads
         self._expert_gemm, self._expert_gemv = expert_gemm, expert_gemv
-        self._norm, self._routing, self._codes = norm, routing, codes
+        self._norm, self._routing = norm, routing
+        self._codes, self._codes_gemv = codes, codes_gemv
         self.recurrence = CudaRecurrence(early=early)
         self._skinny_gemm = skinny_gemm
         self._workspaces: dict[torch.device, Workspace] = {}
@@ -130,7 +132,9 @@ class CudaOps(TorchOps):
 
     def reads_codes(self, x: torch.Tensor, weight: FragmentCodes) -> bool:
         """Return True if `multiply_codes` reads the weight as codes: x has few tokens."""
-        return 0 < x.shape[0] <= codes_gemm_config.MAX_TOKENS and self._skinny_gemm.supports(x, weight.words, x.dtype)
+        config = codes_gemm_config
+        limit = config.MAX_TOKENS_OF_FLOAT8 if self._codes.multiplies_float8(x, weight) else config.MAX_TOKENS
+        return 0 < x.shape[0] <= limit and self._skinny_gemm.supports(x, weight.words, x.dtype)
 
     def multiply_codes(
         self,
@@ -148,6 +152,8 @@ class CudaOps(TorchOps):
             send: see `skinny_gemm.multiply`; only where `reads_codes`.
         """
         if self.reads_codes(x, weight):
+            if self._codes_gemv.wins(x, weight):
+                return self._codes_gemv.multiply(x, weight, bias, gated=gated, early=self._early, send=send)
             bits, group = 32 // weight.in_word, weight.group
             tiling = codes_gemm_config.find_config(x.shape[0], *weight.shape, gated=gated, bits=bits, group=group)
             workspace = self._workspace(x.device)

@@ -247,6 +247,73 @@ def test_experts_of_codes(kind: str, tile: int, gated: bool, paired: bool) -> No
     assert kind == "int4 groups" or "st.shared" not in products
 
 
+@pytest.mark.parametrize(
+    ("numbers", "group", "tokens", "gated"),
+    [
+        ("e4m3", 0, 16, False),
+        ("int8", 0, 64, False),
+        ("e4m3", 128, 64, True),
+        ("int4", 128, 16, True),
+        ("e2m1", 0, 64, False),
+    ],
+)
+def test_products_with_codes(numbers: str, group: int, tokens: int, gated: bool) -> None:
+    from radixrt.kernels.triton import skinny_gemm
+    from radixrt.kernels.triton.codes_gemm_config import find_config
+
+    in_word = 4 if numbers in ("int8", "e4m3") else 8
+    cut = find_config(tokens, 8192, 4096, gated=gated, bits=32 // in_word, group=group)
+    sizes = {"TOKENS": tokens, "ROWS": cut.rows, "STEP": cut.step, "SPLITS": cut.splits, "GATED": gated}
+    form = {"NUMBERS": numbers, "IN_ELEMENT": in_word, "GROUP": group, "SCALE_ROWS": 1, "shifts": None}
+    place = {"RANK": 0, "RANKS": 1, "PART_BYTES": 0, "TRIPS": 1, "EARLY": True, "addresses": None, "turns": None}
+    given = {"HAS_BIAS": False, "TOKENS_FIRST": False, "EVEN": True, "AHEAD": 0, "PIECE": 0, **sizes, **form, **place}
+    maps = {
+        "x_map": f"tensordesc<bf16[{tokens},{cut.step}]>",
+        "weight_map": f"tensordesc<i32[{cut.rows},{cut.step // in_word}]>",
+    }
+    ptx = compiled(
+        skinny_gemm._skinny_gemm_kernel, given, warps=cut.warps, stages=cut.stages, parts="*fp32", weight="*i32",
+        scales="*fp32", **maps,
+    )  # fmt: skip
+    # A thread loads sixteen bytes of codes at once, and the tensor cores take them from its registers: in the loop
+    # nothing is written to shared memory.
+    loop = ptx[ptx.index("wgmma.mma_async") : ptx.rindex("wgmma.mma_async")]
+    assert re.search(r"wgmma\.mma_async\S* \{[^}]*\}, *\{[^}]*\}", ptx)
+    assert "st.shared" not in loop
+    assert "stmatrix" not in loop
+    assert "ld.shared.v4.b32" in ptx
+    assert not re.search(r"ld\.shared\.(u8|b8|u16|b16)", ptx)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_one_token_of_int4(ranks: int) -> None:
+    from radixrt.kernels.triton import codes_gemv
+
+    size = {"LANE_ROWS": codes_gemv.LANE_ROWS, "WARPS": codes_gemv.NUM_WARPS, "BLOCKS": codes_gemv.BLOCKS, "EVEN": True}
+    form = {"GATED": False, "HAS_BIAS": True, "GROUP": 128, "SCALE_ROWS": 1, "shifts": None}
+    place = {"RANK": 0, "RANKS": ranks, "PART_BYTES": 1 << 20, "TRIPS": 1, "EARLY": True}
+    nobody = {"addresses": None, "turns": None} if ranks == 1 else {}
+    ptx = compiled(
+        codes_gemv._codes_gemv_kernel, {**size, **form, **place, **nobody}, x="*i32", words="*i32", scales="*bf16",
+        stride="i32",
+    )  # fmt: skip
+    # Sixteen bytes of codes at once, and nothing through shared memory in the loop.
+    assert re.search(r"ld\.global\S*\.v4\.b32", ptx)
+    loop = ptx[ptx.index("lop3.b32") : ptx.rindex("lop3.b32")]
+    assert "shared" not in loop
+
+
+def test_quantization_and_dequantization() -> None:
+    from radixrt.kernels.triton import codes
+
+    for group in (4096, 128):
+        given = {"SIZE": 4096, "BLOCK": 4096, "GROUP": group, "EARLY": True}
+        ptx = compiled(codes._quantize_rows_kernel, given, out="*fp8e4nv", scales="*fp32")
+        assert "ld.global.v4" in ptx
+    given = {"ROWS": 64, "COLUMNS": 128, "NUMBERS": "int4", "IN_WORD": 8, "GROUP": 128, "SCALE_ROWS": 1}
+    compiled(codes._dequantize_kernel, given, words="*i32", scales="*fp32", shifts="*fp32")
+
+
 def test_recurrent_layers() -> None:
     from radixrt.kernels.triton import causal_conv, gated_delta_chunks, gated_delta_decode
 

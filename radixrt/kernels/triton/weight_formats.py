@@ -85,13 +85,13 @@ def to_numbers(words, NUMBERS: tl.constexpr, DTYPE: tl.constexpr, ROWS: tl.const
 def _four(words, NUMBERS: tl.constexpr, DTYPE: tl.constexpr):
     """Return the numbers of bytes 0 and 2, then of bytes 1 and 3."""
     if INTERPRETED or tl.bfloat16 != DTYPE:
-        return (
+        numbers = (
             _number(words, 0, NUMBERS, DTYPE), _number(words, 2, NUMBERS, DTYPE), _number(words, 1, NUMBERS, DTYPE),
             _number(words, 3, NUMBERS, DTYPE),
         )  # fmt: skip
-    if NUMBERS == "e4m3":
+    elif NUMBERS == "e4m3":
         # Moved by four bits, the code's seven bits without the sign are a bfloat16 number, too small by 2^120.
-        return tl.inline_asm_elementwise(
+        numbers = tl.inline_asm_elementwise(
             """{
             .reg .b32 bits, sign, factor, zero;
             mov.b32 zero, 0x80008000;
@@ -110,38 +110,40 @@ def _four(words, NUMBERS: tl.constexpr, DTYPE: tl.constexpr):
             }""",
             "=h,=h,=h,=h,r", [words], dtype=(tl.bfloat16,) * 4, is_pure=True, pack=1,
         )  # fmt: skip
-    # Below 128, seven bits are the mantissa of 128 plus their value; the sign bit makes 128 to be subtracted 256.
-    return tl.inline_asm_elementwise(
-        """{
-        .reg .b32 bits, minus, upper, one;
-        mov.b32 one, 0x3F803F80;
-        lop3.b32 bits, $4, 0x007F007F, 0x43004300, 0xEA;
-        lop3.b32 minus, $4, 0x00800080, 0xC300C300, 0xEA;
-        fma.rn.bf16x2 bits, bits, one, minus;
-        mov.b32 {$0, $1}, bits;
-        shr.u32 upper, $4, 8;
-        lop3.b32 bits, upper, 0x007F007F, 0x43004300, 0xEA;
-        lop3.b32 minus, upper, 0x00800080, 0xC300C300, 0xEA;
-        fma.rn.bf16x2 bits, bits, one, minus;
-        mov.b32 {$2, $3}, bits;
-        }""",
-        "=h,=h,=h,=h,r", [words], dtype=(tl.bfloat16,) * 4, is_pure=True, pack=1,
-    )  # fmt: skip
+    else:
+        # Below 128, seven bits are the mantissa of 128 plus their value; the sign bit makes 128 to be subtracted 256.
+        numbers = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 bits, minus, upper, one;
+            mov.b32 one, 0x3F803F80;
+            lop3.b32 bits, $4, 0x007F007F, 0x43004300, 0xEA;
+            lop3.b32 minus, $4, 0x00800080, 0xC300C300, 0xEA;
+            fma.rn.bf16x2 bits, bits, one, minus;
+            mov.b32 {$0, $1}, bits;
+            shr.u32 upper, $4, 8;
+            lop3.b32 bits, upper, 0x007F007F, 0x43004300, 0xEA;
+            lop3.b32 minus, upper, 0x00800080, 0xC300C300, 0xEA;
+            fma.rn.bf16x2 bits, bits, one, minus;
+            mov.b32 {$2, $3}, bits;
+            }""",
+            "=h,=h,=h,=h,r", [words], dtype=(tl.bfloat16,) * 4, is_pure=True, pack=1,
+        )  # fmt: skip
+    return numbers
 
 
 @triton.jit
 def _eight(words, NUMBERS: tl.constexpr, DTYPE: tl.constexpr):
     """Return the numbers of nibbles 0 and 4, 1 and 5, 2 and 6, and 3 and 7."""
     if INTERPRETED or tl.bfloat16 != DTYPE:
-        return (
+        numbers = (
             _nibble(words, 0, NUMBERS, DTYPE), _nibble(words, 4, NUMBERS, DTYPE),
             _nibble(words, 1, NUMBERS, DTYPE), _nibble(words, 5, NUMBERS, DTYPE),
             _nibble(words, 2, NUMBERS, DTYPE), _nibble(words, 6, NUMBERS, DTYPE),
             _nibble(words, 3, NUMBERS, DTYPE), _nibble(words, 7, NUMBERS, DTYPE),
         )  # fmt: skip
-    if NUMBERS == "e2m1":
+    elif NUMBERS == "e2m1":
         # Three bits without the sign are the lowest of the exponent and the highest of the mantissa, times 2^-126.
-        return tl.inline_asm_elementwise(
+        numbers = tl.inline_asm_elementwise(
             """{
             .reg .b32 bits, sign, factor, zero;
             mov.b32 zero, 0x80008000;
@@ -173,31 +175,33 @@ def _eight(words, NUMBERS: tl.constexpr, DTYPE: tl.constexpr):
             "=h,=h,=h,=h,=h,=h,=h,=h,r", [words],
             dtype=(tl.bfloat16,) * 8, is_pure=True, pack=1,
         )  # fmt: skip
-    # Four bits are the lowest of the mantissa of 128 plus their value, from which 136 is subtracted.
-    return tl.inline_asm_elementwise(
-        """{
-        .reg .b32 bits, upper, one, minus;
-        mov.b32 one, 0x3F803F80;
-        mov.b32 minus, 0xC308C308;
-        lop3.b32 bits, $8, 0x000F000F, 0x43004300, 0xEA;
-        fma.rn.bf16x2 bits, bits, one, minus;
-        mov.b32 {$0, $1}, bits;
-        shr.u32 upper, $8, 4;
-        lop3.b32 bits, upper, 0x000F000F, 0x43004300, 0xEA;
-        fma.rn.bf16x2 bits, bits, one, minus;
-        mov.b32 {$2, $3}, bits;
-        shr.u32 upper, $8, 8;
-        lop3.b32 bits, upper, 0x000F000F, 0x43004300, 0xEA;
-        fma.rn.bf16x2 bits, bits, one, minus;
-        mov.b32 {$4, $5}, bits;
-        shr.u32 upper, $8, 12;
-        lop3.b32 bits, upper, 0x000F000F, 0x43004300, 0xEA;
-        fma.rn.bf16x2 bits, bits, one, minus;
-        mov.b32 {$6, $7}, bits;
-        }""",
-        "=h,=h,=h,=h,=h,=h,=h,=h,r", [words],
-        dtype=(tl.bfloat16,) * 8, is_pure=True, pack=1,
-    )  # fmt: skip
+    else:
+        # Four bits are the lowest of the mantissa of 128 plus their value, from which 136 is subtracted.
+        numbers = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 bits, upper, one, minus;
+            mov.b32 one, 0x3F803F80;
+            mov.b32 minus, 0xC308C308;
+            lop3.b32 bits, $8, 0x000F000F, 0x43004300, 0xEA;
+            fma.rn.bf16x2 bits, bits, one, minus;
+            mov.b32 {$0, $1}, bits;
+            shr.u32 upper, $8, 4;
+            lop3.b32 bits, upper, 0x000F000F, 0x43004300, 0xEA;
+            fma.rn.bf16x2 bits, bits, one, minus;
+            mov.b32 {$2, $3}, bits;
+            shr.u32 upper, $8, 8;
+            lop3.b32 bits, upper, 0x000F000F, 0x43004300, 0xEA;
+            fma.rn.bf16x2 bits, bits, one, minus;
+            mov.b32 {$4, $5}, bits;
+            shr.u32 upper, $8, 12;
+            lop3.b32 bits, upper, 0x000F000F, 0x43004300, 0xEA;
+            fma.rn.bf16x2 bits, bits, one, minus;
+            mov.b32 {$6, $7}, bits;
+            }""",
+            "=h,=h,=h,=h,=h,=h,=h,=h,r", [words],
+            dtype=(tl.bfloat16,) * 8, is_pure=True, pack=1,
+        )  # fmt: skip
+    return numbers
 
 
 @triton.jit

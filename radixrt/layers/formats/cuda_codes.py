@@ -88,6 +88,8 @@ def fragment_codes(weight: Codes) -> FragmentCodes | None:
         return None
     rows, columns = weight.shape
     scales, shifts, scale_rows = weight.scales.contiguous(), None, scheme.rows
+    if scale_rows > 1:  # there are few of them, and cuBLAS takes them in float32
+        scales = scales.float()
     if weight.minima is not None:
         shifts = weight.minima.float() + (ZERO_OF_INT4 if scheme.numbers == "int4" else 0) * scales.float()
     elif weight.zeros is not None:
