@@ -66,6 +66,8 @@ SLOW_PATHS = (
 """Folders and files of the slow tier. All other tests are quick, and take at most six minutes together on two cores."""
 
 LONGEST = (
+    "tests/process/test_quantized_server.py",
+    "tests/benchmarks/offline/test_quantization.py",
     "tests/process/test_chaos.py",
     "tests/newcomer/test_newcomer.py",
     "tests/equivalence/test_constrained.py",
@@ -134,6 +136,7 @@ LONGEST = (
     "tests/models/loading/test_gguf.py",
     "tests/constrained/regex/test_algebra.py",
     "tests/kernels/test_cpu_codes.py",
+    "tests/layers/formats/test_online_loading.py",
 )
 """The slowest test files of both tiers. Workers run them first, so that none is left for the end, when other workers
 are idle."""
