@@ -43,7 +43,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("--url", help="a running server, with or without /v1 at the end")
-    target.add_argument("--server", action="append", type=_named, metavar="NAME=COMMAND", help="to start; has {port}")
+    target.add_argument("--server", action="append", type=named, metavar="NAME=COMMAND", help="to start; has {port}")
     parser.add_argument("--model", help="model name to ask for (default: the first that the server lists)")
     parser.add_argument(
         "--workload", action="append", choices=workloads.NAMES, help="may be repeated (default: all but unique)"
@@ -68,7 +68,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _named(text: str) -> tuple[str, str]:
+def named(text: str) -> tuple[str, str]:
     name, equals, command = text.partition("=")
     if not (name and equals and command.strip()):
         raise argparse.ArgumentTypeError("wanted NAME=COMMAND")
