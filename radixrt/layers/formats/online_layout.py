@@ -16,6 +16,8 @@ from radixrt.layers.formats.quantized import StoredLayout
 
 LARGEST = {"int8": 127.0, "e4m3": 448.0}
 """Largest code of the numbers that have a scale for each row."""
+CHUNK = {"cpu": 1 << 16, "cuda": 1 << 25}
+"""Weights that are rounded to int4 codes at once: on a CPU so many that the temporary tensors stay in the cache."""
 INT4_CANDIDATES = (-8.0, -7.6, -7.2, 7.0)
 """Codes that the value of largest magnitude of an int4 group may get; the one with the least squared error is taken."""
 
@@ -94,7 +96,7 @@ def quantize(weight: torch.Tensor, kind: Kind, group: int = 0, maxima: torch.Ten
         maxima: float32 [rows, 1], least magnitudes that the scales of rows must cover; None for those of the weight.
     """
     if kind == "int4":
-        return _quantize_groups(weight.float(), group)
+        return _quantize_groups(weight, group)
     scheme = Scheme("e4m3" if kind == "fp8" else "int8")
     largest, wide = LARGEST[scheme.numbers], weight.float()
     reach = wide.abs().amax(dim=1, keepdim=True)
@@ -110,22 +112,37 @@ def quantize(weight: torch.Tensor, kind: Kind, group: int = 0, maxima: torch.Ten
 
 def _quantize_groups(weight: torch.Tensor, group: int) -> Codes:
     rows, columns = weight.shape
-    groups = weight.view(rows, -1, group)
-    peak = groups.gather(2, groups.abs().argmax(dim=2, keepdim=True))
-    best_codes = best_scales = least = None
+    codes = torch.empty(rows, columns // 2, dtype=torch.uint8, device=weight.device)
+    scales = torch.empty(rows, columns // group, dtype=torch.float16, device=weight.device)
+    at_once = max(1, CHUNK[weight.device.type] // columns)
+    for first in range(0, rows, at_once):
+        groups = weight[first : first + at_once].float().view(-1, columns // group, group)
+        found = _best_scales(groups)
+        scales[first : first + at_once] = found
+        rounded = _rounded(groups, found.float()[..., None])
+        codes[first : first + at_once] = pack_nibbles((rounded + ZERO_OF_INT4).flatten(1))
+    return Codes(codes, scales, None, None, Scheme("int4", columns=group))
+
+
+def _best_scales(groups: torch.Tensor) -> torch.Tensor:
+    """Return the scale of each group, float16 [rows, groups], for weights [rows, groups, columns]."""
+    low, high = torch.aminmax(groups, dim=2)
+    peak = torch.where(high >= -low, high, low)
+    best = least = None
     for candidate in INT4_CANDIDATES:
-        # Scales are stored in float16; codes are rounded by the scale that is stored.
+        # Codes are rounded by the scale that is stored.
         scales = (peak / candidate).half()
-        scales = torch.where(scales == 0, torch.ones_like(scales), scales)
-        codes = (groups / scales.float()).round_().clamp_(-ZERO_OF_INT4, ZERO_OF_INT4 - 1)
-        error = (codes * scales.float() - groups).square_().sum(dim=2, keepdim=True)
-        if least is None or best_codes is None or best_scales is None:
-            best_codes, best_scales, least = codes, scales, error
+        scales.masked_fill_(scales == 0, 1.0)
+        wide = scales.float()[..., None]
+        error = _rounded(groups, wide).mul_(wide).sub_(groups).square_().sum(dim=2)
+        if best is None or least is None:
+            best, least = scales, error
         else:
-            better = error < least
-            best_codes = torch.where(better, codes, best_codes)
-            best_scales, least = torch.where(better, scales, best_scales), torch.minimum(error, least)
-    assert best_codes is not None
-    assert best_scales is not None
-    packed = pack_nibbles((best_codes + ZERO_OF_INT4).view(rows, columns))
-    return Codes(packed, best_scales.squeeze(2), None, None, Scheme("int4", columns=group))
+            best = torch.where(error < least, scales, best)
+            least = torch.minimum(error, least)
+    assert best is not None
+    return best
+
+
+def _rounded(groups: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    return (groups / scales).round_().clamp_(-ZERO_OF_INT4, ZERO_OF_INT4 - 1)
