@@ -102,6 +102,11 @@ extern "C" {
     }
 RADIXRT_ELEMENTWISE(bf16, bf16)
 RADIXRT_ELEMENTWISE(f32, float)
+
+// part [rows][columns] to the first columns of out, whose rows are `stride` apart.
+void radixrt_place_columns(const float* part, float* out, int rows, int columns, int64_t stride) {
+    for (int i = 0; i < rows; i++) std::memcpy(out + i * stride, part + int64_t(i) * columns, columns * sizeof(float));
+}
 }
 
 #define RADIXRT_ELEMENTWISE_REPLAY(SUFFIX)         \
@@ -111,3 +116,4 @@ RADIXRT_ELEMENTWISE(f32, float)
     RADIXRT_REPLAY(radixrt_rotate_##SUFFIX)
 RADIXRT_ELEMENTWISE_REPLAY(bf16)
 RADIXRT_ELEMENTWISE_REPLAY(f32)
+RADIXRT_REPLAY(radixrt_place_columns)

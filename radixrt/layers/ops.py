@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -83,6 +84,10 @@ class LayerOps(ABC):
     @abstractmethod
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Return silu(gate) * up [T, n], for rows [2 * n] of gate, then up."""
+
+    def join_columns(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return parts [T, n] side by side."""
+        return torch.cat(tuple(parts), dim=1)
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return x W^T + bias [T, M], for x [T, K], a plain weight [M, K] and a bias [M]."""
@@ -227,6 +232,7 @@ class CpuOps(TorchOps):
         self.library = library
         self.recurrence = CpuRecurrence(library)
         pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+        self._place = Kernel(library, "radixrt_place_columns", [pointer, pointer, i32, i32, i64])
         self._norm_kernels, self._silu_kernels, self._rotate_kernels, self._head_norm_kernels = {}, {}, {}, {}
         for dtype, suffix in ((torch.bfloat16, "bf16"), (torch.float32, "f32")):
             self._norm_kernels[dtype] = Kernel(
@@ -260,6 +266,16 @@ class CpuOps(TorchOps):
             return super().silu_and_mul(gate_up)
         out = torch.empty(rows, size, dtype=gate_up.dtype)
         kernel.call(gate_up.data_ptr(), out.data_ptr(), rows, size)
+        return out
+
+    def join_columns(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        if any(part.dtype != torch.float32 or not part.is_contiguous() for part in parts):
+            return super().join_columns(parts)
+        out = torch.empty(parts[0].shape[0], sum(part.shape[1] for part in parts))
+        first = 0
+        for part in parts:
+            self._place.call(part.data_ptr(), out[:, first:].data_ptr(), *part.shape, out.shape[1])
+            first += part.shape[1]
         return out
 
     def _norm_heads(

@@ -54,6 +54,18 @@ def test_add_rms_norm(compiled: CpuOps, rows: int, dtype: torch.dtype, dim: int)
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_join_columns(compiled: CpuOps, rows: int, dtype: torch.dtype) -> None:
+    parts = [torch.randn(rows, n).to(dtype) for n in (64, 5, 32)]
+    expected = torch.cat(parts, dim=1)
+    for ops in (TorchOps(), compiled):
+        torch.testing.assert_close(ops.join_columns(parts), expected, atol=0, rtol=0)
+        torch.testing.assert_close(
+            ops.join_columns([parts[0][:, :32], parts[1]]), expected[:, [*range(32), *range(64, 69)]]
+        )
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1536, 112, 24])
 def test_silu_and_mul(compiled: CpuOps, rows: int, dtype: torch.dtype, size: int) -> None:
     x = (torch.randn(rows, 2 * size) * 8).to(dtype)

@@ -48,5 +48,5 @@ class Joined(WeightFormat):
 
     def linear(self, weight: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         parts = [each.linear(part, x, None) for each, part in zip(self._formats, weight, strict=True)]
-        out = torch.cat(parts, dim=1)
+        out = self._ops.join_columns(parts)
         return out if bias is None else out.add_(bias.to(out.dtype))

@@ -51,6 +51,15 @@ def test_replayed_steps_have_the_tokens_of_launched_ones(kind: str, tmp_path: Pa
         assert len(recorded_rows(bench)) > 3
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_steps_of_quantized_models_are_recorded(quantization: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "m", "qwen3", **SIZES)
+    expected, _ = run(folder, "off", dtype="bfloat16", quantization=quantization)
+    tokens, bench = run(folder, "auto", dtype="bfloat16", quantization=quantization)
+    assert tokens == expected
+    assert len(recorded_rows(bench)) > 3
+
+
 def test_steps_with_other_operations_are_launched(tmp_path: Path) -> None:
     """Biases are added by torch, and so a step is not recorded."""
     folder = make_tiny_model(tmp_path / "m", "qwen2", hidden_size=128, intermediate_size=128, num_attention_heads=4)
