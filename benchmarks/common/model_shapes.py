@@ -355,7 +355,10 @@ def shape_of(name: str, options: Mapping[str, Any] | None = None) -> Shape:
         attention_flops=attention * 4 * decoder.num_heads * decoder.head_dim,
         expert_params=mixtures * expert,
         layer_bytes=formats.num_bytes("linear", MANY, PLAIN_BYTES, "cuda") / MANY,
-        expert_bytes=formats.num_bytes("experts", MANY, PLAIN_BYTES, "cuda") / MANY,
+        # A checkpoint's own numbers count as they are stored, whatever kernels add to them.
+        expert_bytes=MXFP4_BYTES
+        if decoder.quantization is not None
+        else formats.num_bytes("experts", MANY, PLAIN_BYTES, "cuda") / MANY,
         num_experts=num_experts,
         top_k=top_k,
         state_bytes=recurrent * _state_bytes(decoder),
