@@ -1,4 +1,4 @@
-"""`PackedWeights`: weights of experts as codes of 8 or 4 bits. Importing this module imports no torch."""
+"""`PackedWeights`: weights as codes of 8 or 4 bits, in the order of the CUDA kernels. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ if TYPE_CHECKING:
 
 
 class PackedWeights(NamedTuple):
-    """The weights [E, rows, columns] of experts: number * scale + shift. Kernels convert the codes in registers.
+    """A weight [rows, columns], or the weights of experts [E, rows, columns]: number * scale + shift. Kernels convert
+    the codes in registers.
 
     Attributes:
-        words: int32 [E, rows, words], codes in the order of `kernels.triton.weight_formats`, with zeros behind the
+        words: int32 [..., rows, words], codes in the order of `kernels.triton.weight_formats`, with zeros behind the
             columns up to a whole block.
-        scales: float32 [E, rows] of whole rows; else [E, row blocks, groups] in any floating dtype, whose groups may be
-            followed by padding.
+        scales: float32 [..., rows] of whole rows; else [..., row blocks, groups] in any floating dtype, where padding
+            may follow the groups.
         shifts: float32, like the scales of groups; None for zeros, or for whole rows.
         numbers: "int8", "e4m3", "int4", which is the code less 8, "e2m1", or "mxfp4": e2m1 numbers in groups of 32,
             whose words and scales are those of `kernels.triton.mxfp4`.
@@ -38,5 +39,6 @@ class PackedWeights(NamedTuple):
         return 4 if self.numbers in ("int8", "e4m3") else 8
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        return self.words.shape[0], self.words.shape[1], self.columns
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the weight, without padding."""
+        return (*self.words.shape[:-1], self.columns)

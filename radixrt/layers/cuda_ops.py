@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +21,7 @@ from radixrt.layers.swiglu import BiasedSwiGLU
 if TYPE_CHECKING:
     from radixrt.distributed.parallel import TPGroup
     from radixrt.kernels.triton.activation import ExpertRule
-    from radixrt.kernels.triton.skinny_gemm import FragmentCodes, Workspace
+    from radixrt.kernels.triton.skinny_gemm import Workspace
     from radixrt.kernels.triton.symmetric_memory import SymmetricMemory
 
 
@@ -130,7 +131,7 @@ class CudaOps(TorchOps):
         workspace = self._workspace(x.device)
         return self._skinny_gemm.multiply(x, weight, bias, workspace, tiling, gated=True, early=self._early)
 
-    def reads_codes(self, x: torch.Tensor, weight: FragmentCodes) -> bool:
+    def reads_codes(self, x: torch.Tensor, weight: PackedWeights) -> bool:
         """Return True if `multiply_codes` reads the weight as codes: x has few tokens."""
         config = codes_gemm_config
         limit = config.MAX_TOKENS_OF_FLOAT8 if self._codes.multiplies_float8(x, weight) else config.MAX_TOKENS
@@ -139,7 +140,7 @@ class CudaOps(TorchOps):
     def multiply_codes(
         self,
         x: torch.Tensor,
-        weight: FragmentCodes,
+        weight: PackedWeights,
         bias: torch.Tensor | None,
         *,
         gated: bool = False,
@@ -166,13 +167,13 @@ class CudaOps(TorchOps):
             return self._codes.multiply_float8(x.contiguous(), weight, bias, self._early)
         return F.linear(x, self._codes.dequantize(weight, self._scratch(x, weight.shape)), bias)
 
-    def _scratch(self, x: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    def _scratch(self, x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         """Return memory for a weight in x's dtype, which the next product may overwrite.
 
         The products of a device's one stream run in turn. No step has more tokens than the first one, which is not
         captured, so that captured steps find the memory large enough.
         """
-        nbytes, found = shape[0] * shape[1] * x.element_size(), self._scratches.get(x.device)
+        nbytes, found = math.prod(shape) * x.element_size(), self._scratches.get(x.device)
         if found is None or found.numel() < nbytes:
             found = self._scratches[x.device] = torch.empty(nbytes, dtype=torch.uint8, device=x.device)
         return found[:nbytes].view(x.dtype).view(shape)

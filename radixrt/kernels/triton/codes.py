@@ -9,8 +9,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from radixrt.kernels.packed_weights import PackedWeights
 from radixrt.kernels.triton.fp8 import FP8_MAX, clamp_to_fp8
-from radixrt.kernels.triton.skinny_gemm import FragmentCodes, has_copy_engine
+from radixrt.kernels.triton.skinny_gemm import has_copy_engine
 from radixrt.kernels.triton.weight_formats import to_numbers
 
 MAX_COLUMNS = 32768
@@ -114,7 +115,7 @@ def _dequantize_kernel(
     tl.store(to, values.to(out.dtype.element_ty), mask=inside & (column < columns))
 
 
-def dequantize(weight: FragmentCodes, out: torch.Tensor) -> torch.Tensor:
+def dequantize(weight: PackedWeights, out: torch.Tensor) -> torch.Tensor:
     """Write the numbers of a weight, computed in float32 and rounded once, to out [rows, columns], and return out."""
     rows, columns = weight.shape
     grid = (triton.cdiv(rows, TILE_ROWS), triton.cdiv(columns, TILE_COLUMNS))
@@ -125,7 +126,7 @@ def dequantize(weight: FragmentCodes, out: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def multiplies_float8(x: torch.Tensor, weight: FragmentCodes) -> bool:
+def multiplies_float8(x: torch.Tensor, weight: PackedWeights) -> bool:
     """Return True if `multiply_float8` supports these: e4m3 with scales of rows or of whole square blocks, and an x in
     bfloat16, on sm_90 or later."""
     rows, columns = weight.shape
@@ -156,7 +157,7 @@ def has_block_products(device: torch.device) -> bool:
 
 
 def multiply_float8(
-    x: torch.Tensor, weight: FragmentCodes, bias: torch.Tensor | None, early: bool = False
+    x: torch.Tensor, weight: PackedWeights, bias: torch.Tensor | None, early: bool = False
 ) -> torch.Tensor:
     """Return x W^T + bias [T, rows] in bfloat16, for x [T, columns], whose rows, or groups where the weight has blocks,
     are quantized to float8.

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from radixrt.kernels.packed_weights import PackedWeights
 from radixrt.kernels.triton.all_reduce import send_arguments
-from radixrt.kernels.triton.skinny_gemm import FragmentCodes
 from radixrt.kernels.triton.symmetric_memory import SymmetricMemory, first_slot, load_epoch, peer_slots, send_values
 from radixrt.kernels.triton.weight_formats import INTERPRETED
 
@@ -199,7 +199,7 @@ def _codes_gemv_kernel(
     tl.store(out + row, first_value, mask=row < num_rows)
 
 
-def wins(x: torch.Tensor, weight: FragmentCodes) -> bool:
+def wins(x: torch.Tensor, weight: PackedWeights) -> bool:
     """Return True if the kernel supports these, and is faster than `skinny_gemm`: one token and int4 codes.
 
     On an H200, microseconds of all four linear layers of a layer of Llama-3.1-8B with one token, by this kernel and by
@@ -210,7 +210,7 @@ def wins(x: torch.Tensor, weight: FragmentCodes) -> bool:
 
 
 def multiply(
-    x: torch.Tensor, weight: FragmentCodes, bias: torch.Tensor | None, *, gated: bool = False, early: bool = False,
+    x: torch.Tensor, weight: PackedWeights, bias: torch.Tensor | None, *, gated: bool = False, early: bool = False,
     send: SymmetricMemory | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Return x W^T + bias [1, rows] in bfloat16, for x [1, columns] in bfloat16 and int4 codes.

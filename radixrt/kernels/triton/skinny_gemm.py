@@ -5,14 +5,13 @@ one program, which multiplies it with all tokens. Where the weight has too few r
 are split over programs too (split-K): each leaves its float32 partial sums in a workspace, and the last program of a
 tile adds them up, always in the same order. Sums are rounded once, and their order depends on sizes alone.
 
-A weight may be `FragmentCodes` of 8 or 4 bits, which are converted in registers: the tensor cores then take the weight
+A weight may be `PackedWeights` of 8 or 4 bits, which are converted in registers: the tensor cores then take the weight
 from registers, and the tokens from shared memory.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
 
 import torch
 import triton
@@ -20,6 +19,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from radixrt.kernels.packed_weights import PackedWeights
 from radixrt.kernels.triton.all_reduce import send_arguments
 from radixrt.kernels.triton.padding import empty_padded, padded_view
 from radixrt.kernels.triton.skinny_gemm_config import MAX_PARTS, MAX_TILES, MAX_TOKENS, Config, padded_tokens
@@ -34,39 +34,7 @@ MIN_PIECE = 128
 """Minimum number of columns of a prefetch; more where each thread then loads a single piece."""
 
 
-class FragmentCodes(NamedTuple):
-    """A weight [rows, columns] as codes in the order of `weight_formats`: number * scale + shift.
-
-    Attributes:
-        words: int32 [rows, columns / 4], or [rows, columns / 8] of 4-bit codes; contiguous.
-        scales: float32 [rows] of whole rows; else [row blocks, groups] in any floating dtype; contiguous.
-        shifts: float32 [rows, groups], the values of int4's code 8, or of other numbers' 0; None where they are 0, or
-            for whole rows.
-        numbers: "int8", "e4m3", "int4" or "e2m1".
-        scale_rows: rows that share a scale.
-        group: columns that share a scale, a multiple of 128; 0 for the whole row.
-        columns: of the weight.
-    """
-
-    words: torch.Tensor
-    scales: torch.Tensor
-    shifts: torch.Tensor | None
-    numbers: str
-    scale_rows: int
-    group: int
-    columns: int
-
-    @property
-    def in_word(self) -> int:
-        """Codes of a word."""
-        return 4 if self.numbers in ("int8", "e4m3") else 8
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.words.shape[0], self.columns
-
-
-Weight = torch.Tensor | FragmentCodes
+Weight = torch.Tensor | PackedWeights
 
 
 class Workspace:
@@ -183,7 +151,7 @@ def _skinny_gemm_kernel(
     """Compute out [tokens, num_rows]; `each` is the steps of a split, of which the last may have fewer. With RANKS > 1,
     out is an addend of an all-reduce, and is also sent to the other ranks.
 
-    NUMBERS, IN_ELEMENT: of `FragmentCodes`, whose words hold so many codes each; None and 1 for a plain weight.
+    NUMBERS, IN_ELEMENT: of `PackedWeights`, whose words hold so many codes each; None and 1 for a plain weight.
     GROUP: columns that share a scale; 0 where each row has one, or none.
     """
     columns = tl.multiple_of(columns, 8)

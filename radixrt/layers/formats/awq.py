@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from radixrt.layers.formats.base import Quantization
-from radixrt.layers.formats.checkpoint import ALL, Units
+from radixrt.layers.formats.checkpoint import Units
 from radixrt.layers.formats.per_layer import (
     HEAD,
     PerLayer,
     check_fields,
+    group_share,
     module_names,
     num_layers,
     path_variants,
@@ -65,9 +66,7 @@ def read_awq(config: Mapping[str, Any], *, stacked_experts: bool) -> Quantizatio
         if str(quantization.get(field) or "gemm").lower() != "gemm":
             raise refused(f"{field} {quantization[field]!r} is not supported for {METHOD}", "gemm")
     group = quantization.get("group_size", quantization.get("q_group_size", 128))
-    if type(group) is not int or (group != -1 and group < 1):
-        raise refused(f"group_size must be -1 or a positive number, not {group!r}")
-    share = ALL if group == -1 else group
+    share = group_share(group)
     weight = StoredWeight(
         "int4",
         Part("qweight", Units(WORD, 1), transposed=True, dtype="int32"),

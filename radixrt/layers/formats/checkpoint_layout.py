@@ -15,7 +15,7 @@ import torch
 from radixrt.errors import ModelLoadError
 from radixrt.layers.formats.base import StoredParameter, Tensors
 from radixrt.layers.formats.checkpoint import ALL, CheckpointTensor, Encoding, Projection, Units, sources
-from radixrt.layers.formats.codes import ZERO_OF_INT4, Codes, Scheme, unpack_nibbles
+from radixrt.layers.formats.codes import ZERO_OF_INT4, Codes, Scheme, doubled_e2m1, unpack_nibbles
 from radixrt.layers.formats.quantized import StoredLayout
 from radixrt.layers.formats.stored_weight import Part, StoredWeight, covering
 
@@ -213,8 +213,7 @@ class WeightEncoding(Encoding):
         self, nibbles: torch.Tensor, found: dict[Part, torch.Tensor], region: tuple[range, range]
     ) -> torch.Tensor:
         if self.stored.numbers == "e2m1":
-            doubled = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12], dtype=torch.int8, device=nibbles.device)
-            return torch.cat((doubled, -doubled))[nibbles.int()]
+            return doubled_e2m1(nibbles)
         if self.stored.zeros is None:
             return nibbles.view(torch.int8) - ZERO_OF_INT4
         zeros = self._zeros(found, region, Scheme("int4", 1, 1))

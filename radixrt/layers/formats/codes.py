@@ -13,8 +13,9 @@ import torch
 
 Numbers = Literal["int8", "e4m3", "int4", "e2m1"]
 
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Magnitudes of the eight e2m1 numbers without a sign; the highest of the four bits is the sign."""
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+E2M1 = (*_MAGNITUDES, *(-value for value in _MAGNITUDES))
+"""The sixteen e2m1 numbers by their codes, whose highest bit is the sign."""
 ZERO_OF_INT4 = 8
 """Code of 0 among int4 codes that have neither zeros nor minima."""
 
@@ -101,8 +102,7 @@ def code_values(weight: Codes) -> torch.Tensor:
         return weight.codes.float()
     nibbles = unpack_nibbles(weight.codes)
     if scheme.numbers == "e2m1":
-        magnitudes = torch.tensor([*E2M1, *(-value for value in E2M1)], device=nibbles.device)
-        return magnitudes[nibbles.int()]
+        return torch.tensor(E2M1, device=nibbles.device)[nibbles.int()]
     if weight.zeros is not None:
         return nibbles.float() - spread(weight.zeros, weight)
     return nibbles.float() - (0 if weight.minima is not None else ZERO_OF_INT4)
@@ -118,6 +118,11 @@ def spread(values: torch.Tensor, weight: Codes) -> torch.Tensor:
     if weight.scheme.columns:
         wide = wide.repeat_interleave(weight.scheme.columns, dim=-1)[..., :columns]
     return wide
+
+
+def doubled_e2m1(nibbles: torch.Tensor) -> torch.Tensor:
+    """Return two times the e2m1 numbers of codes, which are integers: int8 of the same shape."""
+    return torch.tensor([int(2 * value) for value in E2M1], dtype=torch.int8, device=nibbles.device)[nibbles.int()]
 
 
 def unpack_nibbles(packed: torch.Tensor) -> torch.Tensor:

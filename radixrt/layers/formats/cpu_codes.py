@@ -11,7 +11,16 @@ import torch
 
 from radixrt.kernels.compiled import Kernel
 from radixrt.layers.formats.base import Tensors
-from radixrt.layers.formats.codes import Codes, Numbers, code_values, dequantize, select_expert, spread, unpack_nibbles
+from radixrt.layers.formats.codes import (
+    Codes,
+    Numbers,
+    code_values,
+    dequantize,
+    doubled_e2m1,
+    select_expert,
+    spread,
+    unpack_nibbles,
+)
 from radixrt.layers.formats.panels import plain_format
 from radixrt.layers.formats.quantized import Quantized, StoredLayout
 from radixrt.layers.ops import CpuOps
@@ -24,8 +33,6 @@ MAX_GROUP = 32768
 """Columns of a group whose sums the kernels can represent."""
 MIDDLE, ZEROS, MINIMA = range(3)
 """`PanelLayout.offsets`."""
-DOUBLED_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12)
-"""Magnitudes of e2m1 numbers, times two: integers."""
 
 
 class PanelLayout(ctypes.Structure):
@@ -186,8 +193,7 @@ def supported(weight: Codes) -> Codes | None:
             return None
     codes, scales = weight.codes, weight.scales
     if scheme.numbers == "e2m1":
-        doubled = torch.tensor([*DOUBLED_E2M1, *(-value for value in DOUBLED_E2M1)], dtype=torch.int8)
-        codes, scales = doubled[unpack_nibbles(codes).int()], scales.float() / 2
+        codes, scales = doubled_e2m1(unpack_nibbles(codes)), scales.float() / 2
 
     def expanded(values: torch.Tensor | None, block: int) -> torch.Tensor | None:
         if values is None:

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from radixrt.distributed.partial_sum import PartialSum
+from radixrt.kernels.packed_weights import PackedWeights
 from radixrt.layers.cuda_ops import CudaOps
 from radixrt.layers.formats.base import Tensors
-from radixrt.layers.formats.codes import ZERO_OF_INT4, Codes
-from radixrt.layers.formats.cuda_expert_codes import packed_weights
+from radixrt.layers.formats.codes import Codes
+from radixrt.layers.formats.cuda_expert_codes import packed_weights, shifts_of
 from radixrt.layers.formats.quantized import Quantized, StoredLayout
 
 if TYPE_CHECKING:
     from radixrt.distributed.parallel import TPGroup
-    from radixrt.kernels.triton.skinny_gemm import FragmentCodes
     from radixrt.layers.swiglu import BiasedSwiGLU
 
 GROUP_UNIT = 128
@@ -28,7 +28,7 @@ GROUP_UNIT = 128
 
 
 class CudaQuantized(Quantized):
-    """A weight is `FragmentCodes`, and that of experts `PackedWeights`; `Codes` where the kernels do not support the
+    """Weights are `PackedWeights`, or `Codes` where the kernels do not support the
     shape or the groups."""
 
     own_kernels = "Triton"
@@ -78,22 +78,17 @@ class CudaQuantized(Quantized):
         return self._cuda.run_experts(x, experts, weights, gate_up, down, biased)
 
 
-def fragment_codes(weight: Codes) -> FragmentCodes | None:
+def fragment_codes(weight: Codes) -> PackedWeights | None:
     """Return a weight in the order that the kernels read; None where these do not support it."""
-    from radixrt.kernels.triton.skinny_gemm import FragmentCodes
     from radixrt.kernels.triton.weight_formats import BLOCK_4, BLOCK_8, in_fragment_order
 
     scheme, group = weight.scheme, weight.scheme.columns
     if weight.codes.dim() != 2 or weight.shape[1] % (BLOCK_8 if scheme.bits == 8 else BLOCK_4) or group % GROUP_UNIT:
         return None
     rows, columns = weight.shape
-    scales, shifts, scale_rows = weight.scales.contiguous(), None, scheme.rows
+    scales, shifts, scale_rows = weight.scales.contiguous(), shifts_of(weight), scheme.rows
     if scale_rows > 1:  # there are few of them, and cuBLAS takes them in float32
         scales = scales.float()
-    if weight.minima is not None:
-        shifts = weight.minima.float() + (ZERO_OF_INT4 if scheme.numbers == "int4" else 0) * scales.float()
-    elif weight.zeros is not None:
-        shifts = (ZERO_OF_INT4 - weight.zeros.float()) * scales.float()
     if shifts is not None and scale_rows > 1:
         return None
     if shifts is not None and not group:
@@ -101,4 +96,4 @@ def fragment_codes(weight: Codes) -> FragmentCodes | None:
     if not group:
         scales, scale_rows = scales.float().repeat_interleave(scale_rows, dim=0)[:rows, 0].contiguous(), 1
     words = in_fragment_order(weight.codes, scheme.bits)
-    return FragmentCodes(words, scales, shifts, scheme.numbers, scale_rows, group, columns)
+    return PackedWeights(words, scales, shifts, scheme.numbers, scale_rows, group, columns)

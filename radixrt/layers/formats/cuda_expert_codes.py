@@ -38,7 +38,7 @@ def packed_weights(weight: Codes) -> PackedWeights | None:
         padded = F.pad(codes.view(torch.uint8), (0, padding * scheme.bits // 8))
         ordered = in_fragment_order(padded, scheme.bits)
         out.copy_(mxfp4.in_places(ordered) if scaled else ordered)
-    scales, shifts, scale_rows = weight.scales.contiguous(), _shifts(weight), scheme.rows
+    scales, shifts, scale_rows = weight.scales.contiguous(), shifts_of(weight), scheme.rows
     if not group and shifts is not None:  # one group, which the kernels take for a wide one
         group = -(-columns // WIDE_GROUP) * WIDE_GROUP
     if not group:
@@ -61,7 +61,7 @@ def _fits_mxfp4(weight: Codes) -> bool:
     return scales.dtype == torch.bfloat16 and bool(scales.abs().max() <= mxfp4.LARGEST_SCALE)
 
 
-def _shifts(weight: Codes) -> torch.Tensor | None:
+def shifts_of(weight: Codes) -> torch.Tensor | None:
     """Return the values of the number 0, float32; None where they are 0. An int4 code is read less 8."""
     zero = ZERO_OF_INT4 if weight.scheme.numbers == "int4" else 0
     if weight.minima is not None:

@@ -14,6 +14,7 @@ from radixrt.layers.formats.per_layer import (
     HEAD,
     PerLayer,
     check_fields,
+    group_share,
     module_names,
     num_layers,
     path_variants,
@@ -111,9 +112,7 @@ def _stored(fields: Mapping[str, Any], kind: str) -> StoredWeight:
     bits, group = fields.get("bits"), fields.get("group_size", -1)
     if bits not in (4, 8):
         raise refused(f"bits {bits!r} is not supported for {METHOD}", "4 or 8 bits")
-    if type(group) is not int or (group != -1 and group < 1):
-        raise refused(f"group_size must be -1 or a positive number, not {group!r}")
-    share, words = ALL if group == -1 else group, 32 // bits
+    share, words = group_share(group), 32 // bits
     ordered = bool(fields.get("desc_act")) and share != ALL
     return StoredWeight(
         "int4" if bits == 4 else "int8",

@@ -29,8 +29,6 @@ GROUP = 32
 BLOCKS, SCALES = Units(1, GROUP, trailing=(GROUP // 2,)), Units(1, GROUP)
 DUMMY_SCALE = 120
 """Scale of random numbers, 2^-7, at which they have the deviation of other random weights, about."""
-FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Magnitudes of the eight numbers without a sign; the highest of the four bits is the sign."""
 NUMBERS = "MXFP4 numbers"
 CONFIG_KEYS = {"quant_method", "modules_to_not_convert", "dequantize"}
 
@@ -197,6 +195,8 @@ def _pairs(device: torch.device) -> torch.Tensor:
     """Return int32 [256]: for each byte, its two numbers in bfloat16, side by side in memory."""
     import torch
 
-    numbers = torch.tensor([*FP4, *(-value for value in FP4)], dtype=torch.bfloat16)
+    from radixrt.layers.formats.codes import E2M1
+
+    numbers = torch.tensor(E2M1, dtype=torch.bfloat16)
     byte = torch.arange(256)
     return torch.stack((numbers[byte & 15], numbers[byte >> 4]), dim=1).view(torch.int32).flatten().to(device)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from radixrt.errors import ModelLoadError
 from radixrt.layers.formats.base import Quantization, WeightFormat
-from radixrt.layers.formats.checkpoint import Projection
+from radixrt.layers.formats.checkpoint import ALL, Projection
 from radixrt.layers.formats.stored_weight import StoredWeight
 
 if TYPE_CHECKING:
@@ -215,6 +215,17 @@ def refused(what: str, nearest: str = "") -> ModelLoadError:
         nearest: accepted formats to use instead.
     """
     return ModelLoadError(f"config.json: quantization_config: {what}{f'; use {nearest}' if nearest else ''}")
+
+
+def group_share(group: Any) -> int:
+    """Return the columns of a group of AWQ's or GPTQ's group_size, of which -1 stands for a whole row.
+
+    Raises:
+        ModelLoadError: it is neither -1 nor a positive number.
+    """
+    if type(group) is not int or (group != -1 and group < 1):
+        raise refused(f"group_size must be -1 or a positive number, not {group!r}")
+    return ALL if group == -1 else group
 
 
 def check_fields(quantization: Mapping[str, Any], known: Iterable[str], method: str) -> None:

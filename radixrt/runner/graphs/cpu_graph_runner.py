@@ -12,7 +12,8 @@ replayed, ends the recording, and steps with so many rows stay as they are.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -130,17 +131,14 @@ class _Graph:
         return self._hidden.clone()
 
 
-class _progress:
-    """Makes a model call another function after each layer, while the context lasts."""
-
-    def __init__(self, model: Decoder, function: Callable[[], None]) -> None:
-        self._model, self._function, self._before = model, function, model.progress
-
-    def __enter__(self) -> None:
-        self._model.progress = self._function
-
-    def __exit__(self, *_: object) -> None:
-        self._model.progress = self._before
+@contextmanager
+def _progress(model: Decoder, function: Callable[[], None]) -> Iterator[None]:
+    """Make a model call another function after each layer, while the context lasts."""
+    before, model.progress = model.progress, function
+    try:
+        yield
+    finally:
+        model.progress = before
 
 
 class _StepMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
