@@ -175,9 +175,9 @@ def start_runner(shape: str, rank_info: RankInfo = SINGLE_RANK) -> ModelRunner:
     runner = assembly.make_runner(config, settings, rank_info)
     runner.initialize()
     with torch.inference_mode():
-        for pool in (*runner._kv_cache.k, *runner._kv_cache.v):
+        for pool in (*runner.kv_cache.k, *runner.kv_cache.v):
             pool.normal_()
-        for layer in () if runner._states is None else runner._states.layers:
+        for layer in () if runner.states is None else runner.states.layers:
             layer.conv.zero_()
             layer.recurrent.zero_()
     return runner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 from radixrt.errors import EngineError
@@ -13,6 +14,8 @@ from radixrt.messages.runner import (
     ForwardStep,
     FromRunner,
     GrammarMask,
+    PartOrder,
+    PartReport,
     RunnerReady,
     StepFailed,
     StepOutput,
@@ -60,6 +63,14 @@ class Executor(ABC):
     def send_mask(self, mask: GrammarMask) -> None:
         """Send the mask of the oldest step that waits for a mask."""
 
+    def order(self, order: PartOrder) -> None:
+        """Send an order of a part to every rank, after all submitted steps and before all later ones.
+
+        Raises:
+            EngineError: these ranks have no ends of parts.
+        """
+        raise EngineError("the ranks of this engine take no orders of parts")
+
     def open_masks(self, slots: int, words: int) -> MaskTable:
         """Return the table of masks for these ranks; see `MaskTable`."""
         return MaskTable(slots, words)
@@ -72,9 +83,14 @@ class Executor(ABC):
     def ask(self, question: DebugReq) -> None:
         """Send a question to the rank that answers, after all submitted steps."""
 
-    def recv(self) -> StepOutput | StepFailed | None:
-        """Return the next answer if there is one; never waits."""
-        message = self.take()
+    def recv(self, reported: Callable[[PartReport], None]) -> StepOutput | StepFailed | None:
+        """Return the next answer if there is one; never waits.
+
+        Args:
+            reported: called with each report of a part that arrived before the answer.
+        """
+        while isinstance(message := self.take(), PartReport):
+            reported(message)
         if message is None or isinstance(message, (StepOutput, StepFailed)):
             return message
         raise EngineError(f"unexpected {type(message).__name__} from a runner")

@@ -18,7 +18,16 @@ from radixrt.channel import Curve, ZmqInbox, ZmqOutbox
 from radixrt.errors import EngineError
 from radixrt.executor.base import Executor
 from radixrt.executor.mask_table import MaskTable
-from radixrt.messages.runner import DebugReq, ForwardStep, FromRunner, GrammarMask, RunnerReady, StepFailed, ToRunner
+from radixrt.messages.runner import (
+    DebugReq,
+    ForwardStep,
+    FromRunner,
+    GrammarMask,
+    PartOrder,
+    RunnerReady,
+    StepFailed,
+    ToRunner,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +122,9 @@ class MultiprocExecutor(Executor):
 
     def send_mask(self, mask: GrammarMask) -> None:
         self._send(mask)
+
+    def order(self, order: PartOrder) -> None:
+        self._send(order)
 
     def open_masks(self, slots: int, words: int) -> MaskTable:
         try:

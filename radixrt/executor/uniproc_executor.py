@@ -7,7 +7,7 @@ from typing import Protocol
 from radixrt.channel import LocalChannel
 from radixrt.errors import EngineError
 from radixrt.executor.base import Executor
-from radixrt.messages.runner import DebugReq, ForwardStep, FromRunner, GrammarMask, RunnerReady, ToRunner
+from radixrt.messages.runner import DebugReq, ForwardStep, FromRunner, GrammarMask, PartOrder, RunnerReady, ToRunner
 
 
 class StepWorker(Protocol):
@@ -47,6 +47,9 @@ class UniProcExecutor(Executor):
 
     def send_mask(self, mask: GrammarMask) -> None:
         self._deliver(mask)
+
+    def order(self, order: PartOrder) -> None:
+        self._deliver(order)
 
     def take(self, timeout_s: float = 0.0) -> FromRunner | None:
         self._worker.answer_ready(wait=timeout_s > 0.0)

@@ -16,6 +16,7 @@ import msgspec
 
 from radixrt.mem_cache.granules import GRANULE_TOKENS, HASH_BYTES, chain_hashes, seed_of
 from radixrt.mem_cache.tree_node import RootNode, TreeNode
+from radixrt.mem_cache.tree_observer import TreeObserver
 from radixrt.messages.cache_events import (
     CacheCleared,
     CacheEvent,
@@ -47,7 +48,7 @@ class _Entry(msgspec.Struct, frozen=True, gc=False):
     hashes: bytes
 
 
-class CacheJournal:
+class CacheJournal(TreeObserver):
     """See the module's docstring. The cache calls the methods that are named for an event, after the change.
 
     Attributes:

@@ -23,7 +23,7 @@ from radixrt.mem_cache.state_slots import StateSlotAllocator
 from radixrt.mem_cache.tree_node import RETAIN_NORMAL, NodeState, TreeNode
 
 if TYPE_CHECKING:
-    from radixrt.mem_cache.cache_journal import CacheJournal
+    from radixrt.mem_cache.tree_observer import TreeObserver
 
 PASSED_USES = 0.25
 """Expected uses of a state from which one request has continued: chosen by `benchmarks.cache.hybrid`."""
@@ -37,10 +37,10 @@ class NoStates:
     """What a cache asks of the states at its nodes, answered for a model without recurrent layers.
 
     Attributes:
-        journals: the cache's.
+        observers: the cache's.
     """
 
-    journals: tuple[CacheJournal, ...] = ()
+    observers: tuple[TreeObserver, ...] = ()
 
     def deepest(self, end: TreeNode, length: int) -> tuple[TreeNode | None, int]:
         """Return the deepest node with a state on the path to `end`, and the number of tokens up to its end; (None, 0)
@@ -246,8 +246,8 @@ class NodeStates(NoStates):
         node.state = state
         if is_listed:
             self._leaves.add(node)
-        for journal in self.journals:
-            journal.state_changed(node)
+        for observer in self.observers:
+            observer.state_changed(node)
 
 
 def state_above(node: TreeNode) -> tuple[TreeNode | None, int]:

@@ -22,7 +22,7 @@ from radixrt.mem_cache.state_slots import StateSlotAllocator
 from radixrt.mem_cache.tree_node import NO_CHILDREN, RETAIN_DONE, RETAIN_NORMAL, RootNode, TreeNode
 
 if TYPE_CHECKING:
-    from radixrt.mem_cache.cache_journal import CacheJournal
+    from radixrt.mem_cache.tree_observer import TreeObserver
 
 _NO_SLOTS = np.frombuffer(b"", dtype=I32)
 
@@ -102,7 +102,7 @@ class RadixCache:
         page_size: slots per page, the allocator's. Only whole pages are cached.
         evicted_tokens: tokens that evict or reset dropped so far.
         node_states: the states at nodes; None if the model has no recurrent layers.
-        journals: records of changes of the tree, set by `watch`; none while nobody watches.
+        observers: called after changes of the tree, set by `watch`; none while nobody watches.
         clock: number of matches and inserts so far.
     """
 
@@ -125,7 +125,7 @@ class RadixCache:
         self._states = NoStates()
         if state_slots is not None:
             self._states = self.node_states = NodeStates(state_slots, self._leaves)
-        self.journals: tuple[CacheJournal, ...] = ()
+        self.observers: tuple[TreeObserver, ...] = ()
         self.clock = 0
         self._page_bytes = 4 * self.page_size
         # The roots that have children, and the default one. A root without children is not kept, so a namespace without
@@ -135,17 +135,17 @@ class RadixCache:
         self._evictable_size = 0
         self._protected_size = 0
 
-    def watch(self, journal: CacheJournal) -> None:
-        """Record changes of the tree in a journal from now on."""
-        if journal not in self.journals:
-            self._set_journals((*self.journals, journal))
+    def watch(self, observer: TreeObserver) -> None:
+        """Tell an observer of changes of the tree from now on."""
+        if observer not in self.observers:
+            self._set_observers((*self.observers, observer))
 
-    def unwatch(self, journal: CacheJournal) -> None:
-        """Stop recording in a journal, if it is watching."""
-        self._set_journals(tuple(each for each in self.journals if each is not journal))
+    def unwatch(self, observer: TreeObserver) -> None:
+        """Tell an observer no more, if it is watching."""
+        self._set_observers(tuple(each for each in self.observers if each is not observer))
 
-    def _set_journals(self, journals: tuple[CacheJournal, ...]) -> None:
-        self.journals = self._states.journals = journals
+    def _set_observers(self, observers: tuple[TreeObserver, ...]) -> None:
+        self.observers = self._states.observers = observers
 
     @property
     def evictable_size(self) -> int:
@@ -190,8 +190,8 @@ class RadixCache:
                 node.retention = RETAIN_NORMAL
         if was_evictable:
             self._leaves.add(end)
-        for journal in self.journals:
-            journal.used(end, now, 1)
+        for observer in self.observers:
+            observer.used(end, now, 1)
         slots = np.frombuffer(b"".join([node.value_bytes for node in path]), dtype=I32)
         return MatchResult(slots, end, *self._states.deepest(end, length >> 2))
 
@@ -228,8 +228,8 @@ class RadixCache:
             self._leaves.add(node)
         if node.state is not None:
             self._states.retention_changed(node)
-        for journal in self.journals:
-            journal.retained(node)
+        for observer in self.observers:
+            observer.retained(node)
 
     def insert(self, key: Int32Array, slots: Int32Array, namespace: str = "", priority: int = 0) -> InsertResult:
         """Offer the first len(key) tokens of a request, of which protected_len are under its lock.
@@ -281,16 +281,16 @@ class RadixCache:
         # The rest of the key becomes a leaf, whose slots belong to the cache from now on.
         existing = length >> 2
         if path:
-            for journal in self.journals:
-                journal.used(end, now, 0, priority)
+            for observer in self.observers:
+                observer.used(end, now, 0, priority)
         if existing < retained:
             leaf = TreeNode(end, key_bytes[length:], _to_bytes(slots[existing:retained]), now, priority)
             end.add_child(key_bytes[length : length + self._page_bytes], leaf)
             self._roots[namespace] = root
             self._evictable_size += retained - existing
             end = leaf
-            for journal in self.journals:
-                journal.inserted(leaf)
+            for observer in self.observers:
+                observer.inserted(leaf)
         if end.lock_ref == 0 and not end.children:
             self._leaves.add(end)
         return InsertResult(existing, end, retained)
@@ -343,8 +343,8 @@ class RadixCache:
         node.parent = prefix
         prefix.add_child(node.key_bytes[:page_bytes], node)
         above.children[prefix.key_bytes[:page_bytes]] = prefix
-        for journal in self.journals:
-            journal.split(node, prefix)
+        for observer in self.observers:
+            observer.split(node, prefix)
         return prefix
 
     # --- locks ---
@@ -367,8 +367,8 @@ class RadixCache:
                 self._protected_size += size
             above.lock_ref += 1
             above = above.parent
-        for journal in self.journals:
-            journal.locked(node, 1)
+        for observer in self.observers:
+            observer.locked(node, 1)
 
     def dec_lock_ref(self, node: TreeNode) -> None:
         """Release one lock.
@@ -388,8 +388,8 @@ class RadixCache:
             above = above.parent
         if node.lock_ref == 0 and not node.children and node.parent is not None:
             self._leaves.add(node)
-        for journal in self.journals:
-            journal.locked(node, -1)
+        for observer in self.observers:
+            observer.locked(node, -1)
 
     # --- drop ---
 
@@ -405,6 +405,8 @@ class RadixCache:
         missing = 4 * num_slots
         while missing > 0 and leaves:
             leaf: TreeNode = leaves.pop(0)
+            for observer in self.observers:
+                observer.evicting(leaf)
             if leaf.state is not None:
                 self._states.drop(leaf)
             freed.append(leaf.value_bytes)
@@ -413,8 +415,8 @@ class RadixCache:
             assert parent is not None  # a root is never in _leaves
             parent.remove_child(leaf.key_bytes[: self._page_bytes])
             leaf.parent = None
-            for journal in self.journals:
-                journal.evicted(leaf)
+            for observer in self.observers:
+                observer.evicted(leaf)
             # A parent without children is the next leaf of its path.
             if not parent.children:
                 if isinstance(parent, RootNode):
@@ -443,8 +445,8 @@ class RadixCache:
             root.children = NO_CHILDREN
             self._forget_root(root)
         self._give_back(freed)
-        for journal in self.journals:
-            journal.cleared()
+        for observer in self.observers:
+            observer.cleared()
         return True
 
     def _give_back(self, runs: list[bytes]) -> int:
@@ -458,10 +460,15 @@ class RadixCache:
     def _forget_root(self, root: RootNode) -> None:
         if root is not self._default_root:
             del self._roots[root.namespace]
-            for journal in self.journals:
-                journal.evicted(root)
+            for observer in self.observers:
+                observer.evicted(root)
 
     # --- look around ---
+
+    def coldest(self) -> Iterator[TreeNode]:
+        """Yield the leaves without a lock in the order in which they would be evicted. The cache must not change
+        meanwhile."""
+        return iter(self._leaves)
 
     def path_slots(self, node: TreeNode) -> Int32Array:
         """Slots from the root to the end of the node: int32[tokens on that path], read-only."""

@@ -1,7 +1,7 @@
 """Messages between the scheduler process and the ModelRunner processes.
 
-scheduler -> runner   ForwardStep, GrammarMask, DebugReq (to every rank)
-runner -> scheduler   StepOutput, DebugReply (the rank that answers), RunnerReady, StepFailed (any rank)
+scheduler -> runner   ForwardStep, GrammarMask, PartOrder, DebugReq (to every rank)
+runner -> scheduler   StepOutput, DebugReply (the rank that answers), RunnerReady, StepFailed, PartReport (any rank)
 """
 
 from __future__ import annotations
@@ -185,6 +185,8 @@ class RunnerReady(Message, frozen=True, array_like=True, tag=True):
             model has no recurrent layers.
         kv_cache_dtype: of keys and values in the pool, for people, e.g. "fp8_e4m3 with scales of the checkpoint".
         weights: formats of the weights on this rank.
+        token_bytes: bytes of one token's keys and values in the layers of this rank.
+        state_bytes: bytes of one state slot on this rank.
     """
 
     rank: int
@@ -197,6 +199,8 @@ class RunnerReady(Message, frozen=True, array_like=True, tag=True):
     num_states: int = 0
     kv_cache_dtype: str = ""
     weights: WeightsInfo = WeightsInfo()
+    token_bytes: int = 0
+    state_bytes: int = 0
 
 
 class StepOutput(Message, frozen=True, array_like=True, tag=True):
@@ -233,6 +237,30 @@ class StepFailed(Message, frozen=True, array_like=True, tag=True):
     fatal: bool
 
 
+class PartOrder(Message, frozen=True, array_like=True, tag=True):
+    """Order of a part's end in the scheduler to its end in every rank, executed between the steps before and after it.
+
+    Attributes:
+        part: name of the part.
+        data: encoded order, which the core does not decode.
+    """
+
+    part: str
+    data: bytes
+
+
+class PartReport(Message, frozen=True, array_like=True, tag=True):
+    """Report of a part's end in a rank to its end in the scheduler.
+
+    Attributes:
+        part, data: as in `PartOrder`.
+    """
+
+    rank: int
+    part: str
+    data: bytes
+
+
 class DebugReq(Message, frozen=True, array_like=True, tag=True):
     """Request for rows of a runner's mirror of req_to_token, for tests.
 
@@ -251,5 +279,5 @@ class DebugReply(Message, frozen=True, array_like=True, tag=True):
     slots: bytes
 
 
-ToRunner = ForwardStep | GrammarMask | DebugReq
-FromRunner = RunnerReady | StepOutput | StepFailed | DebugReply
+ToRunner = ForwardStep | GrammarMask | PartOrder | DebugReq
+FromRunner = RunnerReady | StepOutput | StepFailed | PartReport | DebugReply

@@ -23,8 +23,8 @@ import torch
 from radixrt.attention import make_backend, start_loading
 from radixrt.attention.base import AttentionBackend
 from radixrt.attention.hybrid import HybridAttnBackend
-from radixrt.attention.kv_cache import KVCache
-from radixrt.attention.state_pool import StatePool
+from radixrt.attention.kv_cache import KVCache, bytes_per_token
+from radixrt.attention.state_pool import StatePool, bytes_per_state
 from radixrt.distributed.parallel import join, rank_device
 from radixrt.distributed.pipeline import connect_stages
 from radixrt.executor.mask_table import Mask, MaskReader
@@ -82,6 +82,8 @@ class ModelRunner:
         max_total_num_tokens: slots of the KV pool.
         kv_cache_dtype: dtype of keys and values.
         num_states: slots of recurrent states; see `RunnerReady`.
+        kv_cache, states: pools of keys and values, and of recurrent states (None without recurrent layers).
+        token_bytes, state_bytes: see `RunnerReady`.
         batches: creates the batches of steps; owns the mirror of req_to_token and the future tokens.
         cascade, weights: see `RunnerReady`.
 
@@ -194,8 +196,8 @@ class ModelRunner:
 
     def _allocate(self, num_slots: int, max_requests: int, num_states: int) -> None:
         c = self._config
-        self._states = StatePool(self._model.states, num_states, self.device) if self._model.states else None
-        self._kv_cache = KVCache(self._model.attention_layers, num_slots, c.page_size, c.pool_dtype, self.device)
+        self.states = StatePool(self._model.states, num_states, self.device) if self._model.states else None
+        self.kv_cache = KVCache(self._model.attention_layers, num_slots, c.page_size, c.pool_dtype, self.device)
         on_cuda = self.device.type == "cuda"
         sizes, max_given = (graph_buckets(max_requests), max_graph_rows(max_requests)) if on_cuda else ([], 0)
         self.batches = BatchBuilder(max_requests, c.context_length, self.device, sizes, max_given)
@@ -237,7 +239,7 @@ class ModelRunner:
         self._longest_prompt = longest_captured_prompt(self._model, c.max_step_tokens, self._group)
         graphs = graph_bytes(c, self._model, self._attention, peak, self._longest_prompt)
         logger.info("the largest step needs %.2f GiB, CUDA graphs up to %.2f GiB", peak / 2**30, graphs / 2**30)
-        del self._kv_cache, self._states, self.batches, self._attention
+        del self.kv_cache, self.states, self.batches, self._attention
         torch.cuda.empty_cache()
         return peak + graphs + bytes_in_flight(self._model, c.max_step_tokens, self._own_stage.count)
 
@@ -253,7 +255,7 @@ class ModelRunner:
         c = self._config
         attention: AttentionBackend = make_backend(
             c.attention_backend,
-            self._kv_cache,
+            self.kv_cache,
             self._model.attention_layers,
             dtype=self.dtype,
             max_rows=max_graph_rows(c.max_running_requests),
@@ -262,7 +264,7 @@ class ModelRunner:
             dependent_launch=supports_dependent_launch(self.device),
             modules=self._modules,
         )
-        self._attention = attention if self._states is None else HybridAttnBackend(attention, self._states)
+        self._attention = attention if self.states is None else HybridAttnBackend(attention, self.states)
 
     def init_cuda_graphs(self) -> None:
         """Create the graphs of decode steps and prompts (FlashInfer only), or the recorded decode steps of a CPU."""
@@ -460,12 +462,20 @@ class ModelRunner:
             return SampledStep.nothing()
         return SampledStep.begin(result, values, self.device)
 
+    @property
+    def token_bytes(self) -> int:
+        return bytes_per_token(self._model.attention_layers, self._config.pool_dtype)
+
+    @property
+    def state_bytes(self) -> int:
+        return bytes_per_state(self._model.states)
+
     def is_usable(self) -> bool:
         """Return whether the device still works after an error, and release its cached memory."""
         return still_works(self.device)
 
     def shutdown(self) -> None:
         """Release the model and the pools."""
-        tensors = "_graphs _prompt_graphs _model _kv_cache _states _attention batches _tables _sampler _reader"
+        tensors = "_graphs _prompt_graphs _model kv_cache states _attention batches _tables _sampler _reader"
         for name in tensors.split():
             self.__dict__.pop(name, None)

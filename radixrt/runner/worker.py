@@ -14,7 +14,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,8 @@ from radixrt.messages.runner import (
     ForwardStep,
     FromRunner,
     GrammarMask,
+    PartOrder,
+    PartReport,
     RunnerReady,
     StepFailed,
     StepOutput,
@@ -38,6 +40,7 @@ from radixrt.messages.runner import (
 )
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.runner.model_runner import ModelRunner
+from radixrt.runner.part import RunnerPart
 from radixrt.runner.step_allowance import StepAllowance
 from radixrt.runner.step_result import LogitsProcessorOutput, SampledStep
 from radixrt.runner.step_trace import StepRecord, StepTrace
@@ -52,6 +55,8 @@ PEER_DEATH_S = 0.5
 ends all ranks before the report."""
 IDLE_BEFORE_WORK_S = 0.25
 """Time without a message after which the runner starts idle work."""
+PART_POLL_S = 0.001
+"""Seconds between two polls of parts with work under way, while no step is in flight."""
 LAST_MESSAGE_S = 0.1
 """Seconds after which no message of a dead scheduler arrives any more: its last messages are in sockets of this
 machine. `RunnerReady.executed` shows a rank that has missed a message."""
@@ -79,6 +84,7 @@ class Worker:
             be waiting in a collective of the step.
         trace_path, rank_info: see `StepTrace`; without a path no trace is written.
         step_timeout_s: seconds that the device may take to complete a step.
+        parts: ends of parts that take orders between steps.
     """
 
     def __init__(
@@ -92,6 +98,7 @@ class Worker:
         trace_path: str | None = None,
         rank_info: RankInfo = SINGLE_RANK,
         step_timeout_s: float = math.inf,
+        parts: Iterable[RunnerPart] = (),
     ) -> None:
         self._runner = runner
         self._answers = answers
@@ -102,6 +109,7 @@ class Worker:
         self._awaiting_mask: LaunchedStep | None = None
         self._unanswered: deque[tuple[LaunchedStep, SampledStep]] = deque()
         self._step_timeout_s = step_timeout_s
+        self._parts = {part.name: part for part in parts}
         self._trace_path, self._rank_info = trace_path, rank_info
         self._trace: StepTrace | None = None
 
@@ -115,6 +123,8 @@ class Worker:
             RadixRTError: the model cannot be loaded, or does not fit.
         """
         self._runner.initialize()
+        for part in self._parts.values():
+            part.attach(self._runner)
         if self._trace_path is not None:
             self._trace = StepTrace(self._trace_path, self._runner.device, self._rank_info)
         if not self.compiles_kernels:  # on every rank: the step has collectives
@@ -134,6 +144,8 @@ class Worker:
         for _, sampled in self._unanswered:
             sampled.wait()
         self._unanswered.clear()
+        for part in self._parts.values():
+            part.reset()
         self._answers = answers
         self._announce()
 
@@ -152,6 +164,8 @@ class Worker:
                 r.num_states,
                 r.kv_cache_dtype.describe(dtype),
                 r.weights,
+                r.token_bytes,
+                r.state_bytes,
             )
         )
 
@@ -168,7 +182,10 @@ class Worker:
         elif isinstance(message, DebugReq):
             rows, lens = unpack_i32(message.rows), unpack_i32(message.lens)
             self._answers.send(DebugReply(pack_i32(self._runner.batches.mirror_rows(rows, lens))))
-        if isinstance(message, (ForwardStep, GrammarMask)):
+        elif isinstance(message, PartOrder):
+            with torch.inference_mode():
+                self._parts[message.part].order(message.data)
+        if not isinstance(message, DebugReq):
             self._executed += 1
         self.answer_ready()
 
@@ -182,8 +199,13 @@ class Worker:
         """True while a step is not answered."""
         return bool(self._unanswered)
 
+    @property
+    def has_orders(self) -> bool:
+        """True while a part has work under way on which it will report."""
+        return any(part.is_busy for part in self._parts.values())
+
     def answer_ready(self, *, wait: bool = False) -> None:
-        """Answer the steps whose tokens are on the host, in order; with `wait`, every step.
+        """Answer the steps whose tokens are on the host, in order; with `wait`, every step. Send the reports of parts.
 
         Raises:
             EngineError: the device hangs.
@@ -191,6 +213,10 @@ class Worker:
         while self._unanswered and (wait or self._unanswered[0][1].is_ready):
             launched, sampled = self._unanswered.popleft()
             self._guarded(launched.step, lambda: self._answer(launched, sampled))  # noqa: B023 (called at once)
+        for name, part in self._parts.items():
+            with torch.inference_mode():
+                while (report := part.poll()) is not None:
+                    self._answers.send(PartReport(self._rank, name, report))
         if self._unanswered:
             launched = self._unanswered[0][0]
             if time.perf_counter() - launched.started > self._step_timeout_s:
@@ -272,6 +298,8 @@ class Worker:
             self._trace.answered(launched.times)
 
     def shutdown(self) -> None:
+        for part in self._parts.values():
+            part.close()
         self._runner.shutdown()
         if self._trace is not None:
             self._trace.close()
@@ -300,6 +328,8 @@ def serve_steps(
         ended = until()
         # The loop spins while a step is not answered, so that a message and an answer are both handled at once.
         wait_s = 0.0 if worker.is_waiting else IDLE_BEFORE_WORK_S if idle_work else IDLE_WAKE_S
+        has_orders = worker.has_orders
+        wait_s = min(wait_s, PART_POLL_S) if has_orders else wait_s
         message = inbox.recv(LAST_MESSAGE_S if ended else wait_s)
         heartbeat.beat()
         if message is None and ended:
@@ -309,7 +339,7 @@ def serve_steps(
             idle_work = True  # the step may have requested a graph
         elif message is not None:
             worker.handle(message)
-        elif worker.is_waiting:
+        elif worker.is_waiting or has_orders:
             worker.answer_ready()
         elif idle_work:
             heartbeat.expect(allowance.unknown_s)

@@ -174,6 +174,10 @@ class Admission:
             if active and self._vetoed_by(req, kv.reachable_slots - reserved - need, now):
                 kv.unlock_prefix(req)
                 continue
+            # A prefix that is being copied into the tree is worth waiting for even if no request is active.
+            if self._parts.fetches and any(fetches(req, now) for fetches in self._parts.fetches):
+                kv.unlock_prefix(req)
+                continue
             # Requests later in the order may share this request's prompt, and are compared with it too.
             self._requests.activate(req, prefix, now)
             computing.add(req)

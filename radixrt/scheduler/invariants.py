@@ -20,7 +20,7 @@ def check_scheduler(scheduler: Scheduler) -> None:
     """
     kv = scheduler.kv
     kv.allocator.check_invariants()
-    kv.cache.check_invariants([r.kv.last_node for r in scheduler.active])
+    kv.cache.check_invariants([*(r.kv.last_node for r in scheduler.active), *kv.held])
     check_slots(scheduler)
     check_rows(scheduler)
     kv.check(scheduler.active)
@@ -29,8 +29,8 @@ def check_scheduler(scheduler: Scheduler) -> None:
 
 
 def check_slots(scheduler: Scheduler) -> None:
-    """Check that free + evictable + protected + private == num_slots, and that no two requests have a private page in
-    common.
+    """Check that free + evictable + protected + private + reserved == num_slots, and that no two requests have a
+    private page in common.
 
     A request's private slots are whole pages: row[protected_len:length] rounded up to a page. Slot 0 belongs to the
     padding page, which no request holds.
@@ -44,11 +44,17 @@ def check_slots(scheduler: Scheduler) -> None:
     if len(np.unique(pages)) != len(pages) or 0 in pages:
         raise InvariantError("two requests share a private page, or one holds the padding page")
     allocator: TokenToKVPoolAllocator = kv.allocator
-    parts = (allocator.available(), kv.cache.evictable_size, kv.cache.protected_size, len(pages) * allocator.page_size)
+    parts = (
+        allocator.available(),
+        kv.cache.evictable_size,
+        kv.cache.protected_size,
+        len(pages) * allocator.page_size,
+        kv.reserved,
+    )
     if sum(parts) != allocator.num_slots:
         raise InvariantError(
-            f"free {parts[0]} + evictable {parts[1]} + protected {parts[2]} + private {parts[3]} = {sum(parts)}, "
-            f"not the pool's {allocator.num_slots}"
+            f"free {parts[0]} + evictable {parts[1]} + protected {parts[2]} + private {parts[3]} + "
+            f"reserved {parts[4]} = {sum(parts)}, not the pool's {allocator.num_slots}"
         )
 
 

@@ -17,7 +17,7 @@ from radixrt.executor.base import Executor
 from radixrt.executor.mask_table import MaskTable, mask_slots
 from radixrt.messages.client import ToTokenizer
 from radixrt.messages.request import Request
-from radixrt.messages.runner import StepFailed
+from radixrt.messages.runner import PartReport, StepFailed, StepOutput
 from radixrt.messages.scheduler import (
     AbortReq,
     ControlReply,
@@ -93,6 +93,7 @@ class SchedulerLoop:
         self._last_stats = 0.0
         self._drains: list[ControlReq] = []
         self._idle = True
+        self._reported = False  # a report of a part was read in this iteration
         self._handlers: dict[type, Callable[[Any, float], Iterable[ToTokenizer]]] = {
             Request: self._add,
             AbortReq: self._abort,
@@ -129,9 +130,11 @@ class SchedulerLoop:
             EngineError: the runner failed and cannot be restarted, or the pools of the restarted runner have other
                 sizes.
         """
+        self._reported = False
         # Fill the pipeline. If nothing has changed, the device computes and the host has time: first for masks that
         # may be needed next, then for sleep until a message or an answer arrives.
         busy = self._advance()
+        self._send_orders()
         if wait and not busy and not self._look_ahead():
             self._sleep()
         # After an answer the device may be waiting, so the next step is submitted before the deltas of the answer are
@@ -148,7 +151,7 @@ class SchedulerLoop:
         for turn in self._parts.turn:
             for message in turn(time.monotonic()):
                 self._tokenizer.send(message)
-        return busy or committed or bool(self._inflight)
+        return busy or committed or self._reported or bool(self._inflight)
 
     def close(self) -> None:
         """Stop the threads and processes that parts have started."""
@@ -212,6 +215,7 @@ class SchedulerLoop:
             batch = self._core.next_batch(time.monotonic())
             if batch is None:
                 break
+            self._send_orders()
             self._executor.submit(batch.step)
             self._inflight.append(batch)
             self._core.counters.schedule_s += time.perf_counter() - started
@@ -222,6 +226,13 @@ class SchedulerLoop:
                 self._send_masks(batch)
             submitted = True
         return submitted
+
+    def _send_orders(self) -> None:
+        """Send the orders of parts, which a rank executes between the steps before and after them."""
+        orders = self._core.orders
+        for order in orders:
+            self._executor.order(order)
+        orders.clear()
 
     def _holds(self, now: float) -> bool:
         """Return True if the next step should wait for requests that are still arriving.
@@ -248,9 +259,7 @@ class SchedulerLoop:
 
     def _commit(self) -> bool:
         """Commit the answer of the oldest step in flight; return False if the answer has not arrived."""
-        if not self._inflight:
-            return False
-        answer = self._executor.recv()
+        answer = self._next_answer()
         if answer is None:
             return False
         if isinstance(answer, StepFailed) and answer.fatal:
@@ -275,6 +284,16 @@ class SchedulerLoop:
         if self._check:
             check_scheduler(self._core)
         return True
+
+    def _next_answer(self) -> StepOutput | StepFailed | None:
+        """Return the next answer to a step, after the reports of parts before it; None without one."""
+        if not self._inflight and not (self._parts.reported and self._core.has_runner):
+            return None
+        return self._executor.recv(self._take_report)
+
+    def _take_report(self, report: PartReport) -> None:
+        self._core.reported(report, time.monotonic())
+        self._reported = True
 
     # --- restart of the ModelRunner ---
 

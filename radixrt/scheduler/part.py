@@ -17,7 +17,7 @@ from radixrt.mem_cache.results import InsertResult
 from radixrt.mem_cache.tree_node import TreeNode
 from radixrt.messages.parts import Finish, FinishError
 from radixrt.messages.request import Request, Row
-from radixrt.messages.runner import StepOutput
+from radixrt.messages.runner import PartOrder, StepOutput
 from radixrt.scheduler.queue_order import Turns
 from radixrt.scheduler.req import Req
 
@@ -55,6 +55,10 @@ class Core:
     counters: Counters
     step_time: StepTimeFit
     max_len: int
+
+    def order(self, part: Part, data: bytes) -> None:
+        """Send an order to the part's end in every rank, before the next step."""
+        self.scheduler.orders.append(PartOrder(part.name, data))
 
 
 class End(NamedTuple):
@@ -110,7 +114,8 @@ class Part:
     time in seconds.
 
     Attributes:
-        name: key of the part's section in a step, and name of the obstacle if the part leaves a request in the queue.
+        name: key of the part's section in a step and of its orders and reports, and name of the obstacle if the part
+            leaves a request in the queue.
         of_chunks: only a step with prefill chunks can have a section of the part.
     """
 
@@ -145,6 +150,12 @@ class Part:
                 slots are missing.
         """
         return True
+
+    def fetches(self, req: Req, now: float) -> bool:
+        """Return True to leave a waiting request in the queue because keys and values of its prefix are on their way to
+        the tree, for which the part may reserve slots now (`KVManager.reserve`). The request would be admitted
+        otherwise. `PartReport`s must end the wait: no step needs to be in flight meanwhile."""
+        return False
 
     def turns(self, tokens: int) -> Turns:
         """Return whose turn it is in the next step, in place of the schedule policy alone.
@@ -181,6 +192,10 @@ class Part:
     def cleared(self) -> None:
         """Note that the tree was emptied."""
 
+    def emptying(self) -> None:
+        """Release every hold on nodes of the tree and every reserved slot (`KVManager.hold`, `reserve`): the tree is
+        about to be emptied, because the keys and values of its slots are lost or may be wrong."""
+
     # --- steps ---
 
     def only(self, now: float) -> Sequence[Selection]:
@@ -215,6 +230,12 @@ class Part:
     def lost(self, batches: Iterable[ScheduleBatch], reason: str, now: float) -> None:
         """Note that the runner died while these steps were in flight. Their requests are queued again after this
         call."""
+
+    # --- ends of the part in the ranks ---
+
+    def reported(self, rank: int, data: bytes, now: float) -> None:
+        """Read a report of the part's end in a rank (`PartReport.data`). Orders are sent by `Core.order`. Reports on
+        orders from before `lost` do not arrive."""
 
     # --- the loop ---
 
@@ -300,6 +321,7 @@ class Parts:
 
     Attributes:
         may_admit, sections: the overriding parts instead of their methods, because the caller needs the parts' names.
+        reported: `Part.reported` of the parts with an end in the ranks, by their names.
         decode_sections: the parts of `sections` that are asked for a step without prefill chunks.
         taker: the part that takes sampled tokens, or a `TakerPart` without effect.
     """
@@ -313,9 +335,11 @@ class Parts:
         self.gives_way = self._overridden("gives_way")
         self.may_admit = tuple(part for part in self.all if _overrides(part, "may_admit"))
         self.admitted = self._overridden("admitted")
+        self.fetches = self._overridden("fetches")
         self.published = self._overridden("published")
         self.ended = self._overridden("ended")
         self.cleared = self._overridden("cleared")
+        self.emptying = self._overridden("emptying")
         self.only = self._overridden("only")
         self.may_step = self._overridden("may_step")
         self.sections = tuple(part for part in self.all if _overrides(part, "section"))
@@ -323,6 +347,7 @@ class Parts:
         self.committed = self._overridden("committed")
         self.settle = self._overridden("settle")
         self.lost = self._overridden("lost")
+        self.reported = {part.name: part.reported for part in self.all if _overrides(part, "reported")}
         self.turn = self._overridden("turn")
         self.tick = self._overridden("tick")
         self.forgotten = self._overridden("forgotten")

@@ -171,6 +171,8 @@ class RequestTable:
             self._reset_cache(reason)
 
     def _reset_cache(self, reason: str) -> None:
+        for emptying in self._parts.emptying:
+            emptying()
         self._kv.cache.reset()
         self._counters.cache_resets[reason] += 1
         for cleared in self._parts.cleared:

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from radixrt.config import SchedulerConfig
 from radixrt.messages.parts import FINISH_ERROR, FINISH_TIMEOUT, Finish, FinishError, deadline_passed
-from radixrt.messages.runner import StepOutput
+from radixrt.messages.runner import PartOrder, PartReport, StepOutput
 from radixrt.messages.scheduler import TokenBatch
 from radixrt.messages.wire import unpack_i32
 from radixrt.scheduler.admission import Admission
@@ -54,6 +54,7 @@ class Scheduler:
         pacing: chooses the decode rows and the number of prompt tokens of each step; default: all rows in each step.
 
     Attributes:
+        orders: orders of parts that the caller must send to the ranks before the next step, and must remove.
         has_runner: False between `runner_lost` and `runner_ready`.
         core: the objects of the core, for parts.
     """
@@ -78,6 +79,7 @@ class Scheduler:
         self._next_expiry_check = 0.0
         self._last_commit = 0.0
         self.has_runner = True
+        self.orders: list[PartOrder] = []
         self.counters = Counters()
         self.step_time = StepTimeFit(stages=self.pacing.stages)
         self._writer = DeltaWriter()
@@ -350,6 +352,10 @@ class Scheduler:
         for committed in self.parts.committed:
             committed(batch)
 
+    def reported(self, report: PartReport, now: float) -> None:
+        """Pass a report of a part's end in a rank to the part."""
+        self.parts.reported[report.part](report.rank, report.data, now)
+
     def fail(self, batch: ScheduleBatch, error: str, now: float) -> None:
         """End the requests of the oldest step in flight, which raised, and recompute all other requests from their
         known tokens.
@@ -379,6 +385,7 @@ class Scheduler:
         batches = list(lost)
         for part_lost in self.parts.lost:
             part_lost(batches, reason, now)
+        self.orders.clear()
         self._requests.recover(RESET_BY_RUNNER)
 
     def runner_ready(self) -> None:

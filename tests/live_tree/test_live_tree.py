@@ -46,7 +46,7 @@ def test_the_copy_equals_the_tree() -> None:
     cache = scheduler.scheduler.kv.cache
     assert cache.evicted_tokens > 1000
     assert tree.replica.num_tokens == cache.total_size
-    (journal,) = cache.journals
+    (journal,) = cache.observers
     nodes = list(cache.iter_nodes())
     for node in nodes:
         copy = tree.replica.nodes[journal.number(node)]

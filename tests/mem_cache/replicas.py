@@ -45,7 +45,8 @@ class Reader:
 def check_equal(replica: CacheReplica, cache: RadixCache) -> None:
     """The replica has exactly the nodes of the tree, below the same parents, with the same values and hashes."""
     assert replica.is_complete
-    (journal,) = cache.journals
+    (journal,) = cache.observers
+    assert isinstance(journal, CacheJournal)
     roots = [root for root in cache.roots() if root.children]
     nodes = {journal.number(node): node for node in cache.iter_nodes()}
     copies = {number: copy for number, copy in replica.nodes.items() if copy.parent is not None}

@@ -163,7 +163,7 @@ def test_a_cache_that_nobody_watches_records_nothing() -> None:
     traffic = Traffic(0, 1, "lru", states=False)
     for _ in range(50):
         traffic.step()
-    assert not traffic.cache.journals
+    assert not traffic.cache.observers
     reader = Reader(traffic.cache)
     reader.snapshot()
     reader.take(10**6)

@@ -144,14 +144,14 @@ def test_a_fork_and_replayed_tokens(folder: Path) -> None:
         made.run([trunk])
         trunk = made.row(1, TOKENS[:20], trunk, (2, 3))
         made.run([trunk])
-        keys = [k[trunk.slots].clone() for k in made.runner._kv_cache.k]
+        keys = [k[trunk.slots].clone() for k in made.runner.kv_cache.k]
         forks = [made.row(i, [*TOKENS[:20], 40 + i], trunk, (2, 4 + i)) for i in (2, 3)]
         forks = [replace(row, new=11, stored=20) for row in forks]
         expect(made.run(forks), folder, [row.tokens for row in forks])
         mirror = made.runner.batches.req_to_token
         for row in forks:
             assert mirror[row.place, :21].tolist() == row.slots, "replayed tokens keep the slots of the tree"
-        for before, k in zip(keys, made.runner._kv_cache.k, strict=True):
+        for before, k in zip(keys, made.runner.kv_cache.k, strict=True):
             assert torch.equal(before, k[trunk.slots]), "nobody writes keys that others share"
         rows = [made.row(row.place, [*row.tokens, 9], row, (row.state[1],) * 2) for row in forks]
         rows.append(made.row(1, TOKENS[:21], trunk, (3, 3)))
@@ -185,8 +185,8 @@ def test_states_inside_a_chunk_are_those_of_separate_steps(folder: Path, backend
 def states_of(made: Steps) -> list[Any]:
     backend = made.runner._attention
     assert isinstance(backend, HybridAttnBackend)
-    assert made.runner._states is not None
-    return made.runner._states.layers
+    assert made.runner.states is not None
+    return made.runner.states.layers
 
 
 @pytest.mark.parametrize("part", ["conv", "recurrent"])

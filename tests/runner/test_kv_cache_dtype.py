@@ -113,7 +113,7 @@ def test_the_reference_keeps_divided_keys_and_values_in_float8(kind: str, tmp_pa
             with torch.inference_mode():
                 output = made._run_once(largest_step(3, 40, 64))
             assert output.hidden_states.isfinite().all()
-            pools.append((made._kv_cache.k[0].clone(), made._kv_cache.v[0].clone()))
+            pools.append((made.kv_cache.k[0].clone(), made.kv_cache.v[0].clone()))
     for plain, stored, scale in zip(*pools, (0.25, 0.5), strict=True):
         assert stored.dtype == torch.float8_e4m3fn
         assert torch.equal(stored[1:40].float(), (plain[1:40] / scale).clamp(-448, 448).to(stored.dtype).float())

@@ -138,7 +138,7 @@ def test_narrowed_steps_equal_whole_ones(
                 narrowed_steps += 1
                 empty_steps += not any(step.samples)
             slots = batch.out_cache_loc
-            for ours, theirs in zip(narrow._kv_cache.k + narrow._kv_cache.v, whole._kv_cache.k + whole._kv_cache.v):
+            for ours, theirs in zip(narrow.kv_cache.k + narrow.kv_cache.v, whole.kv_cache.k + whole.kv_cache.v):
                 torch.testing.assert_close(ours[slots], theirs[slots], atol=2e-5, rtol=0)
             narrow.batches.future_token_ids.copy_(whole.batches.future_token_ids)
     assert narrowed_steps > 10

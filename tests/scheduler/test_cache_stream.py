@@ -110,7 +110,7 @@ def test_the_replica_equals_the_tree_of_a_busy_scheduler(num_states: int) -> Non
         if number == 30:
             w.watch()
         w.turn()
-        if w.replica.is_complete and w.h.cache.journals:
+        if w.replica.is_complete and w.h.cache.observers:
             check_equal(w.replica, w.h.cache)
             equal += 1
         slow ^= rng.random() < 0.1
@@ -121,7 +121,7 @@ def test_the_replica_equals_the_tree_of_a_busy_scheduler(num_states: int) -> Non
     assert equal > 300
     assert w.snapshots > 2, "the slow reader never lost an event"
     w.stream.handle(WatchCacheReq(False))
-    assert not w.h.cache.journals
+    assert not w.h.cache.observers
     assert not w.stream.is_on
 
 
@@ -134,7 +134,7 @@ def test_a_reader_that_reads_nothing_costs_a_window() -> None:
         w.h.drain()
         w.turn()
     assert sum(len(batch.events) + 1 for batch in w.batches) <= 20 + max(len(batch.events) + 1 for batch in w.batches)
-    assert not w.h.cache.journals, "the cache is not observed any more"
+    assert not w.h.cache.observers, "the cache is not observed any more"
     assert w.stream.is_on
     assert not w.replica.is_complete or w.replica.num_tokens != w.h.cache.total_size
     w.catch_up()
@@ -261,7 +261,7 @@ def test_a_router_and_a_page_read_the_same_tree_side_by_side() -> None:
             assert page.num_tokens == harness.cache.total_size
     assert published
     assert page.num_tokens == check_page
-    assert len(harness.cache.journals) == 1, "the router's"
+    assert len(harness.cache.observers) == 1, "the router's"
     fresh = ReplicaIndex()
     fresh.add(7)
     handle(WatchCacheReq(usage=False))

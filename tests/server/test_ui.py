@@ -228,4 +228,4 @@ def test_watching_ends_after_the_last_page_and_begins_again(
 
     look()
     look()
-    assert watched.scheduler.scheduler.kv.cache.journals == ()
+    assert watched.scheduler.scheduler.kv.cache.observers == ()

@@ -251,7 +251,8 @@ class Watch(Part):
 
     def _requests(self) -> Iterator[CacheJournal]:
         """Yield the journals that record events of requests."""
-        return (journal for journal in self._cache.journals if journal.records_requests)
+        journals = (each for each in self._cache.observers if isinstance(each, CacheJournal))
+        return (journal for journal in journals if journal.records_requests)
 
     def admitted(self, req: Req, prompt_tokens: int, cached_tokens: int, *, again: bool) -> None:
         if again:

@@ -1,0 +1,120 @@
+"""What the core does for parts that copy keys and values into the pool: held nodes, reserved slots, orders to ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from radixrt.messages.runner import PartReport
+from radixrt.parts.watch.scheduler import Watch
+from radixrt.scheduler.invariants import check_scheduler
+from radixrt.scheduler.part import Core, Part
+from radixrt.scheduler.req import Req
+from tests.scheduler.fake_runner import Harness, digest
+
+
+class Copier(Part):
+    """Fetches the prefix of each request from nowhere: it knows the digests of all tokens."""
+
+    name = "copier"
+
+    def __init__(self) -> None:
+        self.fetching: dict[str, tuple[object, ...]] = {}
+        self.done: set[str] = set()
+
+    def attach(self, core: Core) -> None:
+        self.core = core
+
+    def fetches(self, req: Req, now: float) -> bool:
+        if req.rid in self.done:
+            return False
+        if req.rid not in self.fetching:
+            kv, tokens = self.core.kv, req.reusable_ids
+            match = kv.cache.match_prefix(tokens, req.namespace)
+            slots = kv.reserve(len(match.slots), len(tokens) - len(match.slots))
+            assert slots is not None
+            kv.hold(match.node)
+            self.fetching[req.rid] = (match.node, tokens, slots, req.namespace)
+            self.core.order(self, req.rid.encode())
+        return True
+
+    def reported(self, rank: int, data: bytes, now: float) -> None:
+        node, tokens, slots, namespace = self.fetching.pop(data.decode())
+        self.core.kv.adopt(node, tokens, slots, namespace)  # type: ignore[arg-type]
+        self.core.kv.let_go(node)  # type: ignore[arg-type]
+        self.done.add(data.decode())
+
+    def emptying(self) -> None:
+        for node, _, slots, _ in self.fetching.values():
+            self.core.kv.let_go(node)  # type: ignore[arg-type]
+            self.core.kv.cancel(slots)  # type: ignore[arg-type]
+        self.fetching.clear()
+
+
+@pytest.fixture
+def harness() -> Harness:
+    return Harness(num_slots=64)
+
+
+@pytest.fixture
+def copier(harness: Harness) -> Copier:
+    parts, core = harness.scheduler.parts, harness.scheduler.part(Watch)  # any part of this scheduler
+    copier = Copier()
+    copier.attach(harness.scheduler.core)
+    assert core in parts.all
+    parts.__init__((*parts.all, copier))  # type: ignore[misc]
+    return copier
+
+
+def copy(harness: Harness, copier: Copier, rid: str) -> None:
+    """Do what the ranks do for an order, and report it."""
+    _, tokens, slots, _ = copier.fetching[rid]
+    state = 0
+    for i, token in enumerate(np.asarray(tokens).tolist()):
+        state = digest(state, token)
+        at = i - (len(tokens) - len(slots))  # type: ignore[arg-type]
+        if at >= 0:
+            harness.runner.content[int(slots[at])] = state  # type: ignore[index]
+    harness.scheduler.orders.clear()
+    harness.scheduler.reported(PartReport(0, "copier", rid.encode()), harness.now)
+
+
+def test_a_request_waits_for_its_prefix_and_computes_the_rest(harness: Harness, copier: Copier) -> None:
+    harness.add("a", [3, 4, 5, 6, 7], max_tokens=2)
+    assert not harness.submit(), "its prefix is on its way, though nothing else runs"
+    (order,) = harness.scheduler.orders
+    assert (order.part, order.data) == ("copier", b"a")
+    check_scheduler(harness.scheduler)
+    assert harness.scheduler.kv.reserved == 4
+    copy(harness, copier, "a")
+    harness.drain()
+    assert harness.usages["a"].cached_tokens == 4
+    assert harness.runner.tokens_computed == 2, "the last token of the prompt, and one of the output"
+    assert harness.scheduler.kv.reserved == 0
+
+
+def test_slots_of_tokens_that_the_tree_has_meanwhile_are_freed(harness: Harness, copier: Copier) -> None:
+    copier.done.add("b")
+    harness.add("a", [3, 4, 5, 6, 7], max_tokens=1)
+    assert not harness.submit()
+    harness.add("b", [3, 4, 5, 6, 9], max_tokens=1)
+    harness.drain()  # computes what the copy of the other one brings
+    copy(harness, copier, "a")
+    harness.drain()
+    check_scheduler(harness.scheduler)
+    assert harness.finishes.keys() == {"a", "b"}
+
+
+def test_holds_and_reserved_slots_end_before_the_tree_is_emptied(harness: Harness, copier: Copier) -> None:
+    copier.done.add("b")
+    harness.add("b", [8, 4, 5, 6, 9], max_tokens=8)
+    harness.submit()
+    harness.add("a", [8, 4, 5, 6, 7], max_tokens=1)
+    harness.submit()
+    assert copier.fetching
+    harness.fail()
+    while harness.commit():
+        pass
+    assert not copier.fetching
+    assert harness.scheduler.kv.cache.total_size == 0
+    check_scheduler(harness.scheduler)
