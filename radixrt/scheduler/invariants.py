@@ -20,7 +20,7 @@ def check_scheduler(scheduler: Scheduler) -> None:
     """
     kv = scheduler.kv
     kv.allocator.check_invariants()
-    kv.cache.check_invariants([*(r.kv.last_node for r in scheduler.active), *kv.held])
+    kv.cache.check_invariants([*(r.kv.last_node for r in scheduler.active), *kv.copies.held])
     check_slots(scheduler)
     check_rows(scheduler)
     kv.check(scheduler.active)
@@ -49,7 +49,7 @@ def check_slots(scheduler: Scheduler) -> None:
         kv.cache.evictable_size,
         kv.cache.protected_size,
         len(pages) * allocator.page_size,
-        kv.reserved,
+        kv.copies.reserved,
     )
     if sum(parts) != allocator.num_slots:
         raise InvariantError(

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
+from radixrt.mem_cache.copies import Copies
 from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
 from radixrt.mem_cache.results import InsertResult, MatchResult
@@ -72,8 +73,7 @@ class KVManager:
     Attributes:
         row_writes: changes of req_to_token that the next step must apply to the runner's copy of the table.
         max_active: maximum number of active requests.
-        reserved: number of slots that copies into the tree have reserved.
-        held: nodes that copies have locked, an entry for each lock.
+        copies: slots and nodes that copies between the pool and other memory hold.
         published: methods to call after tokens of a request have moved into the tree (`Part.published`); set by the
             scheduler.
         min_gap: a waiting request waits for an active request only if their common prefix is at least this number of
@@ -88,8 +88,7 @@ class KVManager:
         self.rows = rows
         self.row_writes: list[RowWrite] = []
         self.max_active = rows.max_requests
-        self.reserved = 0
-        self.held: list[TreeNode] = []
+        self.copies = Copies(cache, allocator)
         self.published: Sequence[Callable[[Req, int, InsertResult], None]] = ()
 
     @property
@@ -166,12 +165,7 @@ class KVManager:
         return DecodeRows(reqs, idx, lengths + 1, slots, self.decoded(reqs))
 
     def _make_room(self, need: int) -> bool:
-        missing = need - self.allocator.available()
-        if missing > 0:
-            if missing > self.cache.evictable_size:
-                return False
-            self.cache.evict(missing)
-        return self.allocator.available() >= need
+        return need <= self.allocator.available() or self.copies.make_room(need)
 
     def truncate(self, req: Req, length: int) -> None:
         """Free the private slots from position `length` on, because their tokens were taken back.
@@ -226,58 +220,6 @@ class KVManager:
         req.kv.req_pool_idx = 0
         req.kv.length = req.kv.protected_len = 0
         return node
-
-    # --- copies between the pool and other memory ---
-
-    def hold(self, node: TreeNode) -> None:
-        """Protect the path to a node from eviction until the matching `let_go`."""
-        self.cache.inc_lock_ref(node)
-        self.held.append(node)
-
-    def let_go(self, node: TreeNode) -> None:
-        """Release a hold."""
-        self.held.remove(node)
-        self.cache.dec_lock_ref(node)
-
-    def reserve(self, start: int, count: int) -> Int32Array | None:
-        """Allocate slots for keys and values that are copied into the pool, evicting if needed.
-
-        Args:
-            start: position of the first token, where a page begins.
-            count: number of tokens, in whole pages.
-
-        Returns:
-            int32[count]; None if slots are missing.
-        """
-        if not self._make_room(count):
-            return None
-        slots = self.allocator.alloc_extend(start, count, 0)
-        if slots is not None:
-            self.reserved += count
-        return slots
-
-    def cancel(self, slots: Int32Array) -> None:
-        """Free reserved slots. A copy into them must not happen any more."""
-        self.reserved -= len(slots)
-        self.allocator.free(slots)
-
-    def adopt(self, node: TreeNode, tokens: Int32Array, slots: Int32Array, namespace: str) -> TreeNode:
-        """Put tokens whose keys and values were copied into reserved slots, or will be before the next step, into the
-        tree. Slots of tokens that the tree has meanwhile are freed.
-
-        Args:
-            node: held node in which the prefix before the reserved slots ends.
-            tokens: int32[n], all tokens from the first one on; the last len(slots) have the reserved slots.
-
-        Returns:
-            The node in which the tokens end.
-        """
-        self.reserved -= len(slots)
-        start = len(tokens) - len(slots)
-        result = self.cache.insert(tokens, np.concatenate([self.cache.path_slots(node)[:start], slots]), namespace)
-        self.allocator.free(slots[: max(result.existing_len - start, 0)])
-        self.allocator.free(slots[result.retained_len - start :])
-        return result.node
 
     # --- for subclasses that keep more than keys and values ---
 

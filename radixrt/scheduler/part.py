@@ -153,7 +153,7 @@ class Part:
 
     def fetches(self, req: Req, now: float) -> bool:
         """Return True to leave a waiting request in the queue because keys and values of its prefix are on their way to
-        the tree, for which the part may reserve slots now (`KVManager.reserve`). The request would be admitted
+        the tree, for which the part may reserve slots now (`KVManager.copies`). The request would be admitted
         otherwise. `PartReport`s must end the wait: no step needs to be in flight meanwhile."""
         return False
 
@@ -193,7 +193,7 @@ class Part:
         """Note that the tree was emptied."""
 
     def emptying(self) -> None:
-        """Release every hold on nodes of the tree and every reserved slot (`KVManager.hold`, `reserve`): the tree is
+        """Release every hold on nodes of the tree and every reserved slot (`KVManager.copies`): the tree is
         about to be emptied, because the keys and values of its slots are lost or may be wrong."""
 
     # --- steps ---

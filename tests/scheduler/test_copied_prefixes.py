@@ -31,23 +31,23 @@ class Copier(Part):
         if req.rid not in self.fetching:
             kv, tokens = self.core.kv, req.reusable_ids
             match = kv.cache.match_prefix(tokens, req.namespace)
-            slots = kv.reserve(len(match.slots), len(tokens) - len(match.slots))
+            slots = kv.copies.reserve(len(tokens) - len(match.slots))
             assert slots is not None
-            kv.hold(match.node)
+            kv.copies.hold(match.node)
             self.fetching[req.rid] = (match.node, tokens, slots, req.namespace)
             self.core.order(self, req.rid.encode())
         return True
 
     def reported(self, rank: int, data: bytes, now: float) -> None:
         node, tokens, slots, namespace = self.fetching.pop(data.decode())
-        self.core.kv.adopt(node, tokens, slots, namespace)  # type: ignore[arg-type]
-        self.core.kv.let_go(node)  # type: ignore[arg-type]
+        self.core.kv.copies.adopt(node, tokens, slots, namespace)  # type: ignore[arg-type]
+        self.core.kv.copies.let_go(node)  # type: ignore[arg-type]
         self.done.add(data.decode())
 
     def emptying(self) -> None:
         for node, _, slots, _ in self.fetching.values():
-            self.core.kv.let_go(node)  # type: ignore[arg-type]
-            self.core.kv.cancel(slots)  # type: ignore[arg-type]
+            self.core.kv.copies.let_go(node)  # type: ignore[arg-type]
+            self.core.kv.copies.cancel(slots)  # type: ignore[arg-type]
         self.fetching.clear()
 
 
@@ -85,12 +85,12 @@ def test_a_request_waits_for_its_prefix_and_computes_the_rest(harness: Harness, 
     (order,) = harness.scheduler.orders
     assert (order.part, order.data) == ("copier", b"a")
     check_scheduler(harness.scheduler)
-    assert harness.scheduler.kv.reserved == 4
+    assert harness.scheduler.kv.copies.reserved == 4
     copy(harness, copier, "a")
     harness.drain()
     assert harness.usages["a"].cached_tokens == 4
     assert harness.runner.tokens_computed == 2, "the last token of the prompt, and one of the output"
-    assert harness.scheduler.kv.reserved == 0
+    assert harness.scheduler.kv.copies.reserved == 0
 
 
 def test_slots_of_tokens_that_the_tree_has_meanwhile_are_freed(harness: Harness, copier: Copier) -> None:

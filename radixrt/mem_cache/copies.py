@@ -1,0 +1,81 @@
+"""`Copies`: slots and nodes of a tree that belong to copies between its pool and other memory, and to no request."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from radixrt.mem_cache.allocator import Int32Array, TokenToKVPoolAllocator
+from radixrt.mem_cache.radix_cache import RadixCache
+from radixrt.mem_cache.tree_node import TreeNode
+
+
+class Copies:
+    """See the module's docstring.
+
+    Attributes:
+        reserved: number of slots that copies into the pool have reserved.
+        held: nodes that copies have locked, an entry for each lock.
+    """
+
+    def __init__(self, cache: RadixCache, allocator: TokenToKVPoolAllocator) -> None:
+        self.reserved = 0
+        self.held: list[TreeNode] = []
+        self._cache = cache
+        self._allocator = allocator
+
+    def make_room(self, need: int) -> bool:
+        """Evict until `need` slots are free; return False, with nothing changed, if so many cannot be freed."""
+        missing = need - self._allocator.available()
+        if missing > 0:
+            if missing > self._cache.evictable_size:
+                return False
+            self._cache.evict(missing)
+        return self._allocator.available() >= need
+
+    def hold(self, node: TreeNode) -> None:
+        """Protect the path to a node from eviction until the matching `let_go`."""
+        self._cache.inc_lock_ref(node)
+        self.held.append(node)
+
+    def let_go(self, node: TreeNode) -> None:
+        """Release a hold."""
+        self.held.remove(node)
+        self._cache.dec_lock_ref(node)
+
+    def reserve(self, count: int) -> Int32Array | None:
+        """Allocate slots for keys and values that are copied into the pool, evicting if needed.
+
+        Args:
+            count: number of tokens, in whole pages; the first one begins a page.
+
+        Returns:
+            int32[count]; None if slots are missing.
+        """
+        slots = self._allocator.alloc_extend(0, count, 0) if self.make_room(count) else None
+        if slots is not None:
+            self.reserved += count
+        return slots
+
+    def cancel(self, slots: Int32Array) -> None:
+        """Free reserved slots. A copy into them must not happen any more."""
+        self.reserved -= len(slots)
+        self._allocator.free(slots)
+
+    def adopt(self, node: TreeNode, tokens: Int32Array, slots: Int32Array, namespace: str) -> TreeNode:
+        """Put tokens whose keys and values were copied into reserved slots, or will be before the next step, into the
+        tree. Slots of tokens that the tree has meanwhile are freed.
+
+        Args:
+            node: held node in which the prefix before the reserved slots ends, or passes.
+            tokens: int32[n], all tokens from the first one on; the last len(slots) have the reserved slots.
+
+        Returns:
+            The node in which the tokens end.
+        """
+        self.reserved -= len(slots)
+        start = len(tokens) - len(slots)
+        before = self._cache.path_slots(node)[:start]
+        result = self._cache.insert(tokens, np.concatenate([before, slots]), namespace)
+        self._allocator.free(slots[: max(result.existing_len - start, 0)])
+        self._allocator.free(slots[max(result.retained_len - start, 0) :])
+        return result.node

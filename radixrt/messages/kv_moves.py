@@ -1,0 +1,124 @@
+"""Orders and reports of the part `tiers`, which moves keys and values between the KV pool, host memory and disk.
+
+An order is the data of a `PartOrder`, a report the data of a `PartReport`. Every rank gets the same orders, executes
+orders on the pool between the steps before and after them, and moves the heads and layers that it has. A *place* is a
+token's row in the arena, which is memory of the host; a *file page* is a page of the rank's file on disk.
+
+scheduler -> ranks   KVOpen, KVOut, KVIn, KVSave, KVLoad, KVDrop
+ranks -> scheduler   KVConnectorOutput
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+TIERS = "tiers"
+"""Name of the part."""
+
+KEY_BYTES = 16
+"""Bytes of the chain hash of a page, which covers the namespace and all tokens up to the page's end."""
+
+
+class KVOpen(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Announcement of the memory of a scheduler, the first order to new ranks. Repeated orders have no effect.
+
+    Attributes:
+        arena: prefix of the paths of the ranks' arenas; the arena of rank r is `arena_path(arena, r)`.
+        num_places: number of places, without the page 0 that is never used.
+        page: tokens of a page.
+        disk: folder of the files; empty without a disk tier.
+        num_files: number of file pages, without the page 0 that is never used.
+        model: fingerprint of the model, which the files carry.
+    """
+
+    arena: str
+    num_places: int
+    page: int
+    disk: str = ""
+    num_files: int = 0
+    model: bytes = b""
+
+
+class KVOut(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Copy from the pool to the arena. The slots may be reused from the next step on.
+
+    Attributes:
+        slots: int32[n], KV slots.
+        places: int32[n], place of each.
+    """
+
+    move: int
+    slots: bytes
+    places: bytes
+
+
+class KVIn(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Copy from the arena to the pool. No step reads the slots before all ranks have reported the move.
+
+    Attributes:
+        places: int32[n], places.
+        slots: int32[n], KV slot of each.
+    """
+
+    move: int
+    places: bytes
+    slots: bytes
+
+
+class KVSave(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Copy from the arena to the files.
+
+    Attributes:
+        pages: int32[m], pages of the arena.
+        files: int32[m], file page of each.
+        keys: KEY_BYTES of each page, which are stored with the page.
+    """
+
+    move: int
+    pages: bytes
+    files: bytes
+    keys: bytes
+
+
+class KVLoad(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Copy from the files to the arena. The move fails if a page's key or checksum is another one.
+
+    Attributes:
+        files: int32[m], file pages.
+        keys: KEY_BYTES of each page.
+        pages: int32[m], page of the arena for each.
+    """
+
+    move: int
+    files: bytes
+    keys: bytes
+    pages: bytes
+
+
+class KVDrop(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """End of all moves under way, of which none is reported any more. After this order no `KVIn` of before writes into
+    the pool, and no move writes into the arena or the files."""
+
+
+class KVConnectorOutput(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Report of a rank on its moves.
+
+    Attributes:
+        finished_sending, failed_sending: moves out of the pool and to the files.
+        finished_recving, failed_recving: moves into the pool and from the files.
+        seconds: seconds on the link of each finished move, those of finished_sending first.
+    """
+
+    finished_sending: list[int] = []
+    failed_sending: list[int] = []
+    finished_recving: list[int] = []
+    failed_recving: list[int] = []
+    seconds: list[float] = []
+
+
+KVOrder = KVOpen | KVOut | KVIn | KVSave | KVLoad | KVDrop
+
+
+def arena_path(prefix: str, rank: int) -> str:
+    """Return the path of a rank's arena."""
+    return f"{prefix}-{rank}"
