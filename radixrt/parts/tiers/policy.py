@@ -1,0 +1,91 @@
+"""`Prices`: whether a prefix is fetched from a tier or computed, by the measured times of moves and of steps.
+
+Four kinds of moves are priced, each over a link of its own: "out" and "in" between the KV pool and the host tier,
+"save" and "load" between the host tier and files. A move over a link takes a time in proportion to its bytes. Moves are
+cut into pieces of about the same size, so a fixed time per move needs no term of its own.
+
+Computing is always right, so a price decides about time alone. The class does no I/O and is deterministic.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median_low
+
+from radixrt.messages.scheduler_stats import StepTimes
+
+OUT, IN, SAVE, LOAD = KINDS = ("out", "in", "save", "load")
+HOST, DISK = "host", "disk"
+
+MOVES = 15
+"""Number of moves whose median is the price of a link: a few slow moves (first use of memory, a busy disk) change
+nothing, and a link that has become slower is learned after eight moves."""
+
+FORGIVENESS = 0.02
+"""Share by which each refused fetch lowers the price of its links. A link is measured by fetches alone, so a price that
+was too high would otherwise refuse every later measurement."""
+
+
+def compute_s(times: StepTimes, start: int, tokens: int, before: int = 0) -> float:
+    """Return the predicted seconds until prompt tokens are computed.
+
+    Args:
+        times: model of the seconds of a step.
+        start: position of the first token.
+        tokens: number of tokens.
+        before: number of prompt tokens of other requests that are computed first.
+    """
+    return times.chunk_seconds(before + tokens, tokens * (start + (tokens + 1) / 2))
+
+
+class Prices:
+    """See the module's docstring.
+
+    Args:
+        token_bytes: bytes of the keys and values of a token in one rank. Ranks move their bytes side by side.
+    """
+
+    def __init__(self, token_bytes: int) -> None:
+        self._token_bytes = token_bytes
+        self._moves: dict[str, deque[float]] = {kind: deque(maxlen=MOVES) for kind in KINDS}  # seconds of a byte
+        self._byte_s = dict.fromkeys(KINDS, 0.0)
+
+    def moved(self, kind: str, num_bytes: int, seconds: float) -> None:
+        """Learn from a finished move.
+
+        Args:
+            num_bytes: bytes that one rank has moved.
+            seconds: time on the link, of the slowest rank.
+        """
+        moves = self._moves[kind]
+        moves.append(seconds / num_bytes)
+        self._byte_s[kind] = median_low(moves)
+
+    def rate(self, kind: str) -> float:
+        """Return the bytes per second of a link; 0 if no move was measured."""
+        return 1.0 / self._byte_s[kind] if self._byte_s[kind] else 0.0
+
+    def fetch_s(self, tier: str, tokens: int, queued_bytes: int = 0) -> float:
+        """Return the predicted seconds until tokens of a tier are in the KV pool; 0 before the first measured move.
+
+        Args:
+            tier: HOST or DISK.
+            queued_bytes: bytes that the tier's link moves first.
+        """
+        num_bytes = tokens * self._token_bytes
+        if tier == HOST:
+            return self._byte_s[IN] * (num_bytes + queued_bytes)
+        return self._byte_s[LOAD] * (num_bytes + queued_bytes) + self._byte_s[IN] * num_bytes
+
+    def pays(self, tier: str, fetch_s: float, compute_s: float) -> bool:
+        """Return True if a fetch is predicted to end before the computation of the same tokens.
+
+        Args:
+            fetch_s: as `fetch_s` returned it for this tier, with any other time that the fetch takes.
+            compute_s: seconds of the computation, the wait for other requests included.
+        """
+        if fetch_s < compute_s:
+            return True
+        for kind in (IN,) if tier == HOST else (IN, LOAD):
+            self._byte_s[kind] *= 1.0 - FORGIVENESS
+        return False
