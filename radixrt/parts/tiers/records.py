@@ -1,0 +1,251 @@
+"""`PageRecords`: a table of the prefixes whose keys and values a tier holds, which outlives the process that writes it.
+
+Record k describes page k of the tier: namespace, positions and tokens of the page, and a chain hash that covers the
+namespace and all tokens from position 0 to the page's end. A record checks itself, because its hash is computed from
+its other fields, and the hashes of the records before it check the path from position 0 to the page. So a reader needs
+no order of writes and no lock: whatever bytes a crash, a full disk or another program leaves in the table,
+`PageRecords.runs` returns prefixes that were written, or nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from radixrt.mem_cache.allocator import I32, Int32Array
+from radixrt.mem_cache.granules import HASH_BYTES
+from radixrt.messages.kv_moves import KEY_BYTES
+
+VALID = 0x56_4B_58_52
+"""Value of the field `valid` of a record that was written completely."""
+HEADER_BYTES = 4096
+MAGIC = b"radixrt page records 1\n"
+
+
+def chain(before: bytes, tokens: bytes) -> bytes:
+    """Return the chain hash of a page, KEY_BYTES bytes.
+
+    Args:
+        before: hash of the page before; of the first page, the namespace's seed (`granules.seed_of`).
+        tokens: int32 column of the page.
+    """
+    return blake2b(before.ljust(KEY_BYTES, b"\0") + tokens, digest_size=KEY_BYTES).digest()
+
+
+class PageRecords:
+    """Table of the pages of a tier, a file of HEADER_BYTES bytes and one record for each page, which is mapped into
+    memory. The scheduler alone writes records.
+
+    A table of another version or page size, or a file that is no table, counts as empty and is overwritten. If the
+    number of pages differs, the records of the pages that exist now are kept.
+
+    Args:
+        path: of a file on disk, or of a file in memory (`radixrt.memory_file`).
+        num_pages: number of pages of the tier, without page 0, which has a record that is never used.
+        page: number of tokens of a page.
+        create: make an empty table, whatever the file holds. Otherwise, the file may be missing.
+
+    Raises:
+        OSError: the file cannot be written, or has no space.
+    """
+
+    def __init__(self, path: str, num_pages: int, page: int, *, create: bool = False) -> None:
+        self.num_pages = num_pages
+        self.page = page
+        layout = _layout(page)
+        header = (MAGIC + layout.itemsize.to_bytes(4, "little")).ljust(HEADER_BYTES, b"\0")
+        size = HEADER_BYTES + (num_pages + 1) * layout.itemsize
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if create or os.pread(descriptor, HEADER_BYTES, 0) != header:
+                os.ftruncate(descriptor, 0)
+            os.ftruncate(descriptor, size)
+            # A write to a mapped page without space on the disk would end the process by SIGBUS.
+            os.posix_fallocate(descriptor, 0, size)
+            os.pwrite(descriptor, header, 0)
+            with os.fdopen(os.dup(descriptor), "r+b") as file:
+                raw = np.asarray(np.memmap(file, np.uint8, "r+", HEADER_BYTES, (size - HEADER_BYTES,)))
+        finally:
+            os.close(descriptor)
+        self._raw = raw
+        self._records: npt.NDArray[Any] = raw.view(layout)
+
+    def write(self, pages: Int32Array, tokens: Int32Array, start: int, before: bytes, seed: bytes) -> bytes:
+        """Write the records of pages that hold consecutive tokens.
+
+        Args:
+            pages: int32[n].
+            tokens: int32[start + n * page], tokens from position 0 on.
+            start: position of the first token of pages[0], a multiple of the page size.
+            before: chain hash of the page before; the seed if start is 0.
+            seed: seed of the namespace, HASH_BYTES bytes.
+
+        Returns:
+            Chain hash of each page, KEY_BYTES bytes each.
+
+        Raises:
+            ValueError: the lengths do not fit together.
+        """
+        size = self.page
+        if start % size or len(tokens) != start + len(pages) * size or len(seed) != HASH_BYTES:
+            raise ValueError(f"{len(pages)} pages of {size} tokens do not hold {len(tokens)} tokens from {start} on")
+        if not len(pages):
+            return b""
+        rows = np.ascontiguousarray(tokens[start:], dtype=I32).reshape(-1, size)
+        hashes = [before.ljust(KEY_BYTES, b"\0")]
+        for row in rows:
+            hashes.append(chain(hashes[-1], row.tobytes()))
+        records, keys = self._records, b"".join(hashes)
+        records["valid"][pages] = 0  # a reader may see any mix of the old and the new record, whose hash does not fit
+        records["start"][pages] = start + size * np.arange(len(pages), dtype=I32)
+        records["used"][pages] = int(time.time())
+        records["seed"][pages] = np.frombuffer(seed, np.uint8)
+        records["before"][pages] = np.frombuffer(keys[:-KEY_BYTES], np.uint8).reshape(-1, KEY_BYTES)
+        records["hash"][pages] = np.frombuffer(keys[KEY_BYTES:], np.uint8).reshape(-1, KEY_BYTES)
+        records["tag"][pages] = _tags(records, pages)
+        records["tokens"][pages] = rows
+        records["valid"][pages] = VALID
+        return keys[KEY_BYTES:]
+
+    def touch(self, pages: Int32Array) -> None:
+        """Note that pages are used now. `runs` returns the paths in the order of their last uses."""
+        self._records["used"][pages] = int(time.time())
+
+    def clear(self, pages: Int32Array | None = None) -> None:
+        """Make the records of pages empty, or all records. Their tokens are overwritten."""
+        if pages is None:
+            self._records[:] = 0
+        else:
+            self._records["valid"][pages] = 0
+            self._records[pages] = np.zeros((), self._records.dtype)
+
+    def runs(self) -> Iterator[tuple[bytes, Int32Array, Int32Array]]:
+        """Return the prefixes that the table describes, and clear every record that belongs to none. A prefix that
+        several longer prefixes share is part of each of them. No record may be written before the iterator has ended.
+
+        Returns:
+            For each path from position 0 to a last page, the least recently used path first: the seed of the namespace,
+            int32[n * page] tokens, int32[n] pages.
+        """
+        parents, last = self._check()
+        seeds, tokens = self._records["seed"], self._records["tokens"]
+        for leaf in last:
+            path = [leaf]
+            while (parent := parents[path[-1]]) > 0:
+                path.append(parent)
+            pages = np.array(path[::-1], I32)
+            yield seeds[leaf].tobytes(), tokens[pages].ravel(), pages
+
+    def _check(self) -> tuple[list[int], list[int]]:
+        """Verify every record, and clear the others.
+
+        Returns:
+            parents: page before each page; 0 for a first page, and for pages without a valid record.
+            last: last pages of the paths, the least recently used one first.
+        """
+        records = self._records
+        written = np.flatnonzero(records["valid"] == VALID)
+        # The record of another page, as after a write to a wrong address, says nothing about this page.
+        written = written[(written > 0) & (records["tag"][written] == _tags(records, written))]
+        candidates: list[int] = written[_intact(self._raw, records, written)].tolist()
+
+        # Parents first. The positions of a path ascend page by page, so that no path leads to itself.
+        starts: list[int] = records["start"].tolist()
+        seeds = _bytes_of(records["seed"])
+        befores, hashes = _bytes_of(records["before"]), _bytes_of(records["hash"])
+        candidates.sort(key=starts.__getitem__)
+        parents = [0] * len(starts)
+        by_hash: dict[bytes, int] = {}
+        inner: set[int] = set()
+        for page in candidates:
+            start, seed, before = starts[page], seeds[page], befores[page]
+            if start == 0:
+                if before != seed.ljust(KEY_BYTES, b"\0"):
+                    continue
+            else:
+                parent = by_hash.get(before, 0)
+                if not parent or starts[parent] + self.page != start or seeds[parent] != seed:
+                    continue
+                parents[page] = parent
+                inner.add(parent)
+            by_hash.setdefault(hashes[page], page)  # of two pages with the same prefix, one is kept
+
+        kept = np.fromiter(by_hash.values(), np.int64, len(by_hash))
+        bad = np.ones(len(starts), bool)
+        bad[kept] = False
+        bad &= records["valid"] != 0
+        if bad.any():
+            self.clear(np.flatnonzero(bad).astype(I32))
+        used: list[int] = records["used"].tolist()
+        return parents, sorted((page for page in by_hash.values() if page not in inner), key=used.__getitem__)
+
+
+def summary(path: Path) -> tuple[int, int]:
+    """Read a table that another process may be writing.
+
+    Returns:
+        Number of pages with a record, and time of the last use in seconds since the epoch, 0 if there is none.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    data = path.read_bytes()
+    size = int.from_bytes(data[len(MAGIC) : len(MAGIC) + 4], "little")
+    tokens = (size - _layout(0).itemsize) // I32.itemsize
+    if not data.startswith(MAGIC) or tokens < 1 or (len(data) - HEADER_BYTES) % size:
+        return 0, 0
+    records = np.frombuffer(data, _layout(tokens), offset=HEADER_BYTES)
+    used = records["used"][records["valid"] == VALID]
+    return len(used), int(used.max(initial=0))
+
+
+def _layout(page: int) -> np.dtype[Any]:
+    # The hash before and the tokens are neighbours: the hash of a record is taken over one piece of memory.
+    return np.dtype(
+        [
+            ("valid", "<u4"),
+            ("used", "<u4"),
+            ("start", "<i4"),
+            ("tag", "<u4"),
+            ("seed", "u1", (HASH_BYTES,)),
+            ("hash", "u1", (KEY_BYTES,)),
+            ("before", "u1", (KEY_BYTES,)),
+            ("tokens", "<i4", (page,)),
+        ]
+    )
+
+
+def _tags(records: npt.NDArray[Any], pages: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.uint32]:
+    """Return the first four bytes of each page's hash, combined with the page's number."""
+    firsts = records["hash"][pages, :4].copy().view("<u4").ravel()
+    return np.asarray(firsts ^ pages.astype(np.uint32), np.uint32)
+
+
+def _intact(
+    raw: npt.NDArray[np.uint8], records: npt.NDArray[Any], pages: npt.NDArray[np.int64]
+) -> npt.NDArray[np.bool_]:
+    """Return whether each page's hash is the one of its record."""
+    layout = records.dtype
+    assert layout.fields is not None
+    view, begin = raw.data, layout.fields["before"][1]
+    hashes = b"".join(
+        [
+            blake2b(view[at + begin : at + layout.itemsize], digest_size=KEY_BYTES).digest()
+            for at in (pages * layout.itemsize).tolist()
+        ]
+    )
+    computed = np.frombuffer(hashes, np.uint8).reshape(-1, KEY_BYTES)
+    return np.asarray((computed == records["hash"][pages]).all(axis=1))
+
+
+def _bytes_of(column: npt.NDArray[np.uint8]) -> list[bytes]:
+    """Return the rows of uint8[n, width] as byte strings."""
+    width = column.shape[1]
+    return np.ascontiguousarray(column).view(f"V{width}").ravel().tolist()
