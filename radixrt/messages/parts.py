@@ -65,12 +65,15 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
         matched_tokens: prompt tokens whose keys and values were in the radix cache then. More than cached_tokens only
             for a model with recurrent layers: the nearest state was further up, after cached_tokens tokens. 0 for a
             request that generates nothing.
+        fetched_tokens: the cached tokens that were copied into the KV pool for this request, by the tier that had them,
+            "host" or "disk". The other cached tokens were in the pool.
     """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     matched_tokens: int = 0
+    fetched_tokens: dict[str, int] = {}
 
 
 class ConstraintInfo(msgspec.Struct, frozen=True, array_like=True):

@@ -16,6 +16,7 @@ class Counters:
     Attributes:
         token_gaps: seconds between two sampled tokens of a request.
         step_tokens: tokens that each step computes.
+        fetched_tokens: those of `cached_tokens` that were fetched from a tier for a request, by tier.
     """
 
     prompt_tokens: int = 0
@@ -34,3 +35,4 @@ class Counters:
     cache_resets: Counter[str] = field(default_factory=Counter)
     token_gaps: Histogram = field(default_factory=partial(Histogram.empty, TOKEN_GAPS))
     step_tokens: Histogram = field(default_factory=partial(Histogram.empty, STEP_TOKENS))
+    fetched_tokens: Counter[str] = field(default_factory=Counter)

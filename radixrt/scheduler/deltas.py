@@ -83,7 +83,13 @@ class DeltaWriter:
                 req.rid,
                 token_ids=pack_i32(opened.tokens),
                 finish=finish,
-                usage=Usage(req.prompt_len, req.num_output, max(stats.cached_tokens, 0), stats.matched_tokens),
+                usage=Usage(
+                    req.prompt_len,
+                    req.num_output,
+                    max(stats.cached_tokens, 0),
+                    stats.matched_tokens,
+                    stats.fetched_tokens() if stats.fetched else {},
+                ),
                 timings=Timings(
                     queue_s=admitted - stats.arrived_at,
                     prefill_s=(now if first is None else first) - admitted,
@@ -108,7 +114,7 @@ class DeltaWriter:
             TokenDelta(
                 group.rid,
                 finish=finish,
-                usage=Usage(group.prompt_tokens, 0, group.cached_tokens),
+                usage=Usage(group.prompt_tokens, 0, group.cached_tokens, 0, dict(group.fetched_tokens)),
                 timings=Timings(admitted - group.arrived_at, now - admitted, 0.0, group.retractions, group.arrived_at),
                 values=values,
             )

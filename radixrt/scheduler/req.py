@@ -61,6 +61,7 @@ class ReqStats:
         cached_tokens: prompt tokens that the cache saved at the first admission; -1 before that.
         matched_tokens: prompt tokens whose keys and values were cached at that time. With recurrent layers the number
             exceeds `cached_tokens` if the nearest cached state is at an earlier position.
+        fetched: see `note_fetched`; for each span its tier, first position and end.
     """
 
     arrived_at: float
@@ -71,6 +72,23 @@ class ReqStats:
     retractions: int = 0
     cached_tokens: int = -1
     matched_tokens: int = 0
+    fetched: tuple[tuple[str, int, int], ...] = ()
+
+    def note_fetched(self, tier: str, start: int, end: int) -> None:
+        """Note that a part has copied the keys and values of positions [start, end) from a tier into the tree for this
+        request. Earlier copies count up to `start`. The call has no effect after the first admission."""
+        if self.cached_tokens < 0:
+            before = ((each, first, min(stop, start)) for each, first, stop in self.fetched if first < start)
+            self.fetched = (*before, (tier, start, end))
+
+    def fetched_tokens(self, start: int = 0) -> dict[str, int]:
+        """Return the number of cached prompt tokens from position `start` on that were fetched, by tier."""
+        counts: dict[str, int] = {}
+        for tier, first, stop in self.fetched:
+            count = min(stop, self.cached_tokens) - max(first, start)
+            if count > 0:
+                counts[tier] = counts.get(tier, 0) + count
+        return counts
 
 
 class Taker(Protocol):

@@ -8,6 +8,8 @@ other rows are deferred until the prefix is cached, like all requests with a com
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 from radixrt.messages.request import Request, Row
@@ -26,6 +28,7 @@ class RequestGroup:
         live: rows that are waiting or active.
         reads: values of each row that was started, in row order.
         prompt_tokens, cached_tokens: totals of the rows admitted so far; a shared prefix counts once.
+        fetched_tokens: the cached tokens that were fetched from a tier, by tier.
     """
 
     def __init__(self, message: Request, *, seq: int, now: float, timeout_s: float) -> None:
@@ -41,6 +44,7 @@ class RequestGroup:
         self.reads: list[Reads] = []
         self.prompt_tokens = 0
         self.cached_tokens = 0
+        self.fetched_tokens: Counter[str] = Counter()
 
     @property
     def num_started(self) -> int:

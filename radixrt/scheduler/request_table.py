@@ -106,7 +106,16 @@ class RequestTable:
         counters.cached_tokens += cached_tokens
         if req.member is not None:
             self.groups[req.member.group].admitted(prompt_tokens, cached_tokens, now)
+        if stats.fetched:
+            self._count_fetched(req, shared)
         return prompt_tokens, cached_tokens
+
+    def _count_fetched(self, req: Req, shared: int) -> None:
+        """Count the cached prompt tokens after the first `shared` ones that were fetched for a request."""
+        fetched = req.stats.fetched_tokens(shared)
+        self._counters.fetched_tokens.update(fetched)
+        if req.member is not None:
+            self.groups[req.member.group].fetched_tokens.update(fetched)
 
     def retract(self, req: Req) -> None:
         """Put an active request back into the queue because slots are missing. Its computed tokens stay in the cache,

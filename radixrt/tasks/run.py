@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
@@ -155,7 +155,10 @@ def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
 
 def add_usage(usages: Sequence[Usage]) -> Usage:
     """Return the token counts of prompts together."""
-    return Usage(sum(u.prompt_tokens for u in usages), 0, sum(u.cached_tokens for u in usages))
+    fetched: Counter[str] = Counter()
+    for usage in usages:
+        fetched.update(usage.fetched_tokens)
+    return Usage(sum(u.prompt_tokens for u in usages), 0, sum(u.cached_tokens for u in usages), 0, dict(fetched))
 
 
 def unit_vectors(vectors: Float32Array) -> Float32Array:

@@ -110,8 +110,9 @@ class RequestState:
         usage = delta.usage
         if self.stop_found and self._matcher is not None:
             finish = Finish("stop", self._matcher.matched)
-            cached, matched = (usage.cached_tokens, usage.matched_tokens) if usage is not None else (0, 0)
-            usage = Usage(self._prompt_tokens, self._num_tokens, cached, matched)
+            usage = msgspec.structs.replace(
+                usage or Usage(), prompt_tokens=self._prompt_tokens, completion_tokens=self._num_tokens
+            )
         return self._last(finish, delta, usage)
 
     def fail(self, message: str) -> RequestOutput:

@@ -410,7 +410,9 @@ def _usage(usage: Any) -> Usage:
         return Usage()
     details = usage.prompt_tokens_details
     cached = 0 if details is None else details.cached_tokens or 0
-    return Usage(usage.prompt_tokens, usage.completion_tokens, cached)
+    by_tier: dict[str, int] = getattr(details, "cached_tokens_details", None) or {}
+    fetched = {tier: count for tier, count in by_tier.items() if tier != "device" and count}
+    return Usage(usage.prompt_tokens, usage.completion_tokens, cached, 0, fetched)
 
 
 def _logprob(row: Any) -> TokenLogprob:

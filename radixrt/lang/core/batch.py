@@ -155,6 +155,8 @@ class _Output:
                 "cached_tokens": usage.cached_tokens,
                 "completion_tokens": usage.completion_tokens,
             }
+            if usage.fetched_tokens:
+                line["usage"]["fetched_tokens"] = usage.fetched_tokens
         self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
         self._file.flush()
         if item.exception is not None:

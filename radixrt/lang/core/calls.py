@@ -343,7 +343,7 @@ def _as_reused(output: RequestOutput) -> RequestOutput:
 
 def _count_tokens(record: CallRecord, usage: Usage) -> None:
     record.prompt_tokens, record.cached_tokens = usage.prompt_tokens, usage.cached_tokens
-    record.completion_tokens = usage.completion_tokens
+    record.completion_tokens, record.fetched_tokens = usage.completion_tokens, usage.fetched_tokens
 
 
 def _failed(branch: Branch, record: CallRecord, error: BaseException) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 from array import array
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -84,6 +85,7 @@ class CallRecord(msgspec.Struct, rename={"kind": "call"}):
             the engine's timings), and its answer was complete. None for a time that has not come.
         prompt_tokens, cached_tokens, completion_tokens: counts of the backend; for a select, completion_tokens are
             the tokens of all choices.
+        fetched_tokens: see `radixrt.messages.parts.Usage`.
         forced_tokens: output tokens that a grammar forced.
         text: the output, the selected choice, the number and size of vectors, or the number of
             documents with the first one's index and score.
@@ -119,6 +121,7 @@ class CallRecord(msgspec.Struct, rename={"kind": "call"}):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    fetched_tokens: dict[str, int] = {}
     forced_tokens: int = 0
     text: str = ""
     finish: str = ""
@@ -214,6 +217,7 @@ class ProgramUsage:
     Attributes:
         calls: number of calls, failed ones included.
         cached_tokens: prompt tokens that were found in the cache.
+        fetched_tokens: the cached tokens that were fetched from a tier, by tier: "host" or "disk".
         forced_tokens: output tokens that a grammar forced.
         rerendered: calls whose whole conversation was tokenized again, because the chat template rewrote earlier text.
         errors: number of failed calls.
@@ -226,11 +230,15 @@ class ProgramUsage:
     forced_tokens: int = 0
     rerendered: int = 0
     errors: int = 0
+    fetched_tokens: dict[str, int] = field(default_factory=dict)
 
 
 def usage_of(log: RunLog, branch: str) -> ProgramUsage:
     """Usage of a branch and of all branches forked from it."""
     calls = log.calls_of(branch)
+    fetched: Counter[str] = Counter()
+    for call in calls:
+        fetched.update(call.fetched_tokens)
     return ProgramUsage(
         calls=len(calls),
         prompt_tokens=sum(call.prompt_tokens for call in calls),
@@ -239,4 +247,5 @@ def usage_of(log: RunLog, branch: str) -> ProgramUsage:
         forced_tokens=sum(call.forced_tokens for call in calls),
         rerendered=sum(call.rerendered for call in calls),
         errors=sum(call.error is not None for call in calls),
+        fetched_tokens=dict(fetched),
     )

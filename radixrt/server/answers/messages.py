@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any, Literal
 
-from msgspec import Raw
+from msgspec import UNSET, Raw, UnsetType
 
 from radixrt.chat.answer import AnswerParser, Part
 from radixrt.chat.plan import ChatPlan
@@ -19,6 +19,7 @@ from radixrt.messages import parts as engine
 from radixrt.messages.client import RequestOutput
 from radixrt.server.answers.base import Answer, named_event
 from radixrt.server.answers.errors import MessagesErrorBody
+from radixrt.server.answers.parts import CachedTokensDetails, cached_tokens_details
 
 SIGNATURE = "radixrt"
 """Signature of every thinking block. It proves nothing, and is not checked when the block comes back; some clients drop
@@ -63,6 +64,7 @@ class MessageUsage(Answer):
     cache_read_input_tokens: int
     output_tokens: int
     output_tokens_details: ThinkingTokens
+    cached_tokens_details: CachedTokensDetails | UnsetType = UNSET
 
 
 class Message(Answer, kw_only=True):
@@ -298,7 +300,8 @@ class MessagesEncoder:
         usage = output.usage or engine.Usage(len(output.prompt_token_ids), 0, 0)
         thinking = ThinkingTokens(self._parser.reasoning_tokens)
         uncached = usage.prompt_tokens - usage.cached_tokens
-        return MessageUsage(uncached, 0, usage.cached_tokens, usage.completion_tokens, thinking)
+        details = cached_tokens_details(usage)
+        return MessageUsage(uncached, 0, usage.cached_tokens, usage.completion_tokens, thinking, details)
 
 
 def _new_block(part: Part, signature: str) -> Block:

@@ -11,7 +11,15 @@ from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import Timings, Usage
 from radixrt.messages.reads import TokenLogprob
 from radixrt.server.answers.base import DONE, Answer, data_event
-from radixrt.server.answers.parts import Enforcement, HiddenStates, clean_logprob, enforcement, hidden_states
+from radixrt.server.answers.parts import (
+    CachedTokensDetails,
+    Enforcement,
+    HiddenStates,
+    cached_tokens_details,
+    clean_logprob,
+    enforcement,
+    hidden_states,
+)
 
 
 class NativeFinish(Answer):
@@ -28,9 +36,10 @@ TokenRow = tuple[float | None, int, str]
 class NativeMeta(Answer, kw_only=True):
     """About a completion; in a stream, counts and times are in its last event.
 
-    The text is the text of the first `kept` output_ids (of the whole answer), and `tail`. `missed` is only there with
-    recurrent layers: "KV matched m, nearest state at c", if c < m. `radixrt` is there with a constraint; the
-    log-probabilities and hidden states, a row for each token, if the request asks for them.
+    `cached_tokens_details` is missing if the KV pool had all cached tokens. The text is the text of the first `kept`
+    output_ids (of the whole answer), and `tail`. `missed` is only there with recurrent layers: "KV matched m, nearest
+    state at c", if c < m. `radixrt` is there with a constraint; the log-probabilities and hidden states, a row for each
+    token, if the request asks for them.
     """
 
     id: str
@@ -38,6 +47,7 @@ class NativeMeta(Answer, kw_only=True):
     prompt_tokens: int | UnsetType = UNSET
     completion_tokens: int | UnsetType = UNSET
     cached_tokens: int | UnsetType = UNSET
+    cached_tokens_details: CachedTokensDetails | UnsetType = UNSET
     queue_s: float | UnsetType = UNSET
     prefill_s: float | UnsetType = UNSET
     decode_s: float | UnsetType = UNSET
@@ -122,7 +132,7 @@ def _add_counts(meta: NativeMeta, output: RequestOutput) -> None:
     usage, timings = output.usage or Usage(), output.timings or Timings()
     meta.prompt_tokens = usage.prompt_tokens
     meta.completion_tokens = usage.completion_tokens
-    meta.cached_tokens = usage.cached_tokens
+    meta.cached_tokens, meta.cached_tokens_details = usage.cached_tokens, cached_tokens_details(usage)
     meta.queue_s = timings.queue_s
     meta.prefill_s = timings.prefill_s
     meta.decode_s = timings.decode_s

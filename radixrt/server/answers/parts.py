@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from msgspec import UNSET, UnsetType
@@ -13,6 +13,7 @@ from radixrt.messages.client import RequestOutput
 from radixrt.messages.reads import HiddenStates as StateColumns
 from radixrt.messages.reads import TokenLogprob as LogprobRow
 from radixrt.server.answers.base import Answer
+from radixrt.tasks.run import add_usage
 
 LOWEST_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON does not have."""
@@ -32,10 +33,27 @@ def stop_reason(finish: engine.Finish) -> int | str | None:
 # --- usage ---
 
 
+class CachedTokensDetails(Answer):
+    """Cached tokens by the memory that had them: the KV pool of the device, host memory, files."""
+
+    device: int
+    host: int
+    disk: int
+
+
+def cached_tokens_details(usage: engine.Usage | None) -> CachedTokensDetails | UnsetType:
+    """Return the cached tokens by tier; UNSET if the KV pool had all of them."""
+    if usage is None or not usage.fetched_tokens:
+        return UNSET
+    host, disk = (usage.fetched_tokens.get(tier, 0) for tier in ("host", "disk"))
+    return CachedTokensDetails(usage.cached_tokens - host - disk, host, disk)
+
+
 class CachedTokens(Answer):
-    """Tokens of the prompt that came from the cache."""
+    """Tokens of the prompt that came from the cache, by tier too unless the KV pool had all of them."""
 
     cached_tokens: int
+    cached_tokens_details: CachedTokensDetails | UnsetType = UNSET
 
 
 class ReasoningTokens(Answer):
@@ -64,10 +82,11 @@ class PromptUsage(Answer, kw_only=True):
 
 
 class InputDetails(Answer):
-    """Tokens of the input that came from the cache, and tokens that went into the cache."""
+    """Tokens of the input that came from the cache, as in `CachedTokens`, and tokens that went into the cache."""
 
     cached_tokens: int
     cache_write_tokens: int
+    cached_tokens_details: CachedTokensDetails | UnsetType = UNSET
 
 
 class InputUsage(Answer):
@@ -89,9 +108,8 @@ class UsageSum:
     """
 
     n: int
-    _prompt: int = 0
+    _prompts: list[engine.Usage] = field(default_factory=list)
     _completion: int = 0
-    _cached: int = 0
     _reasoning: int = 0
 
     def add(self, index: int, usage: engine.Usage | None, reasoning_tokens: int = 0) -> None:
@@ -101,13 +119,18 @@ class UsageSum:
         self._completion += usage.completion_tokens
         if index % self.n == 0:
             # The first of the n completions pays for the prompt; the others find the prompt in the cache.
-            self._prompt += usage.prompt_tokens
-            self._cached += usage.cached_tokens
+            self._prompts.append(usage)
 
     def total(self) -> Usage:
-        total = self._prompt + self._completion
-        cached, reasoning = CachedTokens(self._cached), ReasoningTokens(self._reasoning)
-        return Usage(self._prompt, self._completion, total, cached, reasoning)
+        prompts = add_usage(self._prompts)
+        total = prompts.prompt_tokens + self._completion
+        return Usage(
+            prompts.prompt_tokens,
+            self._completion,
+            total,
+            CachedTokens(prompts.cached_tokens, cached_tokens_details(prompts)),
+            ReasoningTokens(self._reasoning),
+        )
 
 
 def prompt_usage(usage: engine.Usage | None, completion_tokens: int | UnsetType = UNSET) -> PromptUsage:
@@ -117,7 +140,7 @@ def prompt_usage(usage: engine.Usage | None, completion_tokens: int | UnsetType 
         completion_tokens=completion_tokens,
         prompt_tokens=usage.prompt_tokens,
         total_tokens=usage.prompt_tokens,
-        prompt_tokens_details=CachedTokens(usage.cached_tokens),
+        prompt_tokens_details=CachedTokens(usage.cached_tokens, cached_tokens_details(usage)),
     )
 
 

@@ -23,6 +23,7 @@ from radixrt.server.answers.parts import (
     ReasoningTokens,
     TokenLogprobs,
     TokenReport,
+    cached_tokens_details,
     enforcement,
 )
 
@@ -197,7 +198,7 @@ class ResponseBuilder:
         usage = output.usage or engine.Usage()
         response.usage = InputUsage(
             usage.prompt_tokens,
-            InputDetails(usage.cached_tokens, 0),
+            InputDetails(usage.cached_tokens, 0, cached_tokens_details(usage)),
             usage.completion_tokens,
             ReasoningTokens(self._parser.reasoning_tokens),
             usage.prompt_tokens + usage.completion_tokens,

@@ -35,7 +35,13 @@ from radixrt.messages.client import EngineReady, Input, PartsInput, TextInput, T
 from radixrt.messages.wire import pack_i32
 from radixrt.server.access.request_context import RequestContext
 from radixrt.server.answers.decisions import ChoiceMeta, Decisions, ScoredChoices
-from radixrt.server.answers.parts import InputDetails, InputUsage, ReasoningTokens, clean_logprob
+from radixrt.server.answers.parts import (
+    InputDetails,
+    InputUsage,
+    ReasoningTokens,
+    cached_tokens_details,
+    clean_logprob,
+)
 from radixrt.server.http.connection import answered
 from radixrt.server.http.receive import received
 from radixrt.server.protocol.decisions import AskedQuestion, DecisionRequest, decision_decoder, read_questions
@@ -44,6 +50,7 @@ from radixrt.server.protocol.prompts import check_ids, read_parts
 from radixrt.server.serving.request_groups import RequestGroup
 from radixrt.server.serving.service import Service
 from radixrt.tasks.prompts import token_ids
+from radixrt.tasks.run import add_usage
 from radixrt.tasks.score import Decision, Score
 
 PROMPTS = ("text", "input_ids", "input_parts", "messages")
@@ -117,7 +124,7 @@ def _scored_choices(body: DecisionRequest, rid: str, found: Decision) -> ScoredC
 
 def _decisions(service: Service, asked: list[AskedQuestion], found: list[Decision]) -> Decisions:
     answers = [each.answer(decision.logprobs) for each, decision in zip(asked, found, strict=True)]
-    tokens = sum(decision.usage.prompt_tokens for decision in found)
-    cached = sum(decision.usage.cached_tokens for decision in found)
-    details = InputDetails(cached, tokens - cached)
+    usage = add_usage([decision.usage for decision in found])
+    tokens, cached = usage.prompt_tokens, usage.cached_tokens
+    details = InputDetails(cached, tokens - cached, cached_tokens_details(usage))
     return Decisions(service.model_name, answers, InputUsage(tokens, details, 0, ReasoningTokens(0), tokens))
