@@ -417,13 +417,33 @@ class RadixCache:
             leaf.parent = None
             for observer in self.observers:
                 observer.evicted(leaf)
-            # A parent without children is the next leaf of its path.
             if not parent.children:
-                if isinstance(parent, RootNode):
-                    self._forget_root(parent)
-                elif parent.lock_ref == 0:
-                    leaves.add(parent)
+                self._end_path(parent)
         return self._give_back(freed)
+
+    def remove(self, node: TreeNode) -> bool:
+        """Drop a node and all nodes below it, and free their slots.
+
+        Returns:
+            False, with nothing changed, if any of these tokens is locked, or the node is a root or was dropped before.
+        """
+        parent = node.parent
+        if parent is None or node.lock_ref:
+            return False
+        nodes = [node, *node.descendants()]
+        parent.remove_child(node.key_bytes[: self._page_bytes])
+        for each in nodes:
+            self._leaves.discard(each)
+            if each.state is not None:
+                self._states.drop(each)
+        for each in reversed(nodes):
+            each.parent, each.children = None, NO_CHILDREN
+            for observer in self.observers:
+                observer.evicted(each)
+        if not parent.children:
+            self._end_path(parent)
+        self._give_back([each.value_bytes for each in nodes])
+        return True
 
     def reset(self) -> bool:
         """Drop everything and free its slots, for a flush.
@@ -448,6 +468,13 @@ class RadixCache:
         for observer in self.observers:
             observer.cleared()
         return True
+
+    def _end_path(self, node: TreeNode) -> None:
+        """List a node that has lost its last child as a leaf, or drop the root of an empty namespace."""
+        if isinstance(node, RootNode):
+            self._forget_root(node)
+        elif node.lock_ref == 0:
+            self._leaves.add(node)
 
     def _give_back(self, runs: list[bytes]) -> int:
         """Free the slots of evictable nodes that were just removed from the tree; returns their number."""

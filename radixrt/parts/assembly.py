@@ -20,6 +20,7 @@ from radixrt.parts.stages.scheduler import StagePacing
 from radixrt.parts.states.checkpoints import Checkpoints
 from radixrt.parts.states.scheduler import HybridKVManager, StatesPart
 from radixrt.parts.tenants.scheduler import Tenants
+from radixrt.parts.tiers.scheduler import Tiers
 from radixrt.parts.watch.scheduler import Watch
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.part import Part
@@ -41,6 +42,7 @@ def assemble(
     cascade: CascadeCosts | None = None,
     checkpoints: Checkpoints | None = None,
     stages: int = 1,
+    tiers: Tiers | None = None,
 ) -> Scheduler:
     """Return a scheduler over empty pools.
 
@@ -50,6 +52,7 @@ def assemble(
         cascade: cost model of attention over prefixes that several rows share; None to compute each row alone.
         checkpoints: decides where prompts leave states, for a model with recurrent layers; default: `Checkpoints()`.
         stages: pipeline stages of the model.
+        tiers: memory that keeps prefixes beside the KV pool; None without.
     """
     parts: list[Part] = [
         ReadsPart(),
@@ -66,6 +69,8 @@ def assemble(
         parts.append(StatesPart())
     if cascade is not None and cache.shares:
         parts.append(Sharing(cascade))
+    if tiers is not None and cache.shares:
+        parts.append(tiers)
     return Scheduler(
         config,
         kv,

@@ -189,6 +189,9 @@ class Part:
     def ended(self, end: End) -> None:
         """Note the end of a request."""
 
+    def flushing(self) -> None:
+        """Note that an operator empties the prefix cache: all tokens without a lock are about to be evicted."""
+
     def cleared(self) -> None:
         """Note that the tree was emptied."""
 
@@ -338,6 +341,7 @@ class Parts:
         self.fetches = self._overridden("fetches")
         self.published = self._overridden("published")
         self.ended = self._overridden("ended")
+        self.flushing = self._overridden("flushing")
         self.cleared = self._overridden("cleared")
         self.emptying = self._overridden("emptying")
         self.only = self._overridden("only")

@@ -150,6 +150,8 @@ class Scheduler:
 
     def flush_cache(self) -> None:
         """Evict all tokens from the cache that no active request has locked."""
+        for flushing in self.parts.flushing:
+            flushing()
         self._kv.flush()
         self.counters.cache_resets["flushed"] += 1
 

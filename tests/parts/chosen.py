@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Collection, Iterable
 
 from radixrt.config import SchedulerConfig
 from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
 from radixrt.mem_cache.chunk_cache import ChunkCache
+from radixrt.mem_cache.granules import GRANULE_TOKENS
 from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
 from radixrt.mem_cache.state_slots import StateSlotAllocator
+from radixrt.messages.kv_moves import KVOpen
 from radixrt.messages.runner import CascadeCosts
 from radixrt.parts.constraint.scheduler import Constraints
 from radixrt.parts.overload.scheduler import Overload
@@ -22,6 +25,9 @@ from radixrt.parts.stages.scheduler import StagePacing
 from radixrt.parts.states.checkpoints import Checkpoints
 from radixrt.parts.states.scheduler import HybridKVManager, StatesPart
 from radixrt.parts.tenants.scheduler import Tenants
+from radixrt.parts.tiers.records import PageRecords
+from radixrt.parts.tiers.scheduler import Tiers
+from radixrt.parts.tiers.tier import Tier
 from radixrt.parts.watch.scheduler import Watch
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.part import Part
@@ -39,8 +45,16 @@ CHOICES: dict[str, frozenset[str]] = {
     "states": frozenset({"states"}),
     "sharing": frozenset({"sharing"}),
     "stages": frozenset({"stages"}),
+    "tiers": frozenset({"tiers"}),
 }
 """No part at all, and each part by itself. Watching alone needs another part: its views name requests' programs."""
+
+
+def empty_tiers() -> Tiers:
+    """Return a part `tiers` with an empty host tier of one page, for ranks that report nothing."""
+    with tempfile.NamedTemporaryFile() as records:
+        host = Tier("host", GRANULE_TOKENS, GRANULE_TOKENS, PageRecords(records.name, 1, GRANULE_TOKENS, create=True))
+    return Tiers(host, None, KVOpen("", GRANULE_TOKENS, GRANULE_TOKENS), num_ranks=1, token_bytes=8)
 
 
 def scheduler_with(
@@ -82,11 +96,12 @@ def scheduler_with(
         "watch": Watch,
         "states": StatesPart,
         "sharing": lambda: Sharing(cascade),
+        "tiers": empty_tiers,
     }
     parts = [make() for name, make in makers.items() if name in names]
     assert len(parts) + has_stages == len(names), "an unknown part"
     if not cache.shares:
-        parts = [part for part in parts if not isinstance(part, Sharing)]
+        parts = [part for part in parts if not isinstance(part, Sharing | Tiers)]
     return Scheduler(
         config,
         kv,

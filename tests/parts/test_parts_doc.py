@@ -16,19 +16,31 @@ from radixrt.mem_cache.state_slots import StateSlotAllocator
 from radixrt.messages.runner import CascadeCosts
 from radixrt.parts.assembly import assemble
 from radixrt.scheduler.part import Part
+from tests.parts.chosen import empty_tiers
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENT = (ROOT / "docs" / "parts.md").read_text()
 COMMANDS = re.findall(r"^(grep .*?) +# (\d+)$", DOCUMENT, re.MULTILINE)
-ALL = ["ReadsPart", "Constraints", "Programs", "Recovery", "Overload", "Tenants", "Watch", "StatesPart", "Sharing"]
-HEADINGS = ["reads", "constraint", "programs", "recovery", "overload", "tenants", "watch", "states", "sharing"]
+ALL = [
+    "ReadsPart",
+    "Constraints",
+    "Programs",
+    "Recovery",
+    "Overload",
+    "Tenants",
+    "Watch",
+    "StatesPart",
+    "Sharing",
+    "Tiers",
+]
+HEADINGS = ["reads", "constraint", "programs", "recovery", "overload", "tenants", "watch", "states", "sharing", "tiers"]
 """Headings of the parts ALL."""
 OUTSIDE = {"is_busy", "attach", "name", "of_chunks"}
 """Members of every part that are no moments."""
 
 
 def all_parts() -> tuple[Part, ...]:
-    """The parts of the scheduler of a hybrid model on a device that shares prefixes."""
+    """The parts of the scheduler of a hybrid model on a device that shares prefixes, with a host tier."""
     allocator = TokenToKVPoolAllocator(64, 1)
     scheduler = assemble(
         SchedulerConfig(max_running_requests=4),
@@ -39,6 +51,7 @@ def all_parts() -> tuple[Part, ...]:
         eos_ids=[0],
         vocab_size=100,
         cascade=CascadeCosts(step_tokens=1.0, run_tokens=1.0, row_tokens=1.0),
+        tiers=empty_tiers(),
     )
     return scheduler.parts.all
 

@@ -1,0 +1,437 @@
+"""Scheduler end of tiers: prefixes that leave the KV pool stay in host memory and on disk, and come back when requests
+ask for them.
+
+Out: nothing moves before the pool has evicted something. From then on the coldest prefixes are copied to the host tier
+ahead of their eviction (`AHEAD`), so that evicting stays free. When the scheduler is idle, all prefixes are copied for
+which the host tier has room, and prefixes of the host tier are saved to disk: a start and a crash find them there.
+In: a request that could be admitted waits while a prefix comes from the host tier, or from disk by way of the host
+tier, if that is predicted to take less time than computing the prefix (`Prices`).
+
+A move that is late, lost, damaged or refused means that tokens are computed; no step waits for a move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from radixrt.mem_cache.allocator import Int32Array
+from radixrt.mem_cache.tree_node import RETAIN_DONE, TreeNode
+from radixrt.mem_cache.tree_observer import TreeObserver
+from radixrt.messages.kv_moves import KEY_BYTES, TIERS, KVConnectorOutput, KVDrop, KVOpen, KVOrder
+from radixrt.messages.wire import pack_i32
+from radixrt.parts.tiers.moves import MoveKind, Moves, Transfer, pieces
+from radixrt.parts.tiers.policy import DISK, HOST, Prices, compute_s
+from radixrt.parts.tiers.tier import Tier, path_of, root_name
+from radixrt.scheduler.part import Core, End, Part
+from radixrt.scheduler.prefix_index import common_len
+from radixrt.scheduler.req import Req
+from radixrt.scheduler.schedule_batch import ScheduleBatch
+
+MOVE_BYTES = 16 * 2**20
+"""Largest size of a move in one rank; a rank's pieces of staging memory are as large."""
+AHEAD = 2
+"""Prefixes that would be evicted next are copied ahead of their eviction, for this number of the largest steps."""
+IDLE_S = 0.25
+"""Time without open requests after which idle moves begin."""
+IDLE_LEAVES = 64
+"""Leaves that one iteration of the loop looks at while the scheduler is idle."""
+MAX_FETCHES = 4
+"""Largest number of fetches for one request; after that the request computes what was evicted again."""
+
+
+class _Known(TreeObserver):
+    """Nodes of a tree that need no copy any more.
+
+    Attributes:
+        nodes: the nodes, each until it is evicted.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: set[TreeNode] = set()
+
+    def evicted(self, node: TreeNode) -> None:
+        self.nodes.discard(node)
+
+    def cleared(self) -> None:
+        self.nodes.clear()
+
+
+@dataclass(eq=False)
+class Fetch:
+    """A prefix on its way into the pool, or from disk into the host tier.
+
+    Attributes:
+        tokens: tokens of the prefix, from position 0 on.
+        root: name of the namespace's root in the tiers.
+        start: position of the first token that moves.
+        rids: requests that wait for the prefix, each with the tier that its tokens come from.
+    """
+
+    tokens: Int32Array
+    root: str
+    start: int
+    rids: dict[str, str]
+
+
+class Tiers(Part):
+    """See the module's docstring.
+
+    Args:
+        host: prefixes in the arena.
+        disk: prefixes in files; None without a disk tier.
+        opening: the ranks' memory, for the first order.
+        num_ranks: number of ranks.
+        token_bytes: bytes of one token's keys and values in one rank.
+
+    Attributes:
+        prices: fitted times of moves.
+        moves: moves under way, set by `attach`.
+        fetched_tokens: tokens that came into the pool, by the tier that had them.
+        refused: fetches and copies that were not made, by reason.
+        sources: of each open request, the tokens that were fetched for the request, by tier.
+    """
+
+    name = TIERS
+
+    def __init__(self, host: Tier, disk: Tier | None, opening: KVOpen, num_ranks: int, token_bytes: int) -> None:
+        self.host = host
+        self.disk = disk
+        self.prices = Prices(token_bytes)
+        self.fetched_tokens = {HOST: 0, DISK: 0}
+        self.refused = {"price": 0, "slots": 0, "places": 0, "failed": 0}
+        self.sources: dict[str, dict[str, int]] = {}
+        self._opening = opening
+        self._num_ranks = num_ranks
+        self._token_bytes = token_bytes
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(KVConnectorOutput)
+        self._fetches: list[Fetch] = []
+        self._begun: dict[str, int] = {}  # number of fetches for each open request
+        self._loaded: set[str] = set()  # requests whose prefix came from disk into the host tier
+        self._copied, self._saved = _Known(), _Known()
+        self._leaving: set[TreeNode] = set()  # leaves that are being copied or saved
+        self._evicted = 0  # tokens that the pool had evicted at the last step
+        self._host_evicted = 0
+        self._idle_since: float | None = None
+        self._dropping = False
+
+    def attach(self, core: Core) -> None:
+        self._core = core
+        self._kv = core.kv
+        self._cache = core.kv.cache
+        self.moves = Moves(self._num_ranks, self._order, lambda kind, size, s: self.prices.moved(kind.value, size, s))
+        self._cache.watch(self._copied)
+        self.host.cache.watch(self._saved)
+        self._order(self._opening)
+
+    def _order(self, order: KVOrder) -> None:
+        self._core.order(self, self._encoder.encode(order))
+
+    def _start(
+        self,
+        kind: MoveKind,
+        columns: Iterable[tuple[bytes, int]],
+        count: int,
+        tokens: int,
+        ended: Callable[[bool], None],
+    ) -> None:
+        """Start a transfer of `count` entries of `tokens` tokens each; see `pieces` for the columns."""
+        entry_bytes = tokens * self._token_bytes
+        most = max(MOVE_BYTES // entry_bytes, 1)
+        self.moves.start(Transfer(kind, pieces(tuple(columns), count, most, entry_bytes), ended))
+
+    def reported(self, rank: int, data: bytes, now: float) -> None:
+        # After a failed step the slots that moves have copied may hold anything. `emptying` follows.
+        if not self._core.requests.recovering:
+            self.moves.reported(rank, self._decoder.decode(data))
+
+    # --- in ---
+
+    def fetches(self, req: Req, now: float) -> bool:
+        """Return True while a prefix of the request is on its way; begin a fetch if that is predicted to pay."""
+        tokens, root, page = req.reusable_ids, root_name(req.namespace), self.host.page
+        cached = self._cache.match_len(tokens, req.namespace)
+        for fetch in self._fetches:
+            if fetch.root == root and common_len(fetch.tokens, tokens) >= max(cached, fetch.start) + page:
+                fetch.rids.setdefault(req.rid, HOST)
+                return True
+        in_host = self.host.match_len(tokens, root)
+        on_disk = 0 if self.disk is None else self.disk.match_len(tokens, root)
+        tier, end = (DISK, on_disk) if on_disk > max(in_host, cached) else (HOST, in_host)
+        if end < cached + page or self._begun.get(req.rid, 0) >= MAX_FETCHES:
+            return False
+        if not self._pays(tier, cached, end):
+            self.refused["price"] += 1
+            return False
+        if not (self._load(req, root) if tier == DISK else self._fetch(req, root)):
+            return False
+        self._begun[req.rid] = self._begun.get(req.rid, 0) + 1
+        return True
+
+    def _pays(self, tier: str, start: int, end: int) -> bool:
+        """Return True if fetching the tokens [start, end) is predicted to take less time than computing them."""
+        queued = self.moves.queued_bytes(MoveKind.IN if tier == HOST else MoveKind.LOAD)
+        fetch_s = self.prices.fetch_s(tier, end - start, queued)
+        return self.prices.pays(tier, fetch_s, compute_s(self._core.step_time.times, start, end - start))
+
+    def _fetch(self, req: Req, root: str) -> bool:
+        """Begin to copy a request's prefix from the host tier into the pool; return False if slots are missing."""
+        match = self._cache.match_prefix(req.reusable_ids, req.namespace)
+        found = self.host.match(req.reusable_ids, root)
+        start, copies = len(match.slots), self._kv.copies
+        copies.hold(match.node)
+        slots = copies.reserve(len(found.slots) - start)
+        if slots is None:
+            copies.let_go(match.node)
+            self.refused["slots"] += 1
+            return False
+        self.host.copies.hold(found.node)
+        tier = DISK if req.rid in self._loaded else HOST
+        fetch = Fetch(req.reusable_ids[: len(found.slots)].copy(), root, start, {req.rid: tier})
+        self._fetches.append(fetch)
+        namespace = req.namespace
+
+        def ended(ok: bool) -> None:
+            self._fetches.remove(fetch)
+            self.host.copies.let_go(found.node)
+            if ok:
+                copies.adopt(match.node, fetch.tokens, slots, namespace)
+                self._count(fetch)
+            else:
+                copies.cancel(slots)
+                self._failed(self.host, fetch)
+            copies.let_go(match.node)
+
+        self._start(MoveKind.IN, [(pack_i32(found.slots[start:]), 4), (pack_i32(slots), 4)], len(slots), 1, ended)
+        return True
+
+    def _load(self, req: Req, root: str) -> bool:
+        """Begin to copy a request's prefix from disk into the host tier, from where a fetch continues; return False if
+        places are missing."""
+        assert self.disk is not None
+        disk, copies, page = self.disk, self.host.copies, self.host.page
+        found = disk.match(req.reusable_ids, root)
+        fetch = Fetch(req.reusable_ids[: len(found.slots)].copy(), root, 0, {req.rid: DISK})
+        above = self.host.match(fetch.tokens, root)
+        fetch.start = start = len(above.slots)
+        copies.hold(above.node)
+        places = copies.reserve(len(fetch.tokens) - start)
+        if places is None:
+            copies.let_go(above.node)
+            self.refused["places"] += 1
+            return False
+        disk.copies.hold(found.node)
+        self._fetches.append(fetch)
+
+        def ended(ok: bool) -> None:
+            self._fetches.remove(fetch)
+            disk.copies.let_go(found.node)
+            if ok:
+                self.host.adopt(above.node, fetch.tokens, places, root)
+                self._loaded.update(fetch.rids)
+            else:
+                copies.cancel(places)
+                self._failed(disk, fetch)
+            copies.let_go(above.node)
+
+        files, pages = pack_i32(found.slots[start::page] // page), pack_i32(places[::page] // page)
+        keys = disk.keys(fetch.tokens, root)[start // page * KEY_BYTES :]
+        self._start(MoveKind.LOAD, [(files, 4), (keys, KEY_BYTES), (pages, 4)], len(places) // page, page, ended)
+        return True
+
+    def _failed(self, tier: Tier, fetch: Fetch) -> None:
+        """Forget what could not be read. No report tells which page is damaged, so all pages of the fetch are
+        forgotten."""
+        if not self._dropping:
+            self.refused["failed"] += 1
+            tier.forget(fetch.tokens, fetch.start - fetch.start % tier.page, fetch.root)
+
+    def _count(self, fetch: Fetch) -> None:
+        """Count a prefix that came into the pool, for the requests that wait for it."""
+        tokens = len(fetch.tokens) - fetch.start
+        self.fetched_tokens[next(iter(fetch.rids.values()))] += tokens
+        for rid, tier in fetch.rids.items():
+            sources = self.sources.setdefault(rid, {})
+            sources[tier] = sources.get(tier, 0) + tokens
+
+    # --- out ---
+
+    def committed(self, batch: ScheduleBatch) -> None:
+        """Copy the prefixes that would be evicted next, once the pool has evicted anything."""
+        evicted = self._cache.evicted_tokens
+        if evicted:
+            self._copy_out(AHEAD * self._core.config.chunked_prefill_size + evicted - self._evicted)
+            self._evicted = evicted
+
+    def _copy_out(self, ahead: int) -> None:
+        """Begin to copy the coldest leaves of the pool to the host tier, as far as moves are free.
+
+        Args:
+            ahead: tokens to look at, the coldest first.
+        """
+        self._forget_copied()
+        for leaf in self._dirty(ahead):
+            if not self.moves.has_room(MoveKind.OUT):
+                return
+            self._copy_leaf(leaf, evicts=True)
+
+    def _forget_copied(self) -> None:
+        """Look at all leaves again after the host tier has evicted a part of its prefixes."""
+        if self.host.cache.evicted_tokens - self._host_evicted > self.host.allocator.num_slots // 16:
+            self._host_evicted = self.host.cache.evicted_tokens
+            self._copied.nodes.clear()
+
+    def _dirty(self, ahead: int) -> list[TreeNode]:
+        """Return those of the coldest leaves of the pool that are not known to be in the host tier."""
+        leaves = []
+        for leaf in self._cache.coldest():
+            if leaf not in self._copied.nodes and leaf not in self._leaving and leaf.retention != RETAIN_DONE:
+                leaves.append(leaf)
+            ahead -= leaf.num_tokens
+            if ahead <= 0:
+                break
+        return leaves
+
+    def _copy_leaf(self, leaf: TreeNode, *, evicts: bool) -> None:
+        """Begin to copy the path to a leaf of the pool to the host tier.
+
+        Args:
+            evicts: prefixes of the host tier may be evicted for the leaf.
+        """
+        tokens, namespace = path_of(leaf)
+        tokens, root, copies = self.host.whole(tokens), root_name(namespace), self.host.copies
+        above = self.host.match(tokens, root)
+        start = len(above.slots)
+        missing = len(tokens) - start
+        copies.hold(above.node)
+        fits = missing and (evicts or missing <= self.host.allocator.available())
+        places = copies.reserve(missing) if fits else None
+        if places is None:
+            copies.let_go(above.node)
+            self._copied.nodes.add(leaf)  # it is there, or there is no room for the leaf now
+            self.refused["places"] += 1 if missing else 0
+            return
+        # The leaf is held until its last piece was gathered. A step may reuse the slots of a piece that is ordered.
+        self._kv.copies.hold(leaf)
+        self._leaving.add(leaf)
+
+        def ended(ok: bool) -> None:
+            self._leaving.discard(leaf)
+            self._kv.copies.let_go(leaf)
+            if ok:
+                self.host.adopt(above.node, tokens, places, root)
+                self._copied.nodes.add(leaf)
+            else:
+                copies.cancel(places)
+            copies.let_go(above.node)
+
+        slots = self._cache.path_slots(leaf)[start : len(tokens)]
+        self._start(MoveKind.OUT, [(pack_i32(slots), 4), (pack_i32(places), 4)], missing, 1, ended)
+
+    # --- idle moments, and the end ---
+
+    def turn(self, now: float) -> Iterable[Any]:
+        """Copy and save while no request is open."""
+        if not self._core.scheduler.is_idle:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
+        elif now - self._idle_since >= IDLE_S:
+            self.save()
+        return ()
+
+    def save(self) -> bool:
+        """Begin moves that make the cache outlive the processes; return True while moves are under way.
+
+        Prefixes of the pool are copied to the host tier as long as that has room, and prefixes of the host tier to
+        disk, the last used ones first.
+        """
+        if not self._core.scheduler.has_runner:
+            return False
+        for leaf in islice(self._idle_leaves(), IDLE_LEAVES):
+            if self.moves.has_room(MoveKind.OUT):
+                self._copy_leaf(leaf, evicts=False)
+        if self.disk is not None:
+            for node in islice(self._unsaved(), IDLE_LEAVES):
+                if self.moves.has_room(MoveKind.SAVE):
+                    self._save_leaf(self.disk, node)
+        return not self.moves.is_idle
+
+    def _idle_leaves(self) -> Iterator[TreeNode]:
+        self._forget_copied()
+        return reversed(self._dirty(self._cache.total_size + 1))
+
+    def _unsaved(self) -> Iterator[TreeNode]:
+        """Yield the leaves of the host tier that are not known to be on disk, the last used one first."""
+        leaves = list(self.host.cache.coldest())
+        return (leaf for leaf in reversed(leaves) if leaf not in self._saved.nodes and leaf not in self._leaving)
+
+    def _save_leaf(self, disk: Tier, leaf: TreeNode) -> None:
+        """Begin to save the path to a leaf of the host tier."""
+        tokens, root = path_of(leaf)
+        above = disk.match(tokens, root)
+        start, page = len(above.slots), disk.page
+        missing = len(tokens) - start
+        disk.copies.hold(above.node)
+        files = disk.copies.reserve(missing) if missing else None
+        if files is None:
+            disk.copies.let_go(above.node)
+            self._saved.nodes.add(leaf)
+            return
+        self.host.copies.hold(leaf)
+        self._leaving.add(leaf)
+
+        def ended(ok: bool) -> None:
+            self._leaving.discard(leaf)
+            self.host.copies.let_go(leaf)
+            if not self._dropping:
+                self._saved.nodes.add(leaf)  # also if it failed: a full disk stays full
+            if ok:
+                disk.adopt(above.node, tokens, files, root)
+            else:
+                disk.copies.cancel(files)
+            disk.copies.let_go(above.node)
+
+        pages = pack_i32(self.host.cache.path_slots(leaf)[start::page] // page)
+        keys = disk.keys(tokens, root)[start // page * KEY_BYTES :]
+        columns = [(pages, 4), (pack_i32(files[::page] // page), 4), (keys, KEY_BYTES)]
+        self._start(MoveKind.SAVE, columns, missing // page, page, ended)
+
+    # --- requests and operators ---
+
+    def ended(self, end: End) -> None:
+        self._begun.pop(end.rid, None)
+        self.sources.pop(end.rid, None)
+        self._loaded.discard(end.rid)
+        for fetch in self._fetches:
+            if len(fetch.rids) > 1:
+                fetch.rids.pop(end.rid, None)
+
+    def forget_namespace(self, namespace: str) -> None:
+        """Drop everything of a namespace that no request uses from all tiers."""
+        for tier in (self.host, self.disk):
+            if tier is not None:
+                tier.forget_namespace(root_name(namespace))
+
+    def flushing(self) -> None:
+        """Empty the host tier, but for what moves hold. Files stay."""
+        self.host.cache.evict(self.host.cache.evictable_size)
+        self._copied.nodes.clear()
+
+    def emptying(self) -> None:
+        """Drop all moves: the slots that they copy are about to be reused. The tiers stay as they are."""
+        self._dropping = True
+        self.moves.drop()
+        self._dropping = False
+        self._order(KVDrop())
+        self._order(self._opening)  # the ranks may be new
+
+    def check(self) -> None:
+        for tier in (self.host, self.disk):
+            if tier is not None:
+                tier.check()

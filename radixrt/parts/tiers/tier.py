@@ -1,0 +1,163 @@
+"""`Tier`: the prefixes whose keys and values lie in one memory besides the KV pool, and the places of that memory.
+
+A tier is a `RadixCache` over the places of its memory, so that a prefix is found, split, locked and evicted there as in
+the pool. Pages are longer than in the pool: a page is one contiguous piece that is copied at once. Each page has a
+record (`PageRecords`), which outlives the scheduler; a tier of a new scheduler is restored from its records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from radixrt.errors import InvariantError
+from radixrt.mem_cache.allocator import Int32Array, TokenToKVPoolAllocator
+from radixrt.mem_cache.copies import Copies
+from radixrt.mem_cache.granules import seed_of
+from radixrt.mem_cache.radix_cache import RadixCache
+from radixrt.mem_cache.results import MatchResult
+from radixrt.mem_cache.tree_node import RootNode, TreeNode
+from radixrt.messages.kv_moves import KEY_BYTES
+from radixrt.parts.tiers.records import PageRecords, chain
+
+
+class _Places(TokenToKVPoolAllocator):
+    """Allocator of places that clears the records of pages before the pages are free.
+
+    Args:
+        cleared: called with the numbers of pages that are about to be free, int32[m].
+    """
+
+    def __init__(self, num_slots: int, page_size: int, cleared: Callable[[Int32Array], None]) -> None:
+        super().__init__(num_slots, page_size)
+        self._cleared = cleared
+
+    def free(self, slots: Int32Array) -> None:
+        if len(slots):
+            self._cleared(np.unique(slots // self.page_size))
+        super().free(slots)
+
+    def claim(self, pages: Int32Array) -> None:
+        """Take pages out of an allocator of which nothing is allocated."""
+        free = np.setdiff1d(np.arange(1, self._num_pages + 1, dtype=np.int32), pages)[::-1]
+        self._stack[: len(free)] = free
+        self._top = len(free)
+
+
+class Tier:
+    """See the module's docstring. Trees are named by the seeds of namespaces, not by their names.
+
+    Args:
+        name: name for usage and metrics.
+        num_places: number of places, a multiple of the page.
+        page: tokens of a page.
+        records: table with a record for each page; pages with a record are restored.
+
+    Attributes:
+        cache: the prefixes.
+        copies: places and nodes that moves hold.
+    """
+
+    def __init__(self, name: str, num_places: int, page: int, records: PageRecords) -> None:
+        self.name = name
+        self.page = page
+        self._records = records
+        self.allocator = _Places(num_places, page, records.clear)
+        self.cache = RadixCache(self.allocator)
+        self.copies = Copies(self.cache, self.allocator)
+        self._restore()
+
+    def _restore(self) -> None:
+        """Rebuild the tree from the records."""
+        runs = list(self._records.runs())
+        if runs:
+            self.allocator.claim(np.concatenate([pages for _, _, pages in runs]))
+        for seed, tokens, pages in runs:
+            places = (pages[:, None] * self.page + np.arange(self.page)).ravel().astype(np.int32)
+            result = self.cache.insert(tokens, places, seed.hex())
+            # Records of an interrupted scheduler may hold the same tokens twice; the second page is free then.
+            theirs = self.cache.path_slots(result.node)[: result.existing_len]
+            self.allocator.free(places[: result.existing_len][theirs != places[: result.existing_len]])
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens in the tier."""
+        return self.cache.total_size
+
+    def whole(self, tokens: Int32Array) -> Int32Array:
+        """Return the whole pages of tokens."""
+        return tokens[: len(tokens) - len(tokens) % self.page]
+
+    def match_len(self, tokens: Int32Array, root: str) -> int:
+        """Return the number of leading tokens that are in the tier; changes nothing."""
+        return self.cache.match_len(tokens, root)
+
+    def match(self, tokens: Int32Array, root: str) -> MatchResult:
+        """Find the longest prefix in the tier, and mark it as used. The slots of the result are places."""
+        return self.cache.match_prefix(tokens, root)
+
+    def adopt(self, node: TreeNode, tokens: Int32Array, places: Int32Array, root: str) -> None:
+        """Put tokens whose keys and values are in reserved places into the tier, and write the records of their pages;
+        see `Copies.adopt`."""
+        end = self.copies.adopt(node, tokens, places, root)
+        start = len(tokens) - len(places)
+        is_ours = self.cache.path_slots(end)[start : len(tokens)] == places
+        if not is_ours.any():
+            return
+        first = start + int(is_ours.argmax())
+        pages = places[first - start :: self.page] // self.page
+        seed = bytes.fromhex(root)
+        self._records.write(pages, tokens, first, self.keys(tokens[:first], root)[-KEY_BYTES:] or seed, seed)
+
+    def keys(self, tokens: Int32Array, root: str) -> bytes:
+        """Return the chain hash of each whole page of tokens, KEY_BYTES each."""
+        key, data, keys = bytes.fromhex(root), tokens.astype(np.int32).tobytes(), []
+        for end in range(4 * self.page, len(data) + 1, 4 * self.page):
+            key = chain(key, data[end - 4 * self.page : end])
+            keys.append(key)
+        return b"".join(keys)
+
+    def forget(self, tokens: Int32Array, start: int, root: str) -> None:
+        """Drop tokens from position `start` on, and everything that continues them, unless it is held."""
+        if self.match_len(tokens, root) <= start:
+            return
+        above = self.cache.node_at(tokens[:start], root) if start else None  # splits the node that passes `start`
+        node = self.match(tokens, root).node
+        while node.parent is not above and node.parent is not None and node.parent.key_bytes:
+            node = node.parent
+        self.cache.remove(node)
+
+    def forget_namespace(self, root: str) -> None:
+        """Drop all tokens of a namespace that nothing holds."""
+        for each in list(self.cache.roots()):
+            if each.namespace == root:
+                for node in list(each.children.values()):
+                    self.cache.remove(node)
+
+    def check(self) -> None:
+        """Check the tier's invariants.
+
+        Raises:
+            InvariantError: the first invariant that does not hold.
+        """
+        self.allocator.check_invariants()
+        self.cache.check_invariants(self.copies.held)
+        total = self.allocator.available() + self.cache.total_size + self.copies.reserved
+        if total != self.allocator.num_slots:
+            raise InvariantError(
+                f"{self.name} tier: free {self.allocator.available()} + tokens {self.cache.total_size} + reserved "
+                f"{self.copies.reserved} = {total}, not its {self.allocator.num_slots} places"
+            )
+
+
+def path_of(node: TreeNode) -> tuple[Int32Array, str]:
+    """Return the tokens from the root to the end of a node, and the name of its root."""
+    root, *path = node.path()
+    assert isinstance(root, RootNode)
+    return np.frombuffer(b"".join([each.key_bytes for each in path]), dtype=np.int32), root.namespace
+
+
+def root_name(namespace: str) -> str:
+    """Return the name of a namespace's root in a tier, which does not disclose the namespace."""
+    return seed_of(namespace).hex()
