@@ -91,9 +91,7 @@ class Tiers(Part):
     Attributes:
         prices: fitted times of moves.
         moves: moves under way, set by `attach`.
-        fetched_tokens: tokens that came into the pool, by the tier that had them.
         refused: fetches and copies that were not made, by reason.
-        sources: of each open request, the tokens that were fetched for the request, by tier.
     """
 
     name = TIERS
@@ -102,9 +100,7 @@ class Tiers(Part):
         self.host = host
         self.disk = disk
         self.prices = Prices(token_bytes)
-        self.fetched_tokens = {HOST: 0, DISK: 0}
         self.refused = {"price": 0, "slots": 0, "places": 0, "failed": 0}
-        self.sources: dict[str, dict[str, int]] = {}
         self._opening = opening
         self._num_ranks = num_ranks
         self._token_bytes = token_bytes
@@ -201,7 +197,7 @@ class Tiers(Part):
             self.host.copies.let_go(found.node)
             if ok:
                 copies.adopt(match.node, fetch.tokens, slots, namespace)
-                self._count(fetch)
+                self._note(fetch)
             else:
                 copies.cancel(slots)
                 self._failed(self.host, fetch)
@@ -251,13 +247,11 @@ class Tiers(Part):
             self.refused["failed"] += 1
             tier.forget(fetch.tokens, fetch.start - fetch.start % tier.page, fetch.root)
 
-    def _count(self, fetch: Fetch) -> None:
-        """Count a prefix that came into the pool, for the requests that wait for it."""
-        tokens = len(fetch.tokens) - fetch.start
-        self.fetched_tokens[next(iter(fetch.rids.values()))] += tokens
+    def _note(self, fetch: Fetch) -> None:
+        """Note a prefix that came into the pool, at the requests that wait for it."""
         for rid, tier in fetch.rids.items():
-            sources = self.sources.setdefault(rid, {})
-            sources[tier] = sources.get(tier, 0) + tokens
+            if (req := self._core.requests.by_rid.get(rid)) is not None:
+                req.stats.note_fetched(tier, fetch.start, len(fetch.tokens))
 
     # --- out ---
 
@@ -406,11 +400,7 @@ class Tiers(Part):
 
     def ended(self, end: End) -> None:
         self._begun.pop(end.rid, None)
-        self.sources.pop(end.rid, None)
         self._loaded.discard(end.rid)
-        for fetch in self._fetches:
-            if len(fetch.rids) > 1:
-                fetch.rids.pop(end.rid, None)
 
     def forget_namespace(self, namespace: str) -> None:
         """Drop everything of a namespace that no request uses from all tiers."""
