@@ -13,8 +13,8 @@ import msgspec
 from radixrt.config import Config, RecoveryConfig, ServerConfig
 from radixrt.engine.replica_set import ReplicaSet
 from radixrt.engine.restarts import ExitCode
-from radixrt.messages.histogram import COMPILE_TIMES, STEP_TOKENS, TOKEN_GAPS, Histogram
-from radixrt.messages.scheduler_stats import GrammarStats, ProgramStats, StateStats
+from radixrt.messages.histogram import COMPILE_TIMES, MOVE_TIMES, STEP_TOKENS, TOKEN_GAPS, Histogram
+from radixrt.messages.scheduler_stats import GrammarStats, MoveStats, ProgramStats, StateStats, TierStats
 from radixrt.server.access.tenants import Accounts, Tenant
 from radixrt.server.answers.response_store import ResponseStore
 from radixrt.server.metrics import Metrics
@@ -50,6 +50,7 @@ def names_of_metrics() -> set[str]:
             stats(), grammars=GrammarStats(Histogram.empty(COMPILE_TIMES), refusals={"pattern": 1}),
             programs=ProgramStats(), cache_resets={"x": 1}, states=StateStats(10, 3, 5, 2, 100),
             token_gaps=Histogram.empty(TOKEN_GAPS), step_tokens=Histogram.empty(STEP_TOKENS),
+            tiers=TierStats(moves={"in": MoveStats(seconds=Histogram.empty(MOVE_TIMES))}),
         )  # fmt: skip
         accounts = Accounts()
         accounts.of(Tenant("alice"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +25,7 @@ def merge_stats(found: Sequence[SchedulerStats], queued: int) -> SchedulerStats:
 
 
 def _merge(found: Sequence[Any]) -> Any:
-    """Add up numbers, dicts of numbers, histograms and structs of these, field by field; None counts as missing."""
+    """Add up numbers, histograms, and dicts and structs of these, field by field; None counts as missing."""
     known = [each for each in found if each is not None]
     if not known:
         return None
@@ -35,7 +34,8 @@ def _merge(found: Sequence[Any]) -> Any:
         counts = [sum(column) for column in zip(*(each.counts for each in known), strict=True)]
         return Histogram(first.bounds, counts, sum(each.total for each in known))
     if isinstance(first, dict):
-        return dict(sum((Counter(each) for each in known), Counter()))
+        keys = dict.fromkeys(key for each in known for key in each)
+        return {key: _merge([each.get(key) for each in known]) for key in keys}
     if isinstance(first, LoadStats):
         return _merge_loads(known)
     if isinstance(first, msgspec.Struct):

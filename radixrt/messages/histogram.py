@@ -15,6 +15,9 @@ STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 COMPILE_TIMES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Bounds for the seconds that it takes to compile a constraint."""
 
+MOVE_TIMES = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+"""Bounds for the seconds that keys and values are on the way between two memories."""
+
 
 class Histogram(msgspec.Struct, array_like=True):
     """Numbers of values by bucket; the process that counts them sends copies.

@@ -151,6 +151,39 @@ class StateStats(msgspec.Struct, frozen=True, array_like=True):
     recomputed_tokens: int
 
 
+class MoveStats(msgspec.Struct, frozen=True, array_like=True):
+    """Counters of the moves of keys and values in one direction between two memories, since the scheduler started.
+
+    Attributes:
+        bytes: bytes of the finished moves, of all ranks.
+        finished, failed: number of moves that all ranks have finished, and that at least one rank could not finish.
+        seconds: times of the finished moves in the slowest rank.
+    """
+
+    bytes: int = 0
+    finished: int = 0
+    failed: int = 0
+    seconds: Histogram | None = None
+
+
+class TierStats(msgspec.Struct, frozen=True, array_like=True):
+    """Keys and values in host memory and in files, by tier ("host", "disk"): two gauges, then counters since the
+    scheduler started.
+
+    Attributes:
+        tokens_total, tokens_used: tokens for which the tier has places, and tokens that it keeps.
+        moves: by kind: "out" and "in" from and to the KV pool, "save" and "load" to and from files.
+        refused: moves that did not begin, by reason.
+        fetched_tokens: cached prompt tokens that were fetched for a request, by tier.
+    """
+
+    tokens_total: dict[str, int] = {}
+    tokens_used: dict[str, int] = {}
+    moves: dict[str, MoveStats] = {}
+    refused: dict[str, int] = {}
+    fetched_tokens: dict[str, int] = {}
+
+
 class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
     """Snapshot of the scheduler: gauges, and counters since it started. Fields with _s are in seconds.
 
@@ -162,6 +195,7 @@ class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
         killers: number of requests that ended because the ModelRunner died twice while computing the request.
         refused: number of requests refused because the queue was full or the predicted wait too long.
         states: states of recurrent layers; None if the model has none.
+        tiers: keys and values outside of the KV pool; None if they are kept nowhere else.
         token_gaps: seconds between two sampled tokens of a request.
         step_tokens: tokens that each step computes.
         cache_clock: matches and inserts of the prefix cache so far.
@@ -202,3 +236,4 @@ class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
     token_gaps: Histogram | None = None
     step_tokens: Histogram | None = None
     cache_clock: int = 0
+    tiers: TierStats | None = None

@@ -11,7 +11,15 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from radixrt.messages.histogram import Histogram
-from radixrt.messages.scheduler_stats import GrammarStats, LoadStats, ProgramStats, SchedulerStats, StateStats
+from radixrt.messages.scheduler_stats import (
+    GrammarStats,
+    LoadStats,
+    MoveStats,
+    ProgramStats,
+    SchedulerStats,
+    StateStats,
+    TierStats,
+)
 
 _COUNTERS = {
     "prompt_tokens": ("prompt_tokens", "Prompt tokens of admitted requests."),
@@ -25,6 +33,9 @@ _COUNTERS = {
     "refused": ("refused", "Requests refused because the queue was full or their predicted wait too long."),
 }
 """Name without prefix -> field of `SchedulerStats`, and help text. Names that vLLM has too mean the same there."""
+
+_MOVES = {"out": ("out", "host"), "in": ("in", "host"), "save": ("out", "disk"), "load": ("in", "disk")}
+"""Kind of moves in `TierStats.moves` -> direction, and tier that the keys and values are moved to or from."""
 
 
 def used_slots(stats: SchedulerStats) -> int:
@@ -48,6 +59,8 @@ def scheduler_metrics(stats: SchedulerStats) -> Iterator[Metric]:
     yield GaugeMetricFamily("radixrt_kv_slots_capacity", "Token slots of the KV pool.", value=stats.slots_total)
     if stats.states is not None:
         yield from _state_metrics(stats.states)
+    if stats.tiers is not None:
+        yield from _tier_metrics(stats, stats.tiers)
     for name, (field, help_text) in _COUNTERS.items():
         yield CounterMetricFamily(f"radixrt_{name}", help_text, value=getattr(stats, field))
     steps = CounterMetricFamily("radixrt_steps", "Model steps by mode.", labels=["mode"])
@@ -83,6 +96,44 @@ def _state_metrics(stats: StateStats) -> Iterator[Metric]:
     yield CounterMetricFamily("radixrt_evicted_states", text, value=stats.evicted)
     text = "Prompt tokens with cached keys and values, computed again because the nearest state was before them."
     yield CounterMetricFamily("radixrt_recomputed_tokens", text, value=stats.recomputed_tokens)
+
+
+def _tier_metrics(stats: SchedulerStats, tiers: TierStats) -> Iterator[Metric]:
+    tokens = GaugeMetricFamily("radixrt_kv_tier_tokens", "Token places of a tier by state.", labels=["tier", "state"])
+    for tier, total in tiers.tokens_total.items():
+        used = tiers.tokens_used.get(tier, 0)
+        tokens.add_metric([tier, "used"], used)
+        tokens.add_metric([tier, "free"], total - used)
+    yield tokens
+    sources = CounterMetricFamily(
+        "radixrt_prompt_tokens_by_source", "Prompt tokens by the source of their keys and values.", labels=["source"]
+    )
+    fetched = sum(tiers.fetched_tokens.values())
+    sources.add_metric(["computed"], stats.prompt_tokens - stats.cached_tokens)
+    sources.add_metric(["device"], stats.cached_tokens - fetched)
+    for tier in tiers.tokens_total:
+        sources.add_metric([tier], tiers.fetched_tokens.get(tier, 0))
+    yield sources
+    yield from _move_metrics({kind: moves for kind, moves in tiers.moves.items() if kind in _MOVES})
+    refused = CounterMetricFamily("radixrt_kv_moves_refused", "Moves that did not begin.", labels=["reason"])
+    for reason, count in sorted(tiers.refused.items()):
+        refused.add_metric([reason], count)
+    yield refused
+
+
+def _move_metrics(moves: dict[str, MoveStats]) -> Iterator[Metric]:
+    labels = ["direction", "tier"]
+    size = CounterMetricFamily("radixrt_kv_moved_bytes", "Keys and values moved to or from a tier.", labels=labels)
+    count = CounterMetricFamily("radixrt_kv_moves", "Moves to or from a tier that ended.", labels=[*labels, "result"])
+    seconds = HistogramMetricFamily("radixrt_kv_move_seconds", "Time of a move in the slowest rank.", labels=labels)
+    for kind, found in moves.items():
+        values = list(_MOVES[kind])
+        size.add_metric(values, found.bytes)
+        count.add_metric([*values, "finished"], found.finished)
+        count.add_metric([*values, "failed"], found.failed)
+        if found.seconds is not None:
+            seconds.add_metric(values, _buckets(found.seconds), found.seconds.total)
+    yield from (size, count, seconds)
 
 
 def _recovery_metrics(stats: SchedulerStats) -> Iterator[Metric]:
@@ -172,9 +223,13 @@ def _grammar_metrics(grammars: GrammarStats) -> Iterator[Metric]:
 
 
 def _histogram(name: str, text: str, found: Histogram) -> Metric:
+    return HistogramMetricFamily(f"radixrt_{name}", text, buckets=_buckets(found), sum_value=found.total)
+
+
+def _buckets(found: Histogram) -> list[tuple[str, int]]:
+    """Return the upper bound of each bucket, and the number of values up to the bound."""
     bounds = [*map(str, map(float, found.bounds)), "+Inf"]
-    buckets = list(zip(bounds, accumulate(found.counts), strict=True))
-    return HistogramMetricFamily(f"radixrt_{name}", text, buckets=buckets, sum_value=found.total)
+    return list(zip(bounds, accumulate(found.counts), strict=True))
 
 
 def sglang_gauges(stats: SchedulerStats, generation_per_s: float, hit_rate: float) -> Iterator[Metric]:
