@@ -5,10 +5,11 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from radixrt.messages.kv_moves import KVConnectorOutput, KVIn, KVLoad, KVOrder, KVOut, KVSave
+from radixrt.parts.tiers.counters import TierCounters
 
 MAX_MOVES = 8
 """Moves under way in each direction: the pieces of staging memory that a rank has for the direction."""
@@ -74,15 +75,6 @@ class _Move:
     seconds: float = 0.0
 
 
-@dataclass
-class MoveCounts:
-    """Totals of moves that have ended, by kind."""
-
-    moved_bytes: dict[MoveKind, int] = field(default_factory=lambda: dict.fromkeys(MoveKind, 0))
-    finished: dict[MoveKind, int] = field(default_factory=lambda: dict.fromkeys(MoveKind, 0))
-    failed: dict[MoveKind, int] = field(default_factory=lambda: dict.fromkeys(MoveKind, 0))
-
-
 class Moves:
     """Starts the pieces of transfers, at most MAX_MOVES at a time in each direction, in the order of the transfers. A
     move is finished when every rank has finished it, and has failed when any rank has failed.
@@ -90,10 +82,10 @@ class Moves:
     Args:
         num_ranks: ranks of the model.
         order: sends an order to all ranks.
-        moved: called with kind, bytes and seconds of each finished move.
+        moved: called with kind, bytes in one rank and seconds of each finished move.
 
     Attributes:
-        counts: totals for metrics.
+        counters: totals for metrics.
     """
 
     def __init__(
@@ -106,7 +98,7 @@ class Moves:
         self._moves: dict[int, _Move] = {}
         self._queues: dict[bool, deque[Transfer]] = {True: deque(), False: deque()}
         self._under_way = {True: 0, False: 0}
-        self.counts = MoveCounts()
+        self.counters = TierCounters()
 
     @property
     def is_idle(self) -> bool:
@@ -172,13 +164,12 @@ class Moves:
         self._under_way[kind.is_sending] -= 1
         transfer.under_way -= 1
         if transfer.failed:
-            self.counts.failed[kind] += 1
+            self.counters.failed(kind.value)
             if transfer.pieces:
                 self._queues[kind.is_sending].remove(transfer)
                 transfer.pieces.clear()
         else:
-            self.counts.finished[kind] += 1
-            self.counts.moved_bytes[kind] += move.num_bytes * len(self._ranks)
+            self.counters.finished(kind.value, move.num_bytes * len(self._ranks), move.seconds)
             self._moved(kind, move.num_bytes, move.seconds)
         if not transfer.pieces and not transfer.under_way:
             ended.append(transfer)

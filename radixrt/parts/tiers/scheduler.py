@@ -23,6 +23,7 @@ from radixrt.mem_cache.allocator import Int32Array
 from radixrt.mem_cache.tree_node import RETAIN_DONE, TreeNode
 from radixrt.mem_cache.tree_observer import TreeObserver
 from radixrt.messages.kv_moves import KEY_BYTES, TIERS, KVConnectorOutput, KVDrop, KVOpen, KVOrder
+from radixrt.messages.scheduler_stats import TierStats
 from radixrt.messages.wire import pack_i32
 from radixrt.parts.tiers.moves import MoveKind, Moves, Transfer, pieces
 from radixrt.parts.tiers.policy import DISK, HOST, Prices, compute_s
@@ -91,7 +92,6 @@ class Tiers(Part):
     Attributes:
         prices: fitted times of moves.
         moves: moves under way, set by `attach`.
-        refused: fetches and copies that were not made, by reason.
     """
 
     name = TIERS
@@ -100,7 +100,6 @@ class Tiers(Part):
         self.host = host
         self.disk = disk
         self.prices = Prices(token_bytes)
-        self.refused = {"price": 0, "slots": 0, "places": 0, "failed": 0}
         self._opening = opening
         self._num_ranks = num_ranks
         self._token_bytes = token_bytes
@@ -162,7 +161,7 @@ class Tiers(Part):
         if end < cached + page or self._begun.get(req.rid, 0) >= MAX_FETCHES:
             return False
         if not self._pays(tier, cached, end):
-            self.refused["price"] += 1
+            self.moves.counters.refused("price")
             return False
         if not (self._load(req, root) if tier == DISK else self._fetch(req, root)):
             return False
@@ -184,7 +183,7 @@ class Tiers(Part):
         slots = copies.reserve(len(found.slots) - start)
         if slots is None:
             copies.let_go(match.node)
-            self.refused["slots"] += 1
+            self.moves.counters.refused("slots")
             return False
         self.host.copies.hold(found.node)
         tier = DISK if req.rid in self._loaded else HOST
@@ -219,7 +218,7 @@ class Tiers(Part):
         places = copies.reserve(len(fetch.tokens) - start)
         if places is None:
             copies.let_go(above.node)
-            self.refused["places"] += 1
+            self.moves.counters.refused("places")
             return False
         disk.copies.hold(found.node)
         self._fetches.append(fetch)
@@ -244,7 +243,7 @@ class Tiers(Part):
         """Forget what could not be read. No report tells which page is damaged, so all pages of the fetch are
         forgotten."""
         if not self._dropping:
-            self.refused["failed"] += 1
+            self.moves.counters.refused("failed")
             tier.forget(fetch.tokens, fetch.start - fetch.start % tier.page, fetch.root)
 
     def _note(self, fetch: Fetch) -> None:
@@ -308,7 +307,8 @@ class Tiers(Part):
         if places is None:
             copies.let_go(above.node)
             self._copied.nodes.add(leaf)  # it is there, or there is no room for the leaf now
-            self.refused["places"] += 1 if missing else 0
+            if missing:
+                self.moves.counters.refused("places")
             return
         # The leaf is held until its last piece was gathered. A step may reuse the slots of a piece that is ordered.
         self._kv.copies.hold(leaf)
@@ -420,6 +420,12 @@ class Tiers(Part):
         self._dropping = False
         self._order(KVDrop())
         self._order(self._opening)  # the ranks may be new
+
+    def stats(self, now: float) -> dict[str, TierStats]:
+        tiers = [tier for tier in (self.host, self.disk) if tier is not None]
+        total = {tier.name: tier.allocator.num_slots for tier in tiers}
+        used = {tier.name: tier.num_tokens for tier in tiers}
+        return {"tiers": self.moves.counters.stats(total, used, self._core.counters.fetched_tokens)}
 
     def check(self) -> None:
         for tier in (self.host, self.disk):

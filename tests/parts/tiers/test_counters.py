@@ -5,8 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from radixrt.client.fleet_stats import merge_stats
+from radixrt.messages.kv_moves import KVConnectorOutput
 from radixrt.messages.scheduler_stats import TierStats
 from radixrt.parts.tiers.counters import TierCounters
+from radixrt.parts.tiers.moves import MoveKind, Transfer, pieces
+from radixrt.parts.tiers.scheduler import Tiers
+from radixrt.scheduler.stats import scheduler_stats
+from tests.scheduler.fake_runner import Harness
 from tests.server.fake_engine import FakeEngine, stats
 from tests.server.helpers import Caller
 
@@ -44,6 +49,24 @@ def test_replicas_add_up() -> None:
     assert tiers.moves["in"].seconds is not None
     assert sum(tiers.moves["in"].seconds.counts) == 4
     assert (tiers.refused, tiers.fetched_tokens) == ({"full": 4, "price": 2}, {"host": 128})
+
+
+def test_the_part_reports_places_and_moves() -> None:
+    scheduler = Harness(parts={"tiers"}).scheduler
+    tiers = scheduler_stats(scheduler, 0.0).tiers
+    assert tiers == TierStats({"host": 64}, {"host": 0})
+    moves = scheduler.part(Tiers).moves
+    for number, output in (
+        (1, KVConnectorOutput(finished_sending=[1], seconds=[0.002])),
+        (2, KVConnectorOutput(failed_recving=[2])),
+    ):
+        kind = MoveKind.OUT if number == 1 else MoveKind.IN
+        moves.start(Transfer(kind, pieces([(bytes(256), 4), (bytes(256), 4)], 64, 64, 8), lambda ok: None))
+        moves.reported(0, output)
+    tiers = scheduler_stats(scheduler, 0.0).tiers
+    assert tiers is not None
+    assert (tiers.moves["out"].bytes, tiers.moves["out"].finished, tiers.moves["in"].failed) == (512, 1, 1)
+    assert scheduler_stats(Harness().scheduler, 0.0).tiers is None
 
 
 def test_metrics() -> None:
