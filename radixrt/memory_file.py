@@ -18,12 +18,14 @@ class MemoryFile:
 
     Args:
         path: path of the link, which must not exist yet. The link is valid until `close`.
+        size: size of the file in bytes. Memory is taken only for pages that are written.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, size: int = 0) -> None:
         self._fd: int | None = None
         with contextlib.suppress(OSError, AttributeError):  # without the call, or without /proc
             self._fd = os.memfd_create(os.path.basename(path), os.MFD_CLOEXEC)
+            os.ftruncate(self._fd, size)
             os.symlink(f"/proc/{os.getpid()}/fd/{self._fd}", path)
             if os.path.exists(path):
                 return

@@ -26,6 +26,7 @@ SAME_OPTIONS: dict[str, tuple[str, object]] = {
     "enable_prefix_caching": ("prefix_cache", True),
     "no_enable_prefix_caching": ("prefix_cache", False),
     "disable_radix_cache": ("prefix_cache", False),
+    "kv_offloading_size": ("kv_host_gib", None),
     "radix_eviction_policy": ("eviction_policy", None),
     "enforce_eager": ("cuda_graph", "off"),
     "disable_cuda_graph": ("cuda_graph", "off"),
@@ -90,7 +91,7 @@ _EXPERTS = "not needed: experts are divided over the ranks of {tp}"
 _GRAPHS = (
     "{cuda_graph} says when CUDA graphs are captured; their sizes follow from the requests, and nothing is compiled"
 )
-_OFFLOAD = "weights, keys and values stay on the device; {kv_cache_tokens} or {memory_fraction} sizes the KV pool"
+_OFFLOAD = "weights stay on the device; {kv_host_gib} keeps keys and values in host memory, {kv_disk} on disk too"
 _WEIGHTS = "not needed: the format of the weights is read from the model's files (docs/models.md)"
 _LOGS = "{access_log}, {log_level} and {log_format} configure the log; texts of requests are never logged"
 _METRICS = "/metrics is always served, with buckets of its own (docs/operations.md)"

@@ -52,3 +52,11 @@ def test_a_heartbeat_may_lie_in_memory(tmp_path: Path) -> None:
     memory.close()
     assert file.read(1).count == 1
     assert file.read(0).count == 0
+
+
+def test_a_size_takes_no_memory_until_it_is_written(tmp_path: Path) -> None:
+    path = str(tmp_path / "large")
+    file = MemoryFile(path, 2**40)
+    assert os.stat(path).st_size == 2**40
+    assert os.stat(path).st_blocks == 0
+    file.close()

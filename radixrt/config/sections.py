@@ -66,6 +66,18 @@ class CacheConfig:
     memory_fraction: float = option(
         0.0, "part of the free memory that the KV pool may take, when sized from it; 0: 0.5, on CUDA 0.9", low=0.0
     )
+    kv_host_gib: float = option(
+        0.0, "host memory for prefixes that leave the KV pool, in GiB, for each replica; 0: none", low=0.0
+    )
+    kv_disk: str | None = option(
+        None, "folder in which prefixes survive a restart, with kv_host_gib; prompts on disk are data of users"
+    )
+    kv_disk_gib: float = option(0.0, "size of kv_disk, in GiB, for each model and replica; 0: 16", low=0.0)
+    persist: bool = option(
+        False,
+        "keep prefixes for the next start: kv_disk in the user's cache folder, and kv_host_gib 4, or a quarter of the "
+        "free memory if that is less, where these options are not given",
+    )
 
 
 @dataclass(frozen=True)

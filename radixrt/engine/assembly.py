@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -24,10 +25,14 @@ if TYPE_CHECKING:
     from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
     from radixrt.mem_cache.radix_cache import RadixCache
     from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
+    from radixrt.parts.tiers.scheduler import Tiers
+    from radixrt.parts.tiers.settings import TierSettings
     from radixrt.runner.model_runner import ModelRunner
     from radixrt.runner.worker import Worker
     from radixrt.scheduler.loop import SchedulerLoop
     from radixrt.tokenizer.worker import TokenizerWorker
+
+logger = logging.getLogger(__name__)
 
 WATCH_S = 0.005
 WATCH_CORES = 8
@@ -78,6 +83,7 @@ def make_runner(
     mask_path: str | None = None,
     progress: Callable[[], None] | None = None,
     start_log: StartLog | None = None,
+    tiers: TierSettings | None = None,
 ) -> ModelRunner:
     """Return a ModelRunner without a loaded model.
 
@@ -86,6 +92,7 @@ def make_runner(
         mask_path: where the scheduler puts grammar masks, in another process.
         progress: called after each layer that the host computes or launches.
         start_log: gets the phases of loading.
+        tiers: memory besides the KV pool, for which the pool leaves room.
     """
     from radixrt.parts.reads.runner import StepReader
     from radixrt.runner.model_runner import ModelRunner
@@ -115,6 +122,7 @@ def make_runner(
             mask_path=mask_path,
             rank_info=rank_info,
             stage_layers=settings.stage_layers,
+            host_tier_bytes=0 if tiers is None else tiers.host_bytes // tiers.ranks,
         ),
         progress,
         start_log,
@@ -131,11 +139,14 @@ def make_runner_worker(
     mask_path: str | None = None,
     progress: Callable[[], None] | None = None,
     start_log: StartLog | None = None,
+    tiers: TierSettings | None = None,
 ) -> Worker:
     """Return a worker with an unloaded runner; see `make_runner`."""
     from radixrt.runner.worker import Worker
 
-    runner = make_runner(config, settings, rank_info, mask_path=mask_path, progress=progress, start_log=start_log)
+    runner = make_runner(
+        config, settings, rank_info, mask_path=mask_path, progress=progress, start_log=start_log, tiers=tiers
+    )
     return Worker(
         runner,
         answers,
@@ -157,9 +168,13 @@ def make_scheduler_loop(
     inbox_socket: Any | None = None,
     *,
     epoch: int = 0,
+    tiers: TierSettings | None = None,
 ) -> SchedulerLoop:
     """Return the scheduler's loop, with pools of the sizes that the runner reports. Announces the scheduler to the
     tokenizer.
+
+    Args:
+        tiers: memory besides the KV pool; None without.
 
     Raises:
         EngineError: the runner is not ready in time.
@@ -183,6 +198,7 @@ def make_scheduler_loop(
         shared_cores=ready.device == "cpu",
         cascade=None if config.executor.cascade == "off" else ready.cascade,
         stages=settings.stages,
+        tiers=None if tiers is None else _make_tiers(tiers, executor.token_bytes),
     )
     # Pipeline stages need a step in flight for each stage, unless the user turned overlapping off.
     depth = config.scheduler.max_inflight_steps
@@ -211,6 +227,46 @@ def make_scheduler_loop(
         )
     )
     return loop
+
+
+def _make_tiers(settings: TierSettings, token_bytes: list[int]) -> Tiers:
+    """Return the part with what earlier schedulers and earlier runs left in its memory.
+
+    Args:
+        token_bytes: bytes of one token's keys and values in each rank.
+    """
+    from radixrt.messages.kv_moves import KVOpen
+    from radixrt.parts.tiers.folder import write_layout
+    from radixrt.parts.tiers.records import PageRecords
+    from radixrt.parts.tiers.scheduler import Tiers
+    from radixrt.parts.tiers.settings import table_path
+    from radixrt.parts.tiers.tier import Tier
+
+    page, pages = settings.page, settings.host_pages(token_bytes)
+    if pages < 1:
+        needed = 2 * page * sum(token_bytes) / 2**30
+        raise ConfigError(
+            f"kv_host_gib={settings.host_bytes / 2**30:.3g} holds no page; at least {needed:.2g} is needed"
+        )
+    host = Tier("host", pages * page, page, PageRecords(settings.records, pages, page))
+    disk, files = None, settings.disk_pages(token_bytes) if settings.disk else 0
+    if files:
+        try:
+            write_layout(settings.disk, page, token_bytes, files)
+            disk = Tier("disk", files * page, page, PageRecords(table_path(settings.disk), files, page))
+        except OSError as error:
+            logger.warning("prefixes do not go to disk: %s", error)
+    if disk is not None and disk.num_tokens:
+        logger.info("%d tokens of earlier prompts are on disk", disk.num_tokens)
+    opening = KVOpen(
+        settings.arena,
+        pages * page,
+        page,
+        disk="" if disk is None else settings.disk,
+        num_files=0 if disk is None else files,
+        model=bytes.fromhex(settings.model),
+    )
+    return Tiers(host, disk, opening, settings.ranks, max(token_bytes))
 
 
 def _make_grammars(config: Config, settings: EngineSettings) -> GrammarManager:

@@ -78,6 +78,16 @@ class Endpoints:
         """File of `radixrt.heartbeat`."""
         return f"{self.folder}/heartbeats"
 
+    @property
+    def arena(self) -> str:
+        """Prefix of the files with the host tier's keys and values, one for each rank (`kv_moves.arena_path`)."""
+        return f"{self.folder}/arena"
+
+    @property
+    def page_records(self) -> str:
+        """File with the records of the host tier's pages."""
+        return f"{self.folder}/page_records"
+
     def ranks(self, epoch: int) -> str:
         """File of the rendezvous of this machine's runners."""
         return f"{self.folder}/ranks.{epoch}"

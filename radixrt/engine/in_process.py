@@ -13,7 +13,10 @@ from radixrt.channel import LocalChannel
 from radixrt.client.engine_client import EngineClient
 from radixrt.config import Config
 from radixrt.engine import assembly
+from radixrt.engine.endpoints import Endpoints
+from radixrt.engine.engine_folder import EngineFolder, remove_stale_folders
 from radixrt.engine.settings import EngineSettings
+from radixrt.engine.tier_memory import TierMemory, open_tiers
 from radixrt.errors import ConfigError, EngineError, ModelLoadError
 from radixrt.executor.uniproc_executor import UniProcExecutor
 from radixrt.messages.client import ToMain, ToTokenizer
@@ -62,6 +65,12 @@ class InProcessEngine:
         self._config = config
         self._settings = settings
         self._encode = encode
+        self._folder: EngineFolder | None = None
+        self._tiers: TierMemory | None = None
+        if config.cache.kv_host_gib:
+            remove_stale_folders()
+            self._folder = EngineFolder()
+            self._tiers = open_tiers(config, settings, Endpoints(self._folder.path))
         self._inbox = _ThreadInbox()
         self.client = EngineClient(self._inbox)
         self._thread = threading.Thread(target=self._run, name="radixrt-engine", daemon=True)
@@ -75,8 +84,9 @@ class InProcessEngine:
         """Start the thread and wait until the engine is ready; raises EngineError if the model cannot be loaded."""
         self._thread.start()
         while not self.client.ready.wait(0.02):
-            if self.client.failure is not None:
-                raise EngineError(self.client.failure)
+            if (failure := self.client.failure) is not None:
+                self.close()
+                raise EngineError(failure)
         return self.client
 
     def close(self) -> None:
@@ -86,6 +96,10 @@ class InProcessEngine:
         self._inbox.close()
         self._thread.join()
         self.client.fail("the engine was shut down")
+        if self._tiers is not None:
+            self._tiers.close()
+        if self._folder is not None:
+            self._folder.remove()
 
     def _run(self) -> None:
         try:
@@ -105,11 +119,16 @@ class InProcessEngine:
         to_scheduler = channel(ToScheduler)
         to_tokenizer = channel(ToTokenizer)
         answers = channel(FromRunner)
+        tiers = None if self._tiers is None else self._tiers.settings
         executor = UniProcExecutor(
-            assembly.make_runner_worker(self._config, self._settings, answers), answers, encode=self._encode
+            assembly.make_runner_worker(self._config, self._settings, answers, tiers=tiers),
+            answers,
+            encode=self._encode,
         )
         tokenizer = assembly.make_tokenizer(self._config, self._settings, to_scheduler, to_main)
-        loop = assembly.make_scheduler_loop(self._config, self._settings, executor, to_scheduler, to_tokenizer)
+        loop = assembly.make_scheduler_loop(
+            self._config, self._settings, executor, to_scheduler, to_tokenizer, tiers=tiers
+        )
         busy = True
         while not self._stopping:
             while (message := self._next(wait=not busy)) is not None:

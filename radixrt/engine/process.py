@@ -38,6 +38,7 @@ from radixrt.messages.client import ToMain, ToTokenizer
 from radixrt.messages.fleet import FromReplica, ToRouter
 from radixrt.messages.runner import FromRunner, ToRunner
 from radixrt.messages.scheduler import SchedulerReady, ToScheduler
+from radixrt.parts.tiers.settings import TierSettings
 from radixrt.start_log import StartLog
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class WorkerSetup:
         replica: number of the replica that the process belongs to, if there are replicas.
         heartbeat: this process's heartbeat; the main process expects the first beat after `loaded`.
         start_log: start log of this process, in its first phase.
+        tiers: memory of the group's tiers besides the KV pool; None without.
     """
 
     config: Config
@@ -86,6 +88,7 @@ class WorkerSetup:
     notices: EpochNotices
     heartbeat: Heartbeat
     start_log: StartLog
+    tiers: TierSettings | None
 
     def loaded(self) -> None:
         """Begin the main loop: report progress from now on."""
@@ -152,7 +155,9 @@ def run_scheduler(setup: WorkerSetup) -> NoReturn:
         # The router refuses requests that would wait too long. A replica accepts every request that the router sends.
         scheduler = dataclasses.replace(config.scheduler, max_queue_wait_s=math.inf)
         config = dataclasses.replace(config, scheduler=scheduler)
-    loop = assembly.make_scheduler_loop(config, setup.settings, executor, inbox, outbox, socket, epoch=epoch)
+    loop = assembly.make_scheduler_loop(
+        config, setup.settings, executor, inbox, outbox, socket, epoch=epoch, tiers=setup.tiers
+    )
     setup.loaded()
     while True:
         loop.run_once(wait=True)
@@ -224,6 +229,7 @@ def run_runner(setup: WorkerSetup) -> NoReturn:
         mask_path=endpoints.masks,
         progress=setup.heartbeat.beat,
         start_log=setup.start_log,
+        tiers=setup.tiers,
     )
     allowance = StepAllowance(
         config.recovery.hang_timeout_s, config.executor.step_timeout_s, compiles=worker.compiles_kernels
@@ -318,10 +324,11 @@ def main(kind: str) -> None:
         configure_logging(config.server.log_level, process_name(kind, replica), format=config.server.log_format)
         base, _, rank = kind.partition("-")
         endpoints, notices = Endpoints(given["folder"]), EpochNotices(given["epoch"])
+        tiers = None if given["tiers"] is None else TierSettings(**given["tiers"])
         heartbeat = open_heartbeat(endpoints.heartbeats, given["slot"])
         context, start_log = zmq.Context(), StartLog()
         setup = WorkerSetup(
-            config, settings, endpoints, context, int(rank or 0), replica, notices, heartbeat, start_log
+            config, settings, endpoints, context, int(rank or 0), replica, notices, heartbeat, start_log, tiers
         )
         RUN[base](setup)
 

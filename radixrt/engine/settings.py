@@ -14,13 +14,17 @@ from radixrt.config import Config, ExecutorConfig, parse_names
 from radixrt.distributed.rank_info import rank_from_environment
 from radixrt.engine.cluster_options import resolve_cluster
 from radixrt.engine.device_defaults import with_device_defaults
+from radixrt.engine.tier_options import check_tiers, with_tiers
 from radixrt.errors import ConfigError, ModelLoadError, shown
+from radixrt.models.loading.model_files import weight_files
 from radixrt.models.loading.source import cache_folder, prepare_model
 from radixrt.models.model_config import load_model_spec
 from radixrt.models.model_tasks import ModelTasks, load_tasks
 from radixrt.models.partition import check_partition
 from radixrt.models.precision import choose_precision
 from radixrt.models.stages import divide_layers
+from radixrt.parts.tiers.fingerprint import model_fingerprint
+from radixrt.parts.tiers.settings import tier_page
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class EngineSettings:
         tasks: tasks of the model other than generation.
         tp: number of tensor-parallel ranks, in each stage.
         stage_layers: number of layers of each pipeline stage.
+        fingerprint: identity of the model and of the options that keys and values on disk depend on, in hexadecimal
+            digits; empty without a disk tier.
     """
 
     folder: str
@@ -51,6 +57,7 @@ class EngineSettings:
     show_progress: bool
     tp: int = 1
     stage_layers: tuple[int, ...] = ()
+    fingerprint: str = ""
 
     @property
     def stages(self) -> int:
@@ -81,6 +88,7 @@ def resolve_settings(config: Config, *, show_progress: bool) -> tuple[Config, En
     """
     config = dataclasses.replace(config, executor=resolve_cluster(config.executor))
     _check_step_trace(config.executor)
+    check_tiers(config)
     wanted = config.executor.device
     device = ("cuda" if _has_cuda() else "cpu") if wanted == "auto" else wanted
     config = with_device_defaults(config, device)
@@ -99,6 +107,7 @@ def resolve_settings(config: Config, *, show_progress: bool) -> tuple[Config, En
             f"page_size={config.cache.page_size}: {spec.architecture} has recurrent layers, which need pages of one"
             " token; use page_size=1"
         )
+    config = with_tiers(config, spec)
     tp = _ranks(config)
     check_partition(spec, tp)
     stage_layers = divide_layers(spec, config.executor.pp, config.executor.pp_layers)
@@ -116,7 +125,27 @@ def resolve_settings(config: Config, *, show_progress: bool) -> tuple[Config, En
         tp=tp,
         stage_layers=stage_layers,
     )
+    if config.cache.kv_disk is not None:
+        settings = dataclasses.replace(settings, fingerprint=_fingerprint(config, settings, device))
     return config, settings
+
+
+def _fingerprint(config: Config, settings: EngineSettings, device: str) -> str:
+    folder, is_dummy = Path(settings.folder), config.model.load_format == "dummy"
+    options = {
+        "dtype": settings.dtype,
+        "quantization": config.model.quantization,
+        "kv_cache_dtype": config.cache.kv_cache_dtype,
+        "page": tier_page(config.cache.page_size),
+        "device": device,
+        "tp": settings.tp,
+        "stage_layers": settings.stage_layers,
+        "dummy_seed": config.executor.random_seed if is_dummy else None,
+    }
+    try:
+        return model_fingerprint(folder, [] if is_dummy else weight_files(folder), options)
+    except OSError as error:
+        raise ModelLoadError(f"{folder}: {error}") from error
 
 
 def _check_step_trace(options: ExecutorConfig) -> None:

@@ -37,6 +37,7 @@ from radixrt.engine.endpoints import Endpoints, is_runner
 from radixrt.engine.process_group import Owner, ProcessGroup
 from radixrt.engine.restarts import ExitCode, Plan, RestartPolicy
 from radixrt.engine.settings import EngineSettings
+from radixrt.engine.tier_memory import TierMemory, open_tiers
 from radixrt.engine.watchdog import SAMPLE_INTERVAL_S, Watchdog
 from radixrt.engine.worker_process import WorkerProcess
 from radixrt.errors import EngineError
@@ -141,7 +142,13 @@ class Supervisor:
         # the router fences the replica meanwhile. No other process has such a replacement: while a ModelRunner is
         # stopped, its scheduler still responds, the router does not fence the replica, and the requests would wait.
         self._watchdog = Watchdog({} if group.replica is None else {"scheduler": config.recovery.hang_timeout_s})
-        self._memory = [MemoryFile(path) for path in (self._endpoints.heartbeats, self._endpoints.masks)]
+        self._memory: list[MemoryFile | TierMemory] = [
+            MemoryFile(path) for path in (self._endpoints.heartbeats, self._endpoints.masks)
+        ]
+        self._tiers = None
+        if "scheduler" in self._kinds and (tiers := open_tiers(config, settings, self._endpoints, group.replica)):
+            self._memory.append(tiers)
+            self._tiers = tiers.settings
         self._heartbeats = HeartbeatFile(self._endpoints.heartbeats, len(self._kinds))
         self._workers: dict[str, WorkerProcess | RemoteRank] = {}
         self._epoch = 0
@@ -347,6 +354,7 @@ class Supervisor:
                 "epoch": self._epoch,
                 "slot": slot,
                 "replica": self._group.replica,
+                "tiers": None if self._tiers is None else dataclasses.asdict(self._tiers),
             }
             self._workers[kind] = WorkerProcess(kind, given, self._group.replica)
 

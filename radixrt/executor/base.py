@@ -40,6 +40,11 @@ class Executor(ABC):
             EngineError: a rank failed or was not ready in time.
         """
 
+    @property
+    def token_bytes(self) -> list[int]:
+        """Bytes of one token's keys and values in each rank, known after `wait_ready`. Pipeline stages differ."""
+        raise EngineError("the ranks of this engine do not report the sizes of keys and values")
+
     def restart(self, epoch: int) -> None:
         """Connect to the ranks that were restarted for an epoch. Messages to and from earlier ranks are lost.
 

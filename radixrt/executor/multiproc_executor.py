@@ -103,6 +103,10 @@ class MultiprocExecutor(Executor):
             )
         return self._ready[self._answering]
 
+    @property
+    def token_bytes(self) -> list[int]:
+        return [self._ready[rank].token_bytes for rank in sorted(self._ready)]
+
     def restart(self, epoch: int) -> None:
         self.close()
         self._connect(epoch)

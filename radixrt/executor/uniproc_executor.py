@@ -34,13 +34,19 @@ class UniProcExecutor(Executor):
         self._worker = worker
         self._inbox: LocalChannel[ToRunner] = LocalChannel(ToRunner if encode else None)
         self._answers = answers
+        self._token_bytes: list[int] = []
 
     def wait_ready(self, timeout_s: float) -> RunnerReady:
         self._worker.start()
         message = self._answers.recv()
         if not isinstance(message, RunnerReady):
             raise EngineError(f"the runner failed to start: {message!r:.400}")
+        self._token_bytes = [message.token_bytes]
         return message
+
+    @property
+    def token_bytes(self) -> list[int]:
+        return self._token_bytes
 
     def submit(self, step: ForwardStep) -> None:
         self._deliver(step)

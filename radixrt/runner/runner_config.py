@@ -24,6 +24,8 @@ class RunnerConfig:
 
     Attributes:
         stage_layers: number of layers of each pipeline stage; empty for a model that is not divided.
+        host_tier_bytes: host memory for keys and values of this rank that leave the pool, which grows later. A pool in
+            host memory leaves room for it.
     """
 
     folder: str
@@ -48,6 +50,7 @@ class RunnerConfig:
     rank_info: RankInfo = SINGLE_RANK
     stage_layers: tuple[int, ...] = ()
     quantization: str = "auto"
+    host_tier_bytes: int = 0
 
     def stage(self, spec: ModelSpec) -> Stage:
         """Return this rank's pipeline stage of a model."""

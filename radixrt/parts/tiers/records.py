@@ -187,11 +187,12 @@ class PageRecords:
         return parents, sorted((page for page in by_hash.values() if page not in inner), key=used.__getitem__)
 
 
-def summary(path: Path) -> tuple[int, int]:
+def summary(path: Path) -> tuple[int, int, int]:
     """Read a table that another process may be writing.
 
     Returns:
-        Number of pages with a record, and time of the last use in seconds since the epoch, 0 if there is none.
+        Number of pages with a record, tokens of a page, and time of the last use in seconds since the epoch, 0 if there
+        is none.
 
     Raises:
         OSError: the file cannot be read.
@@ -200,10 +201,10 @@ def summary(path: Path) -> tuple[int, int]:
     size = int.from_bytes(data[len(MAGIC) : len(MAGIC) + 4], "little")
     tokens = (size - _layout(0).itemsize) // I32.itemsize
     if not data.startswith(MAGIC) or tokens < 1 or (len(data) - HEADER_BYTES) % size:
-        return 0, 0
+        return 0, 0, 0
     records = np.frombuffer(data, _layout(tokens), offset=HEADER_BYTES)
     used = records["used"][records["valid"] == VALID]
-    return len(used), int(used.max(initial=0))
+    return len(used), tokens, int(used.max(initial=0))
 
 
 def _layout(page: int) -> np.dtype[Any]:

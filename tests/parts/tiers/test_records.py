@@ -109,7 +109,7 @@ def test_paths_come_by_their_last_use(tmp_path: Path, monkeypatch: pytest.Monkey
     now = 2000.0
     records.touch(pages(5, 2, 3))
     assert listed(records)[-1] == FORKED[0]
-    assert summary(tmp_path / "table") == (6, 2000)
+    assert summary(tmp_path / "table") == (6, PAGE, 2000)
 
 
 def test_other_sizes_and_foreign_files_count_as_empty(tmp_path: Path) -> None:
