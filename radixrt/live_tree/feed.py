@@ -16,6 +16,7 @@ class LiveTree:
 
     Attributes:
         hello, bounds, sample: latest line of each kind; `sample` is a row of `radixrt.server.ui.samples.COLUMNS`.
+        tiers: name, tokens kept, places and fetched prompt tokens of each tier.
         replica: copy of the tree.
         replica_state: state of the server's replica whose tree is shown; "" without replicas.
     """
@@ -24,6 +25,7 @@ class LiveTree:
         self.hello: dict[str, Any] = {}
         self.bounds: dict[str, Any] = {}
         self.sample: list[Any] | None = None
+        self.tiers: list[tuple[str, int, int, int]] = []
         self.replica = CacheReplica()
         self.replica_state = ""
         self._lines = 0
@@ -38,6 +40,8 @@ class LiveTree:
                 self.bounds = line
             case "samples" if line["rows"]:
                 self.sample = line["rows"][-1]
+            case "tiers":
+                self.tiers = [(tier, used, places, fetched) for tier, used, places, fetched in line["rows"]]
             case "fleet":
                 states = {row["replica"]: row["state"] for row in line["rows"]}
                 self.replica_state = states.get(self.hello["replica"], "")

@@ -64,6 +64,10 @@ def _head(tree: LiveTree, width: int) -> Iterator[str]:
         bar = "█" * held + "▒" * cached + "·" * max(room - held - cached, 0)
         shares = 100 * (protected + private) / total, 100 * evictable / total
         yield f"{bar} {shares[0]:.0f} % held, {shares[1]:.0f} % cached, rest free"
+    if tree.tiers:
+        yield " · ".join(
+            f"{tier}: {used:,} of {places:,} tokens, {fetched:,} fetched" for tier, used, places, fetched in tree.tiers
+        )
 
 
 class _Shape:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 import numpy as np
 
@@ -165,3 +166,9 @@ class RootNode(TreeNode):
     def __init__(self, namespace: str) -> None:
         super().__init__(None, b"", b"", 0, 0)
         self.namespace = namespace
+
+
+def path_of(node: TreeNode) -> tuple[Int32Array, str]:
+    """Return the tokens from the root to the end of a node, and the name of its root."""
+    root, *path = node.path()
+    return np.frombuffer(b"".join([each.key_bytes for each in path]), dtype=I32), cast(RootNode, root).namespace

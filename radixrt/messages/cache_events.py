@@ -136,6 +136,7 @@ class RequestAdmitted(Event, frozen=True, tag="admit"):
         reusable_tokens: length of the longest prefix that a cache could have had: all but the last token, or 0 for a
             request whose whole prompt must be computed, because log-probabilities of the prompt were requested.
         program, branch: see `radixrt.messages.parts.ProgramHint`; empty without a hint.
+        fetched_tokens: see `radixrt.messages.parts.Usage`.
     """
 
     rid: str
@@ -146,6 +147,7 @@ class RequestAdmitted(Event, frozen=True, tag="admit"):
     reusable_tokens: int
     program: str = ""
     branch: str = ""
+    fetched_tokens: dict[str, int] = {}
 
 
 class RequestPublished(Event, frozen=True, tag="publish"):
@@ -263,10 +265,13 @@ class NodeTokens(Message, frozen=True, array_like=True, tag=True):
 
     Attributes:
         token_ids: int32 column; None if there is no such node any more.
+        kept: number of tokens from the root to the node's end whose keys and values are outside of the KV pool too, by
+            tier; see `radixrt.messages.scheduler_stats.TierStats`.
     """
 
     id: str
     token_ids: bytes | None = None
+    kept: dict[str, int] = {}
 
 
 class QueueView(msgspec.Struct, frozen=True, array_like=True):
@@ -283,6 +288,7 @@ class QueueView(msgspec.Struct, frozen=True, array_like=True):
         free_slots: free and evictable KV slots, less the slots that running requests are expected to take yet.
         hashes: chain hashes of the granules of the input, once for each request and reader, and only as far as
             `radixrt.parts.watch.queue_views.HASHED_TOKENS` goes; None in all other views.
+        kept: number of leading tokens that tiers have, by tier.
     """
 
     matched_tokens: int
@@ -292,6 +298,7 @@ class QueueView(msgspec.Struct, frozen=True, array_like=True):
     needed_slots: int
     free_slots: int
     hashes: bytes | None = None
+    kept: dict[str, int] = {}
 
 
 OBSTACLES = ("", "requests", "prefix", "slots", "programs", "restart")

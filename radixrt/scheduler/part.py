@@ -18,6 +18,7 @@ from radixrt.mem_cache.tree_node import TreeNode
 from radixrt.messages.parts import Finish, FinishError
 from radixrt.messages.request import Request, Row
 from radixrt.messages.runner import PartOrder, StepOutput
+from radixrt.messages.wire import Int32Array
 from radixrt.scheduler.queue_order import Turns
 from radixrt.scheduler.req import Req
 
@@ -257,6 +258,11 @@ class Part:
     def tick(self, now: float) -> None:
         """Do periodic work. `Scheduler.next_batch` calls this at most every `EXPIRY_CHECK_S` seconds."""
 
+    def kept(self, tokens: Int32Array, namespace: str) -> Mapping[str, int]:
+        """Return the number of leading tokens whose keys and values the part keeps outside of the KV pool, by memory.
+        The method changes nothing."""
+        return {}
+
     def stats(self, now: float) -> Mapping[str, Any]:
         """Return the part's fields of `SchedulerStats`."""
         return {}
@@ -355,6 +361,7 @@ class Parts:
         self.turn = self._overridden("turn")
         self.tick = self._overridden("tick")
         self.forgotten = self._overridden("forgotten")
+        self.kept = self._overridden("kept")
         self.stats = self._overridden("stats")
         self.check = self._overridden("check")
         takers = [part for part in self.all if isinstance(part, TakerPart)]
@@ -381,6 +388,13 @@ class Parts:
         return tuple(
             getattr(part, moment) for part in self.all if _overrides(part, moment) and (part, moment) not in self._off
         )
+
+    def kept_outside(self, tokens: Int32Array, namespace: str) -> dict[str, int]:
+        """Return the number of leading tokens that parts keep outside of the KV pool, by memory; see `Part.kept`."""
+        found: dict[str, int] = {}
+        for kept in self.kept:
+            found |= kept(tokens, namespace)
+        return found
 
     def get(self, kind: type[P]) -> P:
         """Return the part of a class.

@@ -19,7 +19,8 @@ from radixrt.live_tree.feed import LiveTree
 from radixrt.live_tree.picture import picture
 from radixrt.mem_cache.replica import CacheReplica
 from radixrt.messages.cache_events import CacheAck, CacheEvents, WatchCacheReq
-from radixrt.server.ui.lines import line, shown_event, snapshot_line
+from radixrt.messages.scheduler_stats import TierStats
+from radixrt.server.ui.lines import line, shown_event, snapshot_line, tiers_line
 
 
 def followed(steps: int) -> tuple[LiveTree, SyntheticScheduler]:
@@ -68,6 +69,11 @@ def test_the_picture_shows_the_heaviest_nodes_within_its_size() -> None:
     assert all(len(line) <= 100 and line.isprintable() for line in lines)
     assert "50.0 % reused, optimum 75.0 %" in " ".join(picture(tree, 300, 24))
     assert "33 % held, 56 % cached" in lines[1]
+    assert "host" not in lines[2]
+    tiers = TierStats({"host": 64000, "disk": 128000}, {"host": 1280}, {}, {}, {"host": 640})
+    tree.take(json.loads(tiers_line(tiers)))
+    words = "host: 1,280 of 64,000 tokens, 640 fetched · disk: 0 of 128,000 tokens, 0 fetched"
+    assert picture(tree, 100, 24)[2] == words
     found = [re.match(r" *[\d,]+ +([\d,]+) ", each) for each in lines]
     below = [int(each.group(1).replace(",", "")) for each in found if each]
     assert below[0] == max(below)

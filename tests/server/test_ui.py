@@ -10,19 +10,28 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from benchmarks.common.synthetic_scheduler import SyntheticScheduler
 from radixrt.config import ServerConfig
 from radixrt.engine.replica_set import ReplicaStatus
-from radixrt.messages.cache_events import CacheEvents, FromWatched, NodeEvicted, SnapshotHeader, ToWatched
+from radixrt.messages.cache_events import (
+    CacheEvents,
+    FromWatched,
+    NodeEvicted,
+    NodeTokens,
+    NodeTokensReq,
+    SnapshotHeader,
+    ToWatched,
+)
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import Finish
 from radixrt.server.routes.ui import FILES
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import Caller, check_error
 
-OPERATORS = ("/ui", "/ui/page.js", "/ui/events", "/ui/text?node=1", "/metrics")
+OPERATORS = ("/ui", "/ui/page.js", "/ui/events", "/ui/node?node=1", "/ui/text?node=1", "/metrics")
 
 
 def test_the_page_and_its_files_have_a_strict_policy(caller: Caller) -> None:
@@ -60,7 +69,7 @@ def test_data_needs_the_key_of_an_admin(engine: FakeEngine, tmp_path: Path) -> N
     keys.chmod(0o600)
     caller = Caller(engine, ServerConfig(api_key_file=str(keys), ui_text=True))
     assert caller.get("/ui").status_code == caller.get("/ui/page.js").status_code == 200  # they hold no data
-    for path in ("/ui/events", "/ui/text?node=1"):
+    for path in ("/ui/events", "/ui/node?node=1", "/ui/text?node=1"):
         check_error(caller.get(path), 401)
         check_error(caller.get(path, headers={"authorization": "Bearer a"}), 403, code="admin_key_required")
     check_error(caller.get("/ui/text?node=x", headers={"authorization": "Bearer b"}), 400, "node")
@@ -184,6 +193,25 @@ def test_texts_of_nodes_are_shown_only_where_the_operator_allows_it(engine: Fake
     check_error(caller.get("/ui/text?node=999999"), 404, "node")
     for bad in ("", "x", "-1", "1e3", "9" * 40, "²"):
         check_error(caller.get("/ui/text", params={"node": bad}), 400, "node")
+    hub.close(opened)
+
+
+def test_a_node_says_what_tiers_have_of_its_prefix(engine: FakeEngine) -> None:
+    Watched(engine)
+    caller = Caller(engine)
+    check_error(caller.get("/ui/node?node=1"), 404, "node")  # at once: nobody watches
+    hub = caller.app.state.service.ui
+    opened = hub.open()
+    taken: list[bytes] = []
+    engine.wait_for(lambda: taken.append(opened.take()) or b'"snapshot"' in taken[-1])
+    node = json.loads(next(line for line in taken[-1].splitlines() if b'"snapshot"' in line))["events"][-1][1]
+    assert caller.get(f"/ui/node?node={node}").json() == {"node": node, "kept": {}}, "without tiers"
+    answer = NodeTokens("", b"", {"host": 128})
+    engine.watched = lambda message: (
+        [msgspec.structs.replace(answer, id=message.id)] if isinstance(message, NodeTokensReq) else []
+    )
+    assert caller.get(f"/ui/node?node={node}").json() == {"node": node, "kept": {"host": 128}}
+    check_error(caller.get("/ui/node?node=-1"), 400, "node")
     hub.close(opened)
 
 

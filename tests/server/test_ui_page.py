@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 import time
@@ -21,7 +22,9 @@ from radixrt.messages.client import RequestOutput
 from radixrt.messages.fleet import ROUTER_OBSTACLES, HeldRequest, RouterQueue
 from radixrt.messages.parts import Finish, Timings, Usage
 from radixrt.messages.reads import TokenLogprob
-from radixrt.messages.wire import pack_i32
+from radixrt.messages.scheduler_stats import TierStats
+from radixrt.messages.wire import Int32Array, pack_i32
+from radixrt.scheduler.part import Part
 from radixrt.server import create_app
 from tests.lang.observe.runs import large_run, small_run
 from tests.server.fake_engine import MODEL, FakeEngine, Sent, speak
@@ -49,6 +52,17 @@ def say(request: Sent) -> Iterable[RequestOutput | float]:
     ]  # fmt: skip
 
 
+class Keeper(Part):
+    """Keeps half of each prefix in host memory, and all of it on disk."""
+
+    def kept(self, tokens: Int32Array, namespace: str) -> dict[str, int]:
+        return {"host": len(tokens) // 2, "disk": len(tokens)}
+
+    def stats(self, now: float) -> dict[str, TierStats]:
+        tiers = TierStats({"host": 4000, "disk": 9000}, {"host": 1000, "disk": 9000}, fetched_tokens={"host": 640})
+        return {"tiers": tiers}
+
+
 class Served:
     """A server with a scripted engine, whose tree is that of a real scheduler that makes a few steps a second."""
 
@@ -58,6 +72,8 @@ class Served:
         self.engine.answer = lambda question: RequestOutput(question.rid, HOSTILE, finish=Finish("stop"))
         self.engine.watched = self.answer
         self.scheduler = SyntheticScheduler(3000, running=40, waiting=300, program=HOSTILE)
+        keeper, parts = Keeper(), self.scheduler.scheduler.parts
+        parts.kept, parts.stats = (keeper.kept,), (*parts.stats, keeper.stats)
         app = create_app(self.engine.client, ServerConfig(ui_text=True, access_log=False, **options), MODEL)
         self.samples = app.state.service.ui.samples
         listener = socket.create_server(("127.0.0.1", 0))
@@ -170,6 +186,8 @@ def test_the_tree_is_drawn_zoomed_coloured_and_searched(page: Browser) -> None:
     page.wait("!document.querySelector('#tip').hidden")
     assert "last used" in text(page, "#tip")
     page.wait(f"document.querySelector('#tip pre')?.textContent === '{HOSTILE}'")
+    page.wait("document.querySelector('#tip').textContent.includes('on disk: all of the prefix')")
+    assert re.search(r"in host memory: the first [\d,]+ of the prefix", text(page, "#tip"))
     page.page.mouse.click(box["x"] + 20, box["y"] + 14)
     page.wait("document.querySelectorAll('#crumbs button').length > 1")
     page.run("document.dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape'}))")
@@ -189,6 +207,13 @@ def test_numbers_stand_beside_it(page: Browser) -> None:
     tab(page, "live")
     page.wait("document.querySelectorAll('#next tbody tr').length === 8")
     page.wait("document.querySelector('#kv-legend').textContent.includes('evictable')")
+    page.wait("document.querySelectorAll('#tiers .stack').length === 2")
+    shown = page.run("[...document.querySelectorAll('#tiers .legend')].map((each) => each.innerText)")
+    assert shown[0] == "1,000 of 4,000 tokens in host memory, 640 prompt tokens fetched from there"
+    assert shown[1] == "9,000 of 9,000 tokens on disk, 0 prompt tokens fetched from there"
+    assert page.run("document.querySelector('#tiers i').offsetWidth") == pytest.approx(
+        page.run("document.querySelector('#tiers .stack').offsetWidth") / 4, abs=2
+    )
     assert page.run("document.querySelectorAll('#plots canvas').length") == 6
     page.wait("document.querySelector('#plots + p').textContent.includes('Belady')")
     page.wait("/running 40/.test(document.querySelector('#plots').textContent)")
@@ -270,6 +295,8 @@ def test_a_waiting_request_says_what_it_would_reuse_and_what_it_waits_for(page: 
     )
     assert words(queue, 100).startswith("500 evicted 12 s before; 200 read again for the recurrent state; 200 new")
     assert words(unhashed, 300) == "waits: it needs 900 KV slots, and 40 are left"
+    kept = {**queue, "kept": {"host": 0, "disk": 896}}
+    assert words(kept, 300).endswith("; 896 of it are on disk; waits: it needs 900 KV slots, and 40 are left")
     assert words(whole, 999).startswith("all but the last token, which is always computed; waits: the 40 KV slots")
 
 

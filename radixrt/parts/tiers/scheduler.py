@@ -20,14 +20,14 @@ from typing import Any
 import msgspec
 
 from radixrt.mem_cache.allocator import Int32Array
-from radixrt.mem_cache.tree_node import RETAIN_DONE, TreeNode
+from radixrt.mem_cache.tree_node import RETAIN_DONE, TreeNode, path_of
 from radixrt.mem_cache.tree_observer import TreeObserver
 from radixrt.messages.kv_moves import KEY_BYTES, TIERS, KVConnectorOutput, KVDrop, KVOpen, KVOrder
 from radixrt.messages.scheduler_stats import TierStats
 from radixrt.messages.wire import pack_i32
 from radixrt.parts.tiers.moves import MoveKind, Moves, Transfer, pieces
 from radixrt.parts.tiers.policy import DISK, HOST, Prices, compute_s
-from radixrt.parts.tiers.tier import Tier, path_of, root_name
+from radixrt.parts.tiers.tier import Tier, root_name
 from radixrt.scheduler.part import Core, End, Part
 from radixrt.scheduler.prefix_index import common_len
 from radixrt.scheduler.req import Req
@@ -420,6 +420,10 @@ class Tiers(Part):
         self._dropping = False
         self._order(KVDrop())
         self._order(self._opening)  # the ranks may be new
+
+    def kept(self, tokens: Int32Array, namespace: str) -> dict[str, int]:
+        root = root_name(namespace)
+        return {tier.name: tier.match_len(tokens, root) for tier in (self.host, self.disk) if tier is not None}
 
     def stats(self, now: float) -> dict[str, TierStats]:
         tiers = [tier for tier in (self.host, self.disk) if tier is not None]

@@ -17,7 +17,7 @@ from radixrt.mem_cache.copies import Copies
 from radixrt.mem_cache.granules import seed_of
 from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.mem_cache.results import MatchResult
-from radixrt.mem_cache.tree_node import RootNode, TreeNode
+from radixrt.mem_cache.tree_node import TreeNode
 from radixrt.messages.kv_moves import KEY_BYTES
 from radixrt.parts.tiers.records import PageRecords, chain
 
@@ -149,13 +149,6 @@ class Tier:
                 f"{self.name} tier: free {self.allocator.available()} + tokens {self.cache.total_size} + reserved "
                 f"{self.copies.reserved} = {total}, not its {self.allocator.num_slots} places"
             )
-
-
-def path_of(node: TreeNode) -> tuple[Int32Array, str]:
-    """Return the tokens from the root to the end of a node, and the name of its root."""
-    root, *path = node.path()
-    assert isinstance(root, RootNode)
-    return np.frombuffer(b"".join([each.key_bytes for each in path]), dtype=np.int32), root.namespace
 
 
 def root_name(namespace: str) -> str:

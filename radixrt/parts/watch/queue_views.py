@@ -66,7 +66,8 @@ class QueueViews:
             if not self._scheduler.can_step:
                 name = "restart"
             length, continuations = len(req.reusable_ids), prefix.continuations
-            found.append(QueueView(prefix.matched, length, continuations, name, need, free, hashes))
+            kept = self._scheduler.parts.kept_outside(req.reusable_ids, req.namespace)
+            found.append(QueueView(prefix.matched, length, continuations, name, need, free, hashes, kept))
         self._sent = sent
         return found
 

@@ -16,6 +16,7 @@ from typing import Any
 from radixrt.mem_cache.cache_journal import CacheJournal
 from radixrt.mem_cache.granules import GRANULE_TOKENS, seed_of
 from radixrt.mem_cache.results import InsertResult
+from radixrt.mem_cache.tree_node import path_of
 from radixrt.messages.cache_events import (
     CacheAck,
     CacheEvents,
@@ -165,7 +166,10 @@ class CacheStream:
 
     def _tokens(self, request: NodeTokensReq) -> NodeTokens:
         node = self._journal.node(request.node)
-        return NodeTokens(request.id, None if node is None else node.key_bytes[: 4 * max(request.limit, 0)])
+        if node is None:
+            return NodeTokens(request.id)
+        kept = self._core.scheduler.parts.kept_outside(*path_of(node))
+        return NodeTokens(request.id, node.key_bytes[: 4 * max(request.limit, 0)], kept)
 
     def _views(self, now: float) -> RequestViews:
         core = self._core
@@ -263,7 +267,14 @@ class Watch(Part):
             names = _names(self._programs.hint_of(req))
             journal.events.append(
                 RequestAdmitted(
-                    req.rid, node, req.prompt_len, stats.cached_tokens, stats.matched_tokens, reusable, *names
+                    req.rid,
+                    node,
+                    req.prompt_len,
+                    stats.cached_tokens,
+                    stats.matched_tokens,
+                    reusable,
+                    *names,
+                    stats.fetched_tokens(),
                 )
             )
 

@@ -39,7 +39,7 @@ OPEN_FILES = "/ui/"
 
 REPLICA_PATHS = ("/replicas", "/replicas/add", "/replicas/drain", "/replicas/remove")
 
-ADMIN_PATHS = frozenset({"/metrics", "/flush_cache", "/ui/events", "/ui/text", *REPLICA_PATHS})
+ADMIN_PATHS = frozenset({"/metrics", "/flush_cache", "/ui/events", "/ui/node", "/ui/text", *REPLICA_PATHS})
 """Paths that show or change what concerns all tenants; they need the key of an admin."""
 
 PRIVATE = (".localhost", ".local", ".internal", ".lan", ".home.arpa", ".svc")

@@ -113,6 +113,13 @@ class Released(Answer):
     status: Literal["ok"] = "ok"
 
 
+class NodeTiers(Answer):
+    """Tokens from the root of the radix tree to a node's end that are kept outside of the KV pool too, by tier."""
+
+    node: int
+    kept: dict[str, int]
+
+
 class NodeText(Answer):
     """Text of the first tokens of a node of the radix tree."""
 

@@ -232,6 +232,10 @@ ROUTES: tuple[Route, ...] = (
         query={"node": {"type": "integer"}, "replica": {"type": "integer"}},
     ),
     Route(
+        "GET", "/ui/node", ui.ui_node, MANAGEMENT, "Tokens of a node's prefix in host memory and files",
+        answer=service.NodeTiers, query={"node": {"type": "integer"}, "replica": {"type": "integer"}},
+    ),
+    Route(
         "GET", "/ui/{file}", ui.ui_file, MANAGEMENT, "Scripts and style of that page",
         media_type=("text/javascript", "text/css"),
     ),

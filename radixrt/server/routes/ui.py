@@ -13,12 +13,14 @@ from starlette.responses import Response, StreamingResponse
 
 from radixrt._version import __version__
 from radixrt.errors import RequestError
+from radixrt.messages.cache_events import NodeTokens
 from radixrt.messages.request import Envelope
-from radixrt.server.answers.service import NodeText
+from radixrt.messages.wire import unpack_i32
+from radixrt.server.answers.service import NodeText, NodeTiers
 from radixrt.server.http.errors import json_response
 from radixrt.server.routes.replicas import replica_answer
 from radixrt.server.serving.service import Service
-from radixrt.server.ui.hub import MAX_FEEDS, Feed
+from radixrt.server.ui.hub import MAX_FEEDS, MAX_NODE_TOKENS, Feed
 from radixrt.server.ui.lines import line
 from radixrt.tasks.run import arun
 from radixrt.tasks.tokenize import Detokenize
@@ -140,12 +142,31 @@ async def ui_text(service: Service, request: Request) -> Response:
     _check_on(service)
     if not service.config.ui_text:
         raise RequestError("texts are not shown here; start the server with --ui-text", code="no_texts", status=404)
+    node = _node_number(request)
+    tokens = (await _node(service, request, node, MAX_NODE_TOKENS)).token_ids
+    assert tokens is not None
+    rid = request.state.context.rid
+    ids = unpack_i32(tokens).tolist()
+    text = await arun(service.client, Detokenize(ids, Envelope(rid), skip_special_tokens=False))
+    return json_response(NodeText(node, text, len(ids)))
+
+
+async def ui_node(service: Service, request: Request) -> Response:
+    """The number of tokens of a node's path that are in host memory and in files too; `?node=` is its number."""
+    _check_on(service)
+    node = _node_number(request)
+    return json_response(NodeTiers(node, (await _node(service, request, node, 0)).kept))
+
+
+def _node_number(request: Request) -> int:
     given = request.query_params.get("node", "")
     if not (given.isascii() and given.isdecimal() and len(given) < 16):
         raise RequestError("node must be the number of a node", param="node")
-    tokens = await asyncio.to_thread(service.hub(_replica(service, request)).tokens, int(given))
-    if tokens is None:
-        raise RequestError(f"there is no node {given} any more", param="node", code="not_found", status=404)
-    rid = request.state.context.rid
-    text = await arun(service.client, Detokenize(tokens, Envelope(rid), skip_special_tokens=False))
-    return json_response(NodeText(int(given), text, len(tokens)))
+    return int(given)
+
+
+async def _node(service: Service, request: Request, node: int, limit: int) -> NodeTokens:
+    found = await asyncio.to_thread(service.hub(_replica(service, request)).node, node, limit)
+    if found is None:
+        raise RequestError(f"there is no node {node} any more", param="node", code="not_found", status=404)
+    return found

@@ -24,8 +24,7 @@ from radixrt.messages.cache_events import (
 )
 from radixrt.messages.client import EngineReady
 from radixrt.messages.fleet import RouterQueue
-from radixrt.messages.wire import unpack_i32
-from radixrt.server.ui.lines import line, requests_line, router_line, shown_event, snapshot_line
+from radixrt.server.ui.lines import line, requests_line, router_line, shown_event, snapshot_line, tiers_line
 from radixrt.server.ui.misses import Causes, MissLog
 from radixrt.server.ui.optimum import Window
 from radixrt.server.ui.samples import Samples
@@ -92,7 +91,7 @@ class Hub:
         self._thread: threading.Thread | None = None
         self._feeds: set[Feed] = set()
         self._emptied_at = 0.0
-        self._asked: dict[str, queue.SimpleQueue[list[int] | None]] = {}
+        self._asked: dict[str, queue.SimpleQueue[NodeTokens]] = {}
         self._asks = 0
 
     # --- pages, in the event loop ---
@@ -114,9 +113,10 @@ class Hub:
             self._feeds.discard(feed)
             self._emptied_at = time.monotonic()
 
-    def tokens(self, node: int, timeout_s: float = 5.0) -> list[int] | None:
-        """Return the first tokens of a node, or None if there is no such node; blocks."""
-        answer: queue.SimpleQueue[list[int] | None] = queue.SimpleQueue()
+    def node(self, node: int, limit: int = MAX_NODE_TOKENS, timeout_s: float = 5.0) -> NodeTokens | None:
+        """Return the first `limit` tokens of a node and where its path is kept, or None if there is no such node;
+        blocks."""
+        answer: queue.SimpleQueue[NodeTokens] = queue.SimpleQueue()
         with self._lock:
             if self._thread is None:
                 return None  # nobody watches, so no page has learnt of a node
@@ -124,8 +124,9 @@ class Hub:
             ask_id = str(self._asks)
             self._asked[ask_id] = answer
         try:
-            self._client.send_watch(NodeTokensReq(ask_id, node, MAX_NODE_TOKENS), self._replica)
-            return answer.get(timeout=timeout_s)
+            self._client.send_watch(NodeTokensReq(ask_id, node, limit), self._replica)
+            found = answer.get(timeout=timeout_s)
+            return None if found.token_ids is None else found
         except queue.Empty:
             return None
         finally:
@@ -166,7 +167,7 @@ class Hub:
             if isinstance(message, NodeTokens):
                 asked = self._asked.pop(message.id, None)
                 if asked is not None:
-                    asked.put(None if message.token_ids is None else unpack_i32(message.token_ids).tolist())
+                    asked.put(message)
             elif isinstance(message, (CacheEvents, RequestViews, RouterQueue, EngineReady)):
                 watcher.take(message)
         with self._lock:
@@ -266,6 +267,7 @@ class _Watcher:
         rows, self._sampled = self._samples.since(self._sampled), self._samples.count
         if rows:
             parts.append(line("samples", rows=rows))
+            parts.append(self._tiers())
         changed = list(self._tree.changed.values())
         if changed:
             parts.append(line("misses", rows=[miss.body() for miss in changed[-512:]]))
@@ -274,6 +276,11 @@ class _Watcher:
             self._bounds_at = time.monotonic()
             parts.append(self._bounds())
         return b"".join(parts) or b"\n"
+
+    def _tiers(self) -> bytes:
+        """Return the line of the tiers of all replicas; nothing without tiers."""
+        stats = self._client.stats
+        return b"" if stats is None or stats.tiers is None else tiers_line(stats.tiers)
 
     def _bounds(self) -> bytes:
         header = self._tree.header
@@ -286,6 +293,7 @@ class _Watcher:
             [
                 snapshot_line(self._tree, list(self._ticks)),
                 line("samples", rows=list(self._samples.rows)),
+                self._tiers(),
                 line("misses", rows=misses),
                 self._bounds(),
             ]

@@ -26,6 +26,7 @@ from radixrt.messages.cache_events import (
     RootOpened,
 )
 from radixrt.messages.fleet import RouterQueue
+from radixrt.messages.scheduler_stats import TierStats
 from radixrt.server.ui.misses import Causes
 
 _encode = msgspec.json.Encoder().encode
@@ -101,3 +102,13 @@ def requests_line(message: RequestViews, causes: Mapping[str, Causes]) -> bytes:
 def router_line(message: RouterQueue) -> bytes:
     """Return the line with the requests that the router holds: an object for each, with the fields of `HeldRequest`."""
     return line("router", waiting=message.waiting, rows=[asdict(each) for each in message.requests])
+
+
+def tiers_line(tiers: TierStats) -> bytes:
+    """Return the line of the tiers: for each its name, tokens that it keeps, places, and prompt tokens fetched from it
+    so far."""
+    rows = [
+        [tier, tiers.tokens_used.get(tier, 0), total, tiers.fetched_tokens.get(tier, 0)]
+        for tier, total in tiers.tokens_total.items()
+    ]
+    return line("tiers", rows=rows)

@@ -78,6 +78,7 @@ class Miss:
     first_token_s: float | None = None
     program: str = ""
     branch: str = ""
+    fetched: dict[str, int] = field(default_factory=dict)
 
     @property
     def seen(self) -> int:
@@ -90,7 +91,7 @@ class Miss:
             self.rid, round(self.at, 2), self.prompt, self.cached, self.matched, self.reusable, self.beside,
             self.evicted, self.reset, round(self.evicted_s, 1), self.together, self.new, self.ended, self.number,
             self.program, self.branch, self.out, round(self.ended_at, 2),
-            None if self.first_token_s is None else round(self.first_token_s, 4),
+            None if self.first_token_s is None else round(self.first_token_s, 4), self.fetched,
         ]  # fmt: skip
 
 
@@ -155,6 +156,7 @@ class MissLog(CacheReplica):
             0 if node is None else node.num_children,
             program=event.program,
             branch=event.branch,
+            fetched=event.fetched_tokens,
         )
         if node is not None:
             miss.granules = node.granules()[: event.prompt_tokens // GRANULE_TOKENS]

@@ -1,10 +1,11 @@
 // The tree as an icicle on a canvas: a row for each depth, a node as wide as the tokens in it and below it. What is
 // narrower than a pixel is drawn together, so a frame costs what is visible, not what there is.
-import { $, call, color, count, FONT, hideTip, make, mix, plural, prepare, short, showTip, time } from "./tools.js";
+import { $, call, color, count, FONT, hideTip, make, mix, plural, prepare, short, showTip, TIERS, time } from "./tools.js";
 import { DONE, EXTENDED, kindOf, LEASED } from "./tree.js";
 
 const ROW = 27, GAP = 1, THIN = 1.4, MAX_ROWS = 22, MIN_ROWS = 7;
 const AGES = [1, 10, 60, 600, 3600];
+const KEPT_S = 3; // after so many seconds a node's tiers are asked for again
 
 export const MODES = [["age", "by last use"], ["hits", "by hits"], ["holders", "by who holds it"], ["eviction", "by eviction order"]];
 
@@ -21,6 +22,8 @@ export class Icicle {
     this.under = null;
     this.texts = new Map();
     this.showsText = false;
+    this.kept = new Map(); // of nodes: when the server was asked, and the tokens of the prefix that each tier has
+    this.showsTiers = false;
     this.now = 0;
     this.due = false;
     this.ranked = 0;
@@ -244,6 +247,7 @@ export class Icicle {
     if (!hit) return hideTip();
     if (hit.many) return showTip(event, make("b", {}, plural(hit.many, "node")), make("div", { class: "quiet" }, "narrower than a pixel: zoom in on the node above"));
     showTip(event, ...this.describe(node));
+    if (this.showsTiers && node.tokens) this.loadKept(node, event);
     if (this.showsText && node.tokens) this.loadText(node, event);
   }
 
@@ -261,6 +265,9 @@ export class Icicle {
     ];
     if (retention) lines.push(retention);
     if (node.state) lines.push("has a state of the recurrent layers");
+    for (const [tier, tokens] of Object.entries(this.kept.get(node.id)?.kept ?? {})) {
+      lines.push(`${TIERS[tier] ?? tier}: ${tokens === node.end ? "all" : tokens ? `the first ${count(tokens)}` : "none"} of the prefix`);
+    }
     const holders = [...this.requests.holdersOf(node)];
     const out = [make("b", {}, `${plural(node.tokens, "token")} · node ${node.id}`), ...lines.map((line) => make("div", {}, line))];
     if (holders.length) out.push(make("div", { class: "out" }, `${holders.slice(0, 5).join("\n")}${holders.length > 5 ? `\nand ${holders.length - 5} more` : ""}`));
@@ -269,13 +276,31 @@ export class Icicle {
     return out;
   }
 
+  get ofReplica() {
+    return this.replica === null ? "" : `&replica=${this.replica}`;
+  }
+
+  loadKept(node, event) {
+    if (this.now - (this.kept.get(node.id)?.at ?? -Infinity) < KEPT_S) return;
+    clearTimeout(this.askingKept);
+    this.askingKept = setTimeout(async () => {
+      let kept = {};
+      try {
+        kept = (await (await call(`/ui/node?node=${node.id}${this.ofReplica}`)).json()).kept;
+      } catch {} // the node is gone
+      if (this.kept.size > 500) this.kept.clear();
+      this.kept.set(node.id, { at: this.now, kept });
+      if (this.under === node) showTip(event, ...this.describe(node));
+    }, 120);
+  }
+
   loadText(node, event) {
     if (this.texts.has(node.id)) return;
     clearTimeout(this.asking);
     this.asking = setTimeout(async () => {
       let text;
       try {
-        text = (await (await call(`/ui/text?node=${node.id}${this.replica === null ? "" : `&replica=${this.replica}`}`)).json()).text;
+        text = (await (await call(`/ui/text?node=${node.id}${this.ofReplica}`)).json()).text;
       } catch (error) {
         text = `(${error.message})`;
       }

@@ -5,7 +5,7 @@ import { Playground } from "./playground.js";
 import { Plots } from "./plots.js";
 import { Report } from "./report.js";
 import { Requests } from "./requests.js";
-import { $, call, count, fillStack, hasKey, legend, lines, make, percent, plural, readColors, short, storeKey, time } from "./tools.js";
+import { $, call, count, fillStack, hasKey, legend, lines, make, percent, plural, readColors, short, storeKey, TIERS, time } from "./tools.js";
 import { kindOf, Tree } from "./tree.js";
 
 const SLOW_MS = 1000; // lists of evictions and tables of programs
@@ -18,6 +18,7 @@ const fleet = new Fleet((replica) => {
   feed?.abort();
 });
 let hello = null, tab = "live", drawnSlow = 0, live = false;
+let tiers = []; // of each tier: name, tokens, places, prompt tokens fetched from it
 
 new Report(); // it draws itself when a file is opened
 
@@ -46,6 +47,10 @@ const takers = {
   misses: (line) => requests.takeMisses(line),
   fleet: (line) => fleet.take(line.rows, now(), requests.held.waiting),
   samples: (line) => plots.add(line.rows),
+  tiers(line) {
+    tiers = line.rows;
+    icicle.showsTiers = true;
+  },
   bounds: (line) => plots.addBounds(line, now()),
 };
 
@@ -167,6 +172,17 @@ function showMemory() {
   fillStack($("kv"), parts.map(([, name, n]) => [n, name]), total);
   legend($("kv-legend"), parts.map(([words, name, n]) => [`${count(n)} ${words}`, name]));
   $("kv-about").textContent = `${count(total)} token slots`;
+  showTiers();
+}
+
+function showTiers() {
+  const holder = $("tiers");
+  if (holder.children.length !== 2 * tiers.length) holder.replaceChildren(...tiers.flatMap(() => [make("div", { class: "stack" }), make("div", { class: "legend" })]));
+  tiers.forEach(([name, used, places, fetched], i) => {
+    fillStack(holder.children[2 * i], [[used, "cached"], [places - used, "queued"]], places);
+    const words = `${count(used)} of ${count(places)} tokens ${TIERS[name] ?? name}, ${count(fetched)} prompt tokens fetched from there`;
+    legend(holder.children[2 * i + 1], [[words, "cached"]]);
+  });
 }
 
 function showScale() {

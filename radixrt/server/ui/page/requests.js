@@ -1,9 +1,9 @@
 // Requests and programs: tables of what is in the scheduler and of what has ended, and why prompts missed the cache.
-import { $, clockTime, color, count, fillStack, legend, make, percent, plural, prepare, stack, time } from "./tools.js";
+import { $, clockTime, color, count, fillStack, legend, make, percent, plural, prepare, stack, TIERS, time } from "./tools.js";
 import { kindOf, LEASED } from "./tree.js";
 
 const KEPT = 600, ROW = 29; // pixels, as in the style sheet
-const MISS = ["rid", "at", "prompt", "cached", "matched", "reusable", "beside", "evicted", "reset", "evictedFor", "together", "fresh", "ended", "number", "program", "branch", "out", "endedAt", "firstToken"];
+const MISS = ["rid", "at", "prompt", "cached", "matched", "reusable", "beside", "evicted", "reset", "evictedFor", "together", "fresh", "ended", "number", "program", "branch", "out", "endedAt", "firstToken", "fetched"];
 const CAUSES = [ // tokens of a prompt by what became of them
   ["reused", "cached", (m) => m.cached],
   ["new", "computed", (m) => m.fresh],
@@ -12,9 +12,12 @@ const CAUSES = [ // tokens of a prompt by what became of them
   ["others", "queued", (m) => Math.max(m.prompt - m.cached - m.fresh - m.evicted - m.reset - m.together, 0)],
 ];
 
+// Tokens by tier, with the words before each.
+const inTiers = (tokens, words) => Object.entries(tokens ?? {}).filter(([, n]) => n).map(([tier, n]) => `${count(n)} ${words} ${TIERS[tier] ?? tier}`);
+
 export function why(miss) {
   if (!miss.reusable) return "the whole prompt is computed: its log-probabilities or hidden states were asked for";
-  const parts = [];
+  const parts = inTiers(miss.fetched, "reused were");
   if (miss.evicted) parts.push(`${count(miss.evicted)} evicted ${time(miss.evictedFor)} before`);
   if (miss.reset) parts.push(`${count(miss.reset)} lost when the cache was emptied`);
   if (miss.together) parts.push(`${count(miss.together)} computed by another request at the same time`);
@@ -47,7 +50,8 @@ export function expected(row) {
   const waits = `waits: ${(OBSTACLES[queue.obstacle] ?? OBSTACLES[""])(queue)}`, cached = Math.max(row.cached_tokens, 0);
   if (queue.new === undefined) return waits;
   const { matched_tokens: matched, reusable_tokens: reusable, continuations: beside, evicted, reset, evicted_s: evictedFor, new: fresh } = queue;
-  return `${why({ prompt: row.prompt_tokens, cached, matched: Math.max(matched, cached), reusable, beside, evicted, reset, evictedFor, together: 0, fresh: reusable < row.prompt_tokens && matched === reusable ? 0 : fresh, ended: "waiting" })}; ${waits}`;
+  const causes = why({ prompt: row.prompt_tokens, cached, matched: Math.max(matched, cached), reusable, beside, evicted, reset, evictedFor, together: 0, fresh: reusable < row.prompt_tokens && matched === reusable ? 0 : fresh, ended: "waiting" });
+  return [causes, ...inTiers(queue.kept, "of it are"), waits].join("; ");
 }
 
 const HOLDS = { // of the router; q.on is the replica's name
