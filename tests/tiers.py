@@ -60,6 +60,7 @@ SLOW_PATHS = (
     "tests/examples/test_language_doc.py",
     "tests/examples/test_programs.py",
     "tests/examples/test_tour.py",
+    "tests/parts/tiers/test_mutants.py",
     "tests/runner/test_memory.py",
     "tests/scheduler/test_overload.py",
 )

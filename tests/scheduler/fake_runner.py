@@ -35,6 +35,7 @@ from radixrt.parts.states.checkpoints import MIN_GAP, Checkpoints
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.invariants import check_scheduler
 from radixrt.scheduler.schedule_batch import ScheduleBatch
+from radixrt.scheduler.scheduler import Scheduler
 from radixrt.tokenizer.reads import ChoiceTree
 from tests.parts.chosen import scheduler_with
 from tests.requests import embed_request, prompt_of, score_request
@@ -320,6 +321,9 @@ class Harness:
 
     Args:
         parts: names of the scheduler's parts, as in `tests.parts.chosen`; None: as the engine assembles them.
+
+    Attributes:
+        make_scheduler: returns another scheduler like the first one.
     """
 
     def __init__(
@@ -330,11 +334,12 @@ class Harness:
     ) -> None:  # fmt: skip
         self.config = SchedulerConfig(**{"max_running_requests": 4, "chunked_prefill_size": 1024, **config})  # type: ignore[arg-type]
         make = make_scheduler if parts is None else partial(scheduler_with, parts)
-        self.scheduler = make(
-            self.config, num_slots, context_length=max_context, eos_ids=[EOS], vocab_size=VOCAB, page_size=page_size,
-            eviction=eviction, prefix_cache=cache, num_states=num_states, cascade=cascade,
+        self.make_scheduler = partial(
+            make, self.config, num_slots, context_length=max_context, eos_ids=[EOS], vocab_size=VOCAB,
+            page_size=page_size, eviction=eviction, prefix_cache=cache, num_states=num_states, cascade=cascade,
             checkpoints=Checkpoints(min_gap), stages=stages, grammars=grammars, shared_cores=shared_cores,
         )  # fmt: skip
+        self.scheduler: Scheduler = self.make_scheduler()
         self.cache = self.scheduler.kv.cache
         self.runner = FakeRunner(
             num_slots + page_size, self.config.max_running_requests, max_context, frozenset(deadly), num_states, stages
