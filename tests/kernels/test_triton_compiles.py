@@ -338,3 +338,16 @@ def test_recurrent_layers() -> None:
     compiled(gated_delta_chunks._gated_norm_kernel, {"DIM": 128, **heads}, weight="*fp32")
     single = {"TOKENS": 1, "BLOCK": 512, "LISTED": False, "EARLY": True}
     compiled(causal_conv._short_conv_kernel, {"SIZE": 1024, "TAPS": 3, "PADDED": 4, **single})
+
+
+@pytest.mark.parametrize("gather", [True, False])
+def test_rows_of_a_pool_are_moved_by_16_bytes(gather: bool) -> None:
+    from radixrt.kernels.triton.pool_rows import ALIGN_BYTES, BLOCK_BYTES, _move_rows_kernel
+
+    types = {"table": "*i64", "slots": "*i32", "rows": "*u8", "tensors": "i32", "row_bytes": "i32"}
+    constants = {"WORD": 4, "ALIGN": ALIGN_BYTES // 4, "BLOCK": BLOCK_BYTES // 4, "GATHER": gather}
+    ptx = compiled(_move_rows_kernel, constants, **types)
+    assert re.search(r"ld\.global\.v4\.b32", ptx)
+    assert re.search(r"st\.global\.v4\.b32", ptx)
+    bytewise = compiled(_move_rows_kernel, {"WORD": 1, "ALIGN": 1, "BLOCK": BLOCK_BYTES, "GATHER": gather}, **types)
+    assert not re.search(r"(ld|st)\.global\.v\d", bytewise)
