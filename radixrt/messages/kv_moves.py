@@ -18,6 +18,12 @@ TIERS = "tiers"
 KEY_BYTES = 16
 """Bytes of the chain hash of a page, which covers the namespace and all tokens up to the page's end."""
 
+MOVE_BYTES = 16 * 2**20
+"""Largest size of a move in one rank, unless a page is larger: then one page. Also the size of a piece of a rank's
+staging memory."""
+MAX_MOVES = 8
+"""Largest number of moves under way in each direction, and of pieces of staging memory for the direction."""
+
 
 class KVOpen(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Announcement of the memory of a scheduler, the first order to new ranks. Repeated orders have no effect.

@@ -8,11 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from radixrt.messages.kv_moves import KVConnectorOutput, KVIn, KVLoad, KVOrder, KVOut, KVSave
+from radixrt.messages.kv_moves import MAX_MOVES, KVConnectorOutput, KVIn, KVLoad, KVOrder, KVOut, KVSave
 from radixrt.parts.tiers.counters import TierCounters
-
-MAX_MOVES = 8
-"""Moves under way in each direction: the pieces of staging memory that a rank has for the direction."""
 
 
 class MoveKind(enum.Enum):

@@ -22,7 +22,7 @@ import msgspec
 from radixrt.mem_cache.allocator import Int32Array
 from radixrt.mem_cache.tree_node import RETAIN_DONE, TreeNode, path_of
 from radixrt.mem_cache.tree_observer import TreeObserver
-from radixrt.messages.kv_moves import KEY_BYTES, TIERS, KVConnectorOutput, KVDrop, KVOpen, KVOrder
+from radixrt.messages.kv_moves import KEY_BYTES, MOVE_BYTES, TIERS, KVConnectorOutput, KVDrop, KVOpen, KVOrder
 from radixrt.messages.scheduler_stats import TierStats
 from radixrt.messages.wire import pack_i32
 from radixrt.parts.tiers.moves import MoveKind, Moves, Transfer, pieces
@@ -33,8 +33,6 @@ from radixrt.scheduler.prefix_index import common_len
 from radixrt.scheduler.req import Req
 from radixrt.scheduler.schedule_batch import ScheduleBatch
 
-MOVE_BYTES = 16 * 2**20
-"""Largest size of a move in one rank; a rank's pieces of staging memory are as large."""
 AHEAD = 2
 """Prefixes that would be evicted next are copied ahead of their eviction, for this number of the largest steps."""
 IDLE_S = 0.25

@@ -13,13 +13,13 @@ import numpy as np
 
 from radixrt.mem_cache.granules import seed_of
 from radixrt.mem_cache.tree_node import path_of
-from radixrt.messages.kv_moves import KEY_BYTES, TIERS, KVOpen, KVOrder
+from radixrt.messages.kv_moves import KEY_BYTES, MOVE_BYTES, TIERS, KVOpen, KVOrder
 from radixrt.messages.runner import ForwardStep, GrammarMask, PartOrder, PartReport, StepFailed, StepOutput
 from radixrt.messages.wire import Int32Array, pack_i32
 from radixrt.parts.simulated import StepRows
 from radixrt.parts.tiers.policy import Prices
 from radixrt.parts.tiers.records import HEADER_BYTES, PageRecords
-from radixrt.parts.tiers.scheduler import MOVE_BYTES, Tiers
+from radixrt.parts.tiers.scheduler import Tiers
 from radixrt.parts.tiers.tier import Tier
 from radixrt.scheduler.scheduler import Scheduler
 from tests.parts.tiers.fake_mover import Cells, FakeHost, FakeMover, Move, cells_of, decode_order, no_cells

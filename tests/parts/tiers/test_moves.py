@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from radixrt.messages.kv_moves import KVConnectorOutput, KVIn, KVOrder, KVOut
-from radixrt.parts.tiers.moves import MAX_MOVES, MoveKind, Moves, Transfer
+from radixrt.messages.kv_moves import MAX_MOVES, KVConnectorOutput, KVIn, KVOrder, KVOut
+from radixrt.parts.tiers.moves import MoveKind, Moves, Transfer
 from radixrt.parts.tiers.moves import pieces as cut_pieces
 
 

@@ -1,0 +1,381 @@
+"""Copies through staging memory, on a link that copies as late as it may: a piece, a slot or a row that is used again
+too early then has the wrong bytes. Also the registration of the arena, piece by piece."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from radixrt.memory_file import MemoryFile
+from radixrt.messages.kv_moves import MAX_MOVES
+from radixrt.messages.wire import Int32Array
+from radixrt.parts.tiers.runner import arena as arena_module
+from radixrt.parts.tiers.runner import staging
+from radixrt.parts.tiers.runner.arena import Arena, Pinning, chunk_slices
+from radixrt.parts.tiers.runner.pool_copies import Ended
+from radixrt.parts.tiers.runner.staging import StagedCopies, equal_parts
+
+PAGE, ROW_BYTES, NUM_ROWS, NUM_SLOTS = 4, 10, 4 * 40, 300
+
+
+class Launch:
+    """Work on a stream, which is done after all earlier work of the stream and after the work that it waits for."""
+
+    seconds = 0.5
+
+    def __init__(self, device: Device, work: Callable[[], object], after: list[Launch]) -> None:
+        self._device, self._work, self._after = device, work, after
+        self.is_done = False
+
+    def try_to_run(self) -> bool:
+        if all(each.is_done for each in self._after):
+            self._work()
+            self.is_done = True
+        return self.is_done
+
+    def wait(self) -> None:
+        while not self.is_done:
+            for name in self._device.streams:
+                self._device.run(name)
+
+
+class Device:
+    """Three streams, whose work is done when `run` is called.
+
+    Attributes:
+        late: also work on the compute stream; otherwise it is done at once.
+    """
+
+    def __init__(self) -> None:
+        self.streams: dict[str, deque[Launch]] = {"compute": deque(), "out": deque(), "in": deque()}
+        self.late = False
+
+    def launch(self, stream: str, work: Callable[[], object], after: list[Launch] | None = None) -> Launch:
+        launch = Launch(self, work, after or [])
+        self.streams[stream].append(launch)
+        if stream == "compute" and not self.late:
+            self.run("compute")
+        return launch
+
+    def run(self, name: str, count: int = 1) -> None:
+        for _ in range(min(count, len(self.streams[name]))):
+            if not self.streams[name][0].try_to_run():
+                return
+            self.streams[name].popleft()
+
+
+class LateLink(Device):
+    """A link whose rows of the arena are ready, not ready, or cannot be prepared."""
+
+    def __init__(self, arena: Arena) -> None:
+        super().__init__()
+        self.arena = arena
+        self.ready: bool | OSError = True
+
+    def mark(self) -> Launch:
+        return self.launch("compute", lambda: None)
+
+    def is_ready(self, places: Int32Array) -> bool:
+        if isinstance(self.ready, OSError):
+            raise self.ready
+        return self.ready
+
+    def store(self, piece: torch.Tensor, places: Int32Array, after: Launch) -> Launch:
+        parts = equal_parts(piece, self.arena, places)
+        return self.launch("out", lambda: [rows.copy_(staged) for staged, rows in parts], [after])
+
+    def load(self, places: Int32Array, piece: torch.Tensor, after: Launch | None) -> Launch:
+        parts = equal_parts(piece, self.arena, places)
+        work = lambda: [staged.copy_(rows) for staged, rows in parts]  # noqa: E731
+        return self.launch("in", work, [] if after is None else [after])
+
+    def close(self) -> None:
+        for stream in self.streams.values():
+            while stream:
+                stream[0].wait()
+
+
+class Pool:
+    """A pool of one tensor, uint8 [slots, row_bytes]; rows with plain torch."""
+
+    row_bytes = ROW_BYTES
+
+    def __init__(self, device: Device) -> None:
+        self.slots = torch.randint(256, (NUM_SLOTS, ROW_BYTES), dtype=torch.uint8)
+        self._device = device
+
+    def gather(self, slots: Int32Array, rows: torch.Tensor) -> None:
+        self._device.launch("compute", lambda: rows.copy_(self.slots[torch.from_numpy(slots).long()]))
+
+    def scatter(self, slots: Int32Array, rows: torch.Tensor) -> None:
+        self._device.launch("compute", lambda: self.slots.index_copy_(0, torch.from_numpy(slots).long(), rows))
+
+    def step(self, work: Callable[[], object]) -> None:
+        """Launch a step."""
+        self._device.launch("compute", work)
+
+
+@pytest.fixture
+def arena(tmp_path: Path) -> Iterator[Arena]:
+    file = MemoryFile(str(tmp_path / "arena"))
+    yield Arena(str(tmp_path / "arena"), NUM_ROWS, ROW_BYTES)
+    file.close()
+
+
+@pytest.fixture
+def link(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> LateLink:
+    monkeypatch.setattr(staging, "MOVE_BYTES", 8 * ROW_BYTES)
+    monkeypatch.setattr(arena_module, "CHUNK_BYTES", 64)  # no multiple of a row
+    torch.manual_seed(0)
+    return LateLink(arena)
+
+
+def copies(pool: Pool, link: LateLink) -> StagedCopies:
+    return StagedCopies(pool, link, PAGE, torch.device("cpu"))
+
+
+def numbers(first: int, count: int = PAGE) -> Int32Array:
+    return np.arange(first, first + count, dtype=np.int32)
+
+
+def test_slots_are_free_as_soon_as_they_are_gathered(link: LateLink) -> None:
+    pool = Pool(link)
+    moves = copies(pool, link)
+    expected = pool.slots[20:24].clone()
+    moves.out(1, numbers(20), numbers(8))
+    pool.slots.zero_()
+    assert moves.poll() == []
+    assert moves.is_busy
+    link.run("out")
+    assert moves.poll() == [Ended(1, True, 0.5)]
+    assert not moves.is_busy
+    assert link.arena.rows[8:12].equal(expected)
+
+
+def test_slots_are_written_when_the_copy_is_reported(link: LateLink) -> None:
+    pool = Pool(link)
+    moves = copies(pool, link)
+    link.arena.rows.random_(0, 256)
+    before = pool.slots.clone()
+    moves.into(1, np.array([8, 9, 30, 31], np.int32), np.array([5, 2, 90, 4], np.int32))
+    link.run("in")
+    assert pool.slots.equal(before)  # between two steps, in `poll`
+    assert moves.poll() == [Ended(1, False, 0.5)]
+    before[[5, 2, 90, 4]] = link.arena.rows[[8, 9, 30, 31]]
+    assert pool.slots.equal(before)
+
+
+def test_a_dropped_copy_never_writes_a_slot(link: LateLink) -> None:
+    pool = Pool(link)
+    moves = copies(pool, link)
+    moves.into(1, numbers(8), numbers(20))
+    moves.into(2, numbers(12), numbers(24))
+    link.run("in")
+    before = pool.slots.clone()
+    moves.drop()
+    link.run("in")
+    assert moves.poll() == []
+    assert not moves.is_busy
+    assert pool.slots.equal(before)
+
+
+def test_rows_of_a_dropped_copy_are_used_again(link: LateLink) -> None:
+    """By a copy out of the pool, and by another thread after the fence."""
+    pool = Pool(link)
+    moves = copies(pool, link)
+    for move in range(MAX_MOVES):
+        moves.out(move, numbers(20 + 4 * move), numbers(8 + 4 * move))
+    moves.drop()
+    fence = moves.fence()
+    for move in range(MAX_MOVES):  # in all pieces again
+        moves.out(10 + move, numbers(60 + 4 * move), numbers(8 + 4 * move))
+    fence()
+    link.run("out", MAX_MOVES)
+    assert [each.move for each in moves.poll()] == [*range(10, 10 + MAX_MOVES)]
+    assert link.arena.rows[8 : 8 + 4 * MAX_MOVES].equal(pool.slots[60 : 60 + 4 * MAX_MOVES])
+    moves.out(1, numbers(0), numbers(8))
+    moves.drop()
+    moves.fence()()
+    link.arena.rows.zero_()
+    link.run("out", MAX_MOVES)
+    assert not link.arena.rows.any()
+
+
+def test_a_move_without_a_piece_fails(link: LateLink, caplog: pytest.LogCaptureFixture) -> None:
+    pool = Pool(link)
+    moves = copies(pool, link)
+    for move in range(MAX_MOVES + 1):
+        moves.out(move, numbers(20), numbers(8 + 4 * move))
+        moves.into(100 + move, numbers(80), numbers(100 + 4 * move))
+    moves.out(50, numbers(20, 9), numbers(8, 9))
+    assert moves.poll() == [Ended(MAX_MOVES, True, None), Ended(100 + MAX_MOVES, False, None), Ended(50, True, None)]
+    assert "no piece of staging memory is free" in caplog.text
+    link.run("out", MAX_MOVES)
+    link.run("in", MAX_MOVES)
+    assert len(moves.poll()) == 2 * MAX_MOVES
+    moves.out(60, numbers(20, 9), numbers(8, 9))  # larger than a piece
+    assert moves.poll() == [Ended(60, True, None)]
+    assert not moves.is_busy
+
+
+def test_moves_wait_for_the_arena_but_slots_do_not(link: LateLink) -> None:
+    pool = Pool(link)
+    moves = copies(pool, link)
+    expected = pool.slots[20:24].clone()
+    link.ready = False
+    moves.out(1, numbers(20), numbers(8))
+    moves.into(2, numbers(12), numbers(40))
+    pool.slots[20:24] = 0
+    assert moves.poll() == []
+    assert not link.streams["out"]
+    link.ready = True
+    assert moves.poll() == []
+    link.run("out")
+    link.run("in")
+    assert [each.move for each in moves.poll()] == [1, 2]
+    assert link.arena.rows[8:12].equal(expected)
+
+
+def test_moves_fail_if_the_arena_cannot_be_registered(link: LateLink) -> None:
+    pool = Pool(link)
+    moves = copies(pool, link)
+    before = pool.slots.clone()
+    link.ready = OSError("refused")
+    for move in range(2 * MAX_MOVES):
+        moves.out(2 * move, numbers(20), numbers(8))
+        moves.into(2 * move + 1, numbers(8), numbers(20))
+        assert moves.poll() == [Ended(2 * move, True, None), Ended(2 * move + 1, False, None)]
+    assert pool.slots.equal(before)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_order_of_copies_steps_and_drops(link: LateLink, seed: int) -> None:
+    """Random events, while the streams run as late and as unevenly as they may. Each step overwrites all slots that no
+    move has. A model keeps the bytes of each page of the arena whose move was reported."""
+    choose = random.Random(seed)
+    pool, link.late = Pool(link), True
+    moves = copies(pool, link)
+    known: dict[int, torch.Tensor] = {}
+    under_way: dict[int, tuple[bool, int, Int32Array, torch.Tensor]] = {}
+    content = pool.slots.clone()  # of slots, in the order of launches
+    free_slots = [*range(NUM_SLOTS)]
+    move = checked = 0
+
+    def overwrite(slots: list[int]) -> None:
+        at, values = torch.tensor(slots), torch.randint(256, (len(slots), ROW_BYTES), dtype=torch.uint8)
+        content[at] = values
+        pool.step(lambda: pool.slots.index_copy_(0, at, values))
+
+    def check_slots(slots: Int32Array, expected: torch.Tensor) -> None:
+        assert pool.slots[slots].equal(expected)
+
+    for _ in range(3000):
+        event = choose.choice(["out", "out", "in", "in", *["run"] * 8, "poll", "poll", "step", "drop"])
+        outs = sum(each[0] for each in under_way.values())
+        if event == "out" and outs < MAX_MOVES:
+            busy = {each[1] for each in under_way.values()}
+            page = choose.choice([each for each in range(1, NUM_ROWS // PAGE) if each not in busy])
+            slots = np.array(choose.sample(free_slots, PAGE), np.int32)
+            under_way[move] = (True, page, slots, content[slots].clone())
+            known.pop(page, None)
+            moves.out(move, slots, numbers(page * PAGE))
+            move += 1
+        elif event == "in" and known and len(under_way) - outs < MAX_MOVES:
+            page = choose.choice([*known])
+            slots = np.array(choose.sample(free_slots, PAGE), np.int32)
+            free_slots = [each for each in free_slots if each not in slots]
+            under_way[move] = (False, page, slots, known[page])
+            moves.into(move, numbers(page * PAGE), slots)
+            move += 1
+        elif event == "run":
+            link.run(choose.choice([*link.streams]), choose.randint(1, 4))
+        elif event == "poll":
+            for ended in moves.poll():
+                sends, page, slots, expected = under_way.pop(ended.move)
+                assert (ended.sends, ended.seconds) == (sends, 0.5)
+                checked += 1
+                if sends:
+                    known[page] = expected
+                    assert link.arena.rows[page * PAGE : (page + 1) * PAGE].equal(expected)
+                else:
+                    pool.step(partial(check_slots, slots, expected))
+                    content[slots] = expected
+                    free_slots += slots.tolist()
+        elif event == "step":
+            overwrite(free_slots)
+        elif event == "drop" and choose.random() < 0.1:
+            moves.drop()
+            free_slots += [slot for sends, _, slots, _ in under_way.values() if not sends for slot in slots.tolist()]
+            under_way.clear()
+            overwrite(free_slots)
+    moves.close()
+    assert pool.slots[free_slots].equal(content[free_slots])
+    assert checked > 100
+
+
+# --- registration ---
+
+
+def test_chunks_are_registered_when_they_are_needed(link: LateLink) -> None:
+    registered: list[tuple[int, int]] = []
+    released: list[int] = []
+    enough = threading.Semaphore(0)
+
+    def register(address: int, size: int) -> None:
+        registered.append((address, size))
+        enough.release()
+
+    memory = torch.zeros(1000, dtype=torch.uint8)
+    start = memory.data_ptr()
+    pinning = Pinning(memory, torch.device("cpu"), register, released.append)
+    assert not pinning.is_ready(130, 250)
+    for _ in range(3):
+        assert enough.acquire(timeout=30)
+    while not pinning.is_ready(130, 250):
+        pass
+    assert registered == [(start + 128, 64), (start + 192, 64), (start + 256, 64)]  # the next one too
+    pinning.is_ready(990, 1000)
+    assert enough.acquire(timeout=30)
+    assert registered[3:] == [(start + 960, 40)]
+    pinning.close()
+    assert sorted(released) == sorted(address for address, _ in registered)
+
+
+def test_a_refused_registration_fails_what_needs_it(link: LateLink, caplog: pytest.LogCaptureFixture) -> None:
+    memory = torch.zeros(1000, dtype=torch.uint8)
+
+    def register(address: int, size: int) -> None:
+        if address == memory.data_ptr() + 128:
+            raise RuntimeError("operation not permitted")
+
+    pinning = Pinning(memory, torch.device("cpu"), register, lambda address: None)
+    pinning.is_ready(130, 131)
+    pinning.is_ready(0, 10)
+    while not pinning.is_ready(0, 10):
+        pass
+    with pytest.raises(OSError, match="cannot register"):
+        pinning.is_ready(100, 140)
+    assert "operation not permitted" in caplog.text
+    pinning.close()
+
+
+def test_copies_are_cut_where_registrations_meet(link: LateLink) -> None:
+    assert [(part.start, part.stop) for part in chunk_slices(10, 130)] == [(10, 64), (64, 128), (128, 130)]
+    assert [(part.start, part.stop) for part in chunk_slices(64, 128)] == [(64, 128)]
+
+
+@pytest.mark.parametrize("make", [lambda path: path.touch(), lambda path: path.write_bytes(b"x" * 5000)])
+def test_an_ordinary_file_is_allocated_whole(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    """Without blocks, writing into a mapping kills the process once the disk is full."""
+    make(tmp_path / "arena")
+    arena = Arena(str(tmp_path / "arena"), 1000, 10)
+    assert (tmp_path / "arena").stat().st_blocks * 512 >= 10_000
+    assert arena.rows.shape == (1000, 10)
