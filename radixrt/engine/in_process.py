@@ -16,7 +16,7 @@ from radixrt.engine import assembly
 from radixrt.engine.endpoints import Endpoints
 from radixrt.engine.engine_folder import EngineFolder, remove_stale_folders
 from radixrt.engine.settings import EngineSettings
-from radixrt.engine.tier_memory import TierMemory, open_tiers
+from radixrt.engine.tier_memory import SAVE_S, TierMemory, open_tiers
 from radixrt.errors import ConfigError, EngineError, ModelLoadError
 from radixrt.executor.uniproc_executor import UniProcExecutor
 from radixrt.messages.client import ToMain, ToTokenizer
@@ -75,6 +75,7 @@ class InProcessEngine:
         self.client = EngineClient(self._inbox)
         self._thread = threading.Thread(target=self._run, name="radixrt-engine", daemon=True)
         self._stopping = False
+        self._no_save = False
 
     @property
     def pids(self) -> dict[str, int]:
@@ -94,7 +95,11 @@ class InProcessEngine:
             return
         self._stopping = True
         self._inbox.close()
-        self._thread.join()
+        try:
+            self._thread.join()
+        except KeyboardInterrupt:
+            self._no_save = True
+            self._thread.join()
         self.client.fail("the engine was shut down")
         if self._tiers is not None:
             self._tiers.close()
@@ -138,6 +143,8 @@ class InProcessEngine:
             while (reply := to_tokenizer.recv()) is not None:
                 tokenizer.handle(reply)
                 busy = True
+        if tiers is not None and tiers.disk:
+            loop.save(SAVE_S, lambda: self._no_save)
         loop.close()
         executor.close()
 

@@ -7,6 +7,7 @@ The launcher owns the private folder and the ZMQ context of the engine. `Supervi
 from __future__ import annotations
 
 import atexit
+import contextlib
 import tempfile
 import threading
 import time
@@ -134,13 +135,26 @@ class Launcher:
             if time.monotonic() > deadline:
                 raise EngineError(f"not ready after {self._start_timeout_s:g} s (start_timeout_s)")
 
-    def close(self) -> None:
-        """Stop all processes and remove the folder. Open requests end with an error. Idempotent."""
+    def close(self, *, saves: bool = True) -> None:
+        """Stop all processes and remove the folder. Open requests end with an error. Idempotent.
+
+        Args:
+            saves: prefixes are saved to disk first, for some seconds, which KeyboardInterrupt ends.
+        """
         with self._close_lock:
             if self._closed:
                 return
             self._closed = True
         self.client.fail("the engine was shut down")
+        groups = [self._supervisor, *([] if self.replicas is None else self.replicas.begin_close())]
+        # What a second signal interrupts is the saving: afterwards, everything is stopped as without one.
+        with contextlib.suppress(KeyboardInterrupt):
+            for group in groups if saves else ():
+                group.begin_stop()
+            for group in groups if saves else ():
+                group.wait_saved()
+        for group in groups:
+            group.stop_saving()
         self._supervisor.begin_stop()
         if self.replicas is not None:
             self.replicas.close()

@@ -47,14 +47,18 @@ if TYPE_CHECKING:
 
 class EpochNotices:
     """Reads the main process's notices from stdin, which inform a ModelRunner that outlives its scheduler of the next
-    epoch. Exits the process when stdin closes.
+    epoch, and a scheduler of the end of the engine. Exits the process when stdin closes.
 
     Attributes:
         epoch: current epoch of the supervisor.
+        save_s: seconds that a scheduler has for saving prefixes, after which it exits; None until the engine ends.
+        descriptor: readable once `save_s` is set.
     """
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
+        self.save_s: float | None = None
+        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         threading.Thread(target=self._read, name="radixrt-stdin", daemon=True).start()
 
     def ended(self, epoch: int) -> bool:
@@ -63,7 +67,11 @@ class EpochNotices:
     def _read(self) -> NoReturn:
         with contextlib.suppress(OSError, ValueError):
             for line in sys.stdin:
-                self.epoch = json.loads(line)["epoch"]
+                notice = json.loads(line)
+                self.epoch = notice.get("epoch", self.epoch)
+                if "save_s" in notice:
+                    self.save_s = notice["save_s"]
+                    os.eventfd_write(self.descriptor, 1)
         os._exit(0)
 
 
@@ -158,10 +166,13 @@ def run_scheduler(setup: WorkerSetup) -> NoReturn:
     loop = assembly.make_scheduler_loop(
         config, setup.settings, executor, inbox, outbox, socket, epoch=epoch, tiers=setup.tiers
     )
+    loop.wake_by(setup.notices.descriptor)
     setup.loaded()
-    while True:
+    while (save_s := setup.notices.save_s) is None:
         loop.run_once(wait=True)
         setup.heartbeat.beat()
+    loop.save(save_s)
+    os._exit(0)
 
 
 def _scheduler_channels(setup: WorkerSetup, epoch: int) -> tuple[Inbox[ToScheduler], Outbox[ToTokenizer], Any]:

@@ -232,7 +232,7 @@ class ReplicaSet:
         # The router moves the open requests as soon as the notice says that the replica is down; only then are the
         # processes stopped. The number stays taken until they are gone, because they may still use their devices.
         with self._lock:
-            if self._replicas.get(replica.number) is not replica:
+            if self._closing or self._replicas.get(replica.number) is not replica:
                 return  # another call removed the replica, or the engine is closed
             logger.info("replica %d is removed; its open requests: %d", replica.number, replica.open_requests)
             del self._replicas[replica.number]
@@ -315,10 +315,16 @@ class ReplicaSet:
             for replica in self._replicas.values():
                 self._notify(replica)
 
-    def close(self) -> None:
-        """Stop all replicas."""
+    def begin_close(self) -> list[Supervisor]:
+        """Add and remove no replica any more; return the supervisors of all."""
         with self._lock:
             self._closing = True
+            return [replica.supervisor for replica in self._replicas.values()]
+
+    def close(self) -> None:
+        """Stop all replicas."""
+        self.begin_close()
+        with self._lock:
             replicas, self._replicas = list(self._replicas.values()), {}
         self._stop(replicas)
 

@@ -37,7 +37,7 @@ from radixrt.engine.endpoints import Endpoints, is_runner
 from radixrt.engine.process_group import Owner, ProcessGroup
 from radixrt.engine.restarts import ExitCode, Plan, RestartPolicy
 from radixrt.engine.settings import EngineSettings
-from radixrt.engine.tier_memory import TierMemory, open_tiers
+from radixrt.engine.tier_memory import SAVE_S, TierMemory, open_tiers
 from radixrt.engine.watchdog import SAMPLE_INTERVAL_S, Watchdog
 from radixrt.engine.worker_process import WorkerProcess
 from radixrt.errors import EngineError
@@ -54,6 +54,8 @@ logger = logging.getLogger(__name__)
 
 RECEIVE_WAIT_S = 0.1
 STOP_TIMEOUT_S = 3.0
+SAVE_NOTICE_S = 0.5
+"""Time after which the log says that prefixes are being saved."""
 SETTLE_S = 0.05
 """Seconds to wait after the first failure: processes that fail for the same reason end within this time."""
 
@@ -161,6 +163,8 @@ class Supervisor:
         self.exit_code: ExitCode | None = None
         self._stopping = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._no_save = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._saved = threading.Event()
         self._thread = threading.Thread(target=self._run, name="radixrt-supervisor", daemon=True)
 
     @property
@@ -185,9 +189,18 @@ class Supervisor:
                 self._to_core.send(message)
 
     def begin_stop(self) -> None:
-        """Make the thread end; `stop` waits for it."""
+        """Make the thread end, after it has let the scheduler save prefixes to disk; `stop` waits for the thread."""
         self._stopping = True
         os.eventfd_write(self._wake, 1)
+
+    def wait_saved(self) -> None:
+        """Wait until a group that stops has saved its prefixes, at most SAVE_S. KeyboardInterrupt may end the wait."""
+        if self._thread.ident is not None:
+            self._saved.wait()
+
+    def stop_saving(self) -> None:
+        """Stop the group without saving, or without saving the rest."""
+        os.eventfd_write(self._no_save, 1)
 
     def stop(self) -> None:
         """Stop the workers and the thread, and close the sockets. Call once."""
@@ -200,6 +213,7 @@ class Supervisor:
         for file in self._memory:
             file.close()
         os.close(self._wake)
+        os.close(self._no_save)
 
     # --- the thread ---
 
@@ -219,6 +233,8 @@ class Supervisor:
             logger.exception("the supervision of the worker processes failed")
             self._give_up(f"the engine's processes cannot be supervised: {error}", ExitCode.FAILED)
         finally:
+            self._save()
+            self._saved.set()
             self._stop_workers()
 
     def _wait(self) -> None:
@@ -357,6 +373,22 @@ class Supervisor:
                 "tiers": None if self._tiers is None else dataclasses.asdict(self._tiers),
             }
             self._workers[kind] = WorkerProcess(kind, given, self._group.replica)
+
+    def _save(self) -> None:
+        """Let the scheduler save prefixes to disk, until that is done or `stop_saving` is called."""
+        scheduler = self._workers.get("scheduler")
+        has_disk = self._tiers is not None and bool(self._tiers.disk)
+        if scheduler is None or not has_disk or self.exit_code is not None or self._owner.info is None:
+            return
+        poller = select.poll()
+        for descriptor in (scheduler.pidfd, self._no_save):
+            poller.register(descriptor, select.POLLIN)
+        if poller.poll(0):
+            return
+        scheduler.tell({"save_s": SAVE_S})
+        if not poller.poll(SAVE_NOTICE_S * 1000):
+            logger.info("prefixes are being saved to disk for at most %g s; a second signal ends that", SAVE_S)
+            poller.poll(SAVE_S * 1000)
 
     def _stop_workers(self) -> None:
         for worker in self._workers.values():

@@ -18,6 +18,9 @@ from radixrt.parts.tiers.settings import TierSettings, tier_page
 
 logger = logging.getLogger(__name__)
 
+SAVE_S = 10.0
+"""Longest time for which a scheduler saves prefixes to disk before it is stopped."""
+
 
 class TierMemory:
     """See the module's docstring.

@@ -153,6 +153,26 @@ class SchedulerLoop:
                 self._tokenizer.send(message)
         return busy or committed or self._reported or bool(self._inflight)
 
+    def wake_by(self, descriptor: int) -> None:
+        """Let a descriptor that becomes readable end the sleep of `run_once`."""
+        self._poller.register(descriptor, zmq.POLLIN)
+
+    def save(self, timeout_s: float, is_cut_off: Callable[[], bool] = lambda: False) -> None:
+        """Drop all requests, and let the parts save what outlives the processes.
+
+        Args:
+            timeout_s: longest time that saving may take, in seconds.
+            is_cut_off: asked again and again; True ends the saving.
+        """
+        deadline = time.monotonic() + timeout_s
+        self._core.forget(time.monotonic(), keeps_cache=True)
+        while time.monotonic() < deadline and not is_cut_off():
+            if not self._inflight:
+                saving = [save() for save in self._parts.save]
+                if not any(saving):
+                    return
+            self.run_once(wait=True)
+
     def close(self) -> None:
         """Stop the threads and processes that parts have started."""
         self._taker.close()

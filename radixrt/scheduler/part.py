@@ -252,6 +252,11 @@ class Part:
         """Return the messages to send to the tokenizer at the end of an iteration of the loop."""
         return ()
 
+    def save(self) -> bool:
+        """Save what outlives the processes, which are about to end; return True while that is under way. Called again
+        and again, for a bounded time, and not while a request is open."""
+        return False
+
     def forgotten(self) -> None:
         """Note that the scheduler is about to drop all requests: a router has moved them to other replicas."""
 
@@ -362,6 +367,7 @@ class Parts:
         self.tick = self._overridden("tick")
         self.forgotten = self._overridden("forgotten")
         self.kept = self._overridden("kept")
+        self.save = self._overridden("save")
         self.stats = self._overridden("stats")
         self.check = self._overridden("check")
         takers = [part for part in self.all if isinstance(part, TakerPart)]

@@ -68,7 +68,7 @@ def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -
     tracing = start_tracing(config.server.otlp_endpoint)
     listener = bind(config.server.host, config.server.port)
     config, settings = resolve_settings(config, show_progress=sys.stderr.isatty())
-    launcher = Launcher(config, settings)
+    launcher, saves = Launcher(config, settings), True
 
     def ready(url: str) -> None:
         logger.info("%s is ready on %s after %.1f s", settings.model_name, url, time.monotonic() - started)
@@ -80,7 +80,7 @@ def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -
             reading = pool.submit(read_dialect, config, settings.folder)
             client = launcher.start()
             dialect = reading.result()
-        serve(
+        saves = serve(
             client, config.server, settings.model_name, ready, dialect, listener, keys, certificate, tracing,
             launcher.replicas, parse_names(config.model.served_model_name),
         )  # fmt: skip
@@ -90,7 +90,7 @@ def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -
         logger.error("exiting with code %d: %s", code, client.failure)
         return code
     finally:
-        launcher.close()
+        launcher.close(saves=saves)
 
 
 def _stop_while_starting(signum: int, frame: object) -> None:

@@ -61,7 +61,7 @@ def serve(
     tracing: Tracing | None = None,
     replica_set: ReplicaSet | None = None,
     aliases: Sequence[str] = (),
-) -> None:
+) -> bool:
     """Serve until SIGTERM or Ctrl-C, or until the engine has failed, then return. Runs its own event loop; call it in
     the main thread.
 
@@ -78,6 +78,9 @@ def serve(
         replica_set: the engine's replicas, if it has a router.
         aliases: see `create_app`.
 
+    Returns:
+        False if a Ctrl-C ended everything at once.
+
     Raises:
         ConfigError: the address cannot be listened on, or the certificate or the key file is not valid.
     """
@@ -93,7 +96,9 @@ def serve(
     ready = None if on_ready is None else functools.partial(on_ready, url)
     try:
         listen(bound)
-        DrainingServer(uvicorn_config, app.state.service, ready, reloads).run([bound])
+        server = DrainingServer(uvicorn_config, app.state.service, ready, reloads)
+        server.run([bound])
+        return not server.was_interrupted
     finally:
         bound.close()
         app.state.service.large_work.close()
@@ -150,6 +155,9 @@ class DrainingServer(uvicorn.Server):
 
     Args:
         reloads: called on SIGHUP, which otherwise ends the process. A `ConfigError` of one is logged.
+
+    Attributes:
+        was_interrupted: a Ctrl-C after the first signal has ended everything at once.
     """
 
     def __init__(
@@ -163,6 +171,7 @@ class DrainingServer(uvicorn.Server):
         self._grace_ends: float | None = None
         self._aborted = False
         self._cut_off = False
+        self.was_interrupted = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -188,7 +197,7 @@ class DrainingServer(uvicorn.Server):
             client.draining = True
             self._grace_ends = time.monotonic() + self._service.config.grace_s
         elif sig == signal.SIGINT:
-            self._cut_off = self.should_exit = True
+            self.was_interrupted = self._cut_off = self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._cut_off:

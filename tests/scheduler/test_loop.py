@@ -424,3 +424,28 @@ def test_a_reset_forgets_all_requests_without_an_answer(keeps_cache: bool) -> No
     kept = cache.match_len(np.array([5, 6, 7, 8], np.int32))
     assert kept == (4 if keeps_cache else 0)
     assert at.harness.scheduler.counters.cache_resets["fenced"] == (0 if keeps_cache else 1)
+
+
+def test_saving_ends_when_nothing_is_left_or_time_is_over_or_it_is_cut_off() -> None:
+    made = Loop(depth=2, runs_ahead=True)
+    answers, asked = [True, True, False], 0
+
+    def save() -> bool:
+        nonlocal asked
+        asked += 1
+        assert made.harness.scheduler.is_idle  # its requests were dropped
+        return answers.pop(0) if answers else True
+
+    made.harness.scheduler.parts.save = (save,)
+    made.add("a", [5, 6, 7], max_tokens=3)
+    made.loop.run_once(wait=False)
+    made.executor.ready.extend(made.executor.held)
+    made.executor.held.clear()
+    made.loop.save(60.0)
+    assert asked == 3
+    made.loop.save(0.05)
+    assert asked > 3
+    before = asked
+    made.loop.save(60.0, lambda: asked > before + 10)
+    assert asked == before + 11
+    assert not made.outbox.finished
