@@ -21,6 +21,7 @@ def run(
     tp: int = 1,
     pp: int = 1,
     quantization: str = "auto",
+    disk: str | None = None,
 ) -> int:
     """Examine the machine and print the findings; return 0 if serving works as requested, else 1. Errors of probes are
     findings and never raise.
@@ -28,8 +29,9 @@ def run(
     Args:
         device, attention_backend, dtype, tp, pp, quantization: values of the options of these names.
         model: folder of a model to look at too.
+        disk: folder whose disk is to be measured too.
     """
-    facts = gather(device=device, attention_backend=attention_backend, model=model)
+    facts = gather(device=device, attention_backend=attention_backend, model=model, disk=disk)
     if model is not None:
         kind = "cuda" if facts.uses_cuda else "cpu"
         needs = model_needs(

@@ -38,12 +38,23 @@ class CacheFolder:
 
 
 @dataclass(frozen=True)
+class Disk:
+    """Measured speed of the disk that has a folder; rates in bytes a second, `free` in bytes."""
+
+    folder: str
+    free: int
+    write_rate: float
+    read_rate: float
+
+
+@dataclass(frozen=True)
 class Facts:
     """Results of the probes. None means "there is none", or "not known" if `unknown` has an entry for it.
 
     Attributes:
         device, attention_backend: the requested values of the options of these names.
         ranks: the requested number, tp * pp.
+        memory_left: bytes that processes can still allocate: `memory_free`, or less in a limited control group.
         driver: version of the NVIDIA driver.
         driver_gpus: devices as the driver lists them, e.g. "NVIDIA H200, 143771 MiB".
         torch, torch_cuda: version of torch, and version of CUDA for which torch was built.
@@ -58,6 +69,7 @@ class Facts:
         installer: how this system installs its own packages: apt-get, dnf, apk, zypper, pacman.
         bandwidth: bytes a second at which "cpu" and "cuda" read their memory; empty where no model was named.
         checkpoint: why the tensors of the model's folder do not fit its config.json; "" if they do.
+        disk: the disk that was to be measured; None if none was named.
         model: needs of the requested model; None if no model was named.
         unknown: facts that no probe could determine, each with the reason.
     """
@@ -72,6 +84,7 @@ class Facts:
     cores: int = 0
     memory_total: int = 0
     memory_free: int = 0
+    memory_left: int = 0
     driver: str | None = None
     driver_gpus: tuple[str, ...] = ()
     torch: str | None = None
@@ -91,6 +104,7 @@ class Facts:
     installer: str | None = None
     bandwidth: dict[str, int] = field(default_factory=dict)
     checkpoint: str = ""
+    disk: Disk | None = None
     model: ModelNeeds | None = None
     ranks: int = 1
     unknown: dict[str, str] = field(default_factory=dict)

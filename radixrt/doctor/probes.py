@@ -16,13 +16,16 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from radixrt._version import __version__
-from radixrt.doctor.facts import CacheFolder, Facts, Gpu, Tool
+from radixrt.doctor.facts import CacheFolder, Disk, Facts, Gpu, Tool
+from radixrt.engine.tier_options import available_memory
 from radixrt.models.loading.source import DEFAULT_PACKAGE, cache_folder
 from radixrt.os_process import child_command
 
@@ -46,6 +49,8 @@ TOOL_TIMEOUT_S = 20.0
 CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "bf16", "asimd", "sve")
 INSTALLERS = ("apt-get", "dnf", "apk", "zypper", "pacman")
 MAX_CACHE_FILES = 200_000
+PROBE_BYTES = 256 << 20
+"""Size of the file by which a disk is measured; a quarter of the free space if that is less."""
 
 T = TypeVar("T")
 
@@ -74,11 +79,12 @@ class Prober:
             return otherwise
 
 
-def gather(*, device: str, attention_backend: str, model: str | None = None) -> Facts:
+def gather(*, device: str, attention_backend: str, model: str | None = None, disk: str | None = None) -> Facts:
     """Run all probes, in about the time that importing torch takes. Never raises.
 
     Args:
         model: folder of a model that is looked at too.
+        disk: folder whose disk is measured too, by a file of `PROBE_BYTES` that is removed again.
     """
     # Libraries whose import may crash are probed in a child process, all others here.
     prober = Prober()
@@ -112,6 +118,7 @@ def gather(*, device: str, attention_backend: str, model: str | None = None) -> 
         cores=ask("cores", lambda: len(os.sched_getaffinity(0)), os.cpu_count() or 0),
         memory_total=total,
         memory_free=free,
+        memory_left=ask("memory of the control group", available_memory, free),
         driver=driver.version,
         driver_gpus=driver.gpus,
         torch=torch.get("version"),
@@ -132,6 +139,7 @@ def gather(*, device: str, attention_backend: str, model: str | None = None) -> 
         caches=ask("caches", lambda: _caches(flashinfer), ()),
         bandwidth={kind: rate for kind, rate in bandwidth.items() if kind in ("cpu", "cuda")},
         checkpoint=tensors.get("problem", ""),
+        disk=None if disk is None else ask(f"disk of {disk}", lambda: _disk(Path(disk).expanduser()), None),
         installer=next((name for name in INSTALLERS if shutil.which(name)), None),
         unknown=prober.unknown,
     )
@@ -249,6 +257,27 @@ def _caches(flashinfer: Path | None) -> tuple[CacheFolder, ...]:
     return tuple(
         CacheFolder(what, str(path), _size(path), _writable(path)) for what, path in {**places, **other}.items()
     )
+
+
+def _disk(folder: Path) -> Disk:
+    """Write a file to a folder and read it from the disk, not from the kernel's memory."""
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is not a folder")
+    free, piece = shutil.disk_usage(folder).free, os.urandom(1 << 20)  # a compressing disk gains nothing from it
+    size = max(min(PROBE_BYTES, free // 4) // len(piece), 1) * len(piece)
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        started = time.perf_counter()
+        for _ in range(size // len(piece)):
+            file.write(piece)
+        os.fsync(file.fileno())
+        written = time.perf_counter()
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        file.seek(0)
+        began = time.perf_counter()
+        while file.read(1 << 20):
+            pass
+        read_s = time.perf_counter() - began
+    return Disk(str(folder), free, size / (written - started), size / read_s)
 
 
 def _size(folder: Path, suffix: str = "") -> int:

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from radixrt.doctor.advice import Finding
-from radixrt.doctor.facts import GIB, Facts, Tool
+from radixrt.doctor.facts import GIB, Disk, Facts, Tool
 from radixrt.doctor.model import ModelNeeds
 
 MIB = 1 << 20
+PREFIX_TOKENS = 8192
+"""Length of the prefix as which the speed of a disk is shown."""
 
 
 def as_dict(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
@@ -61,6 +63,9 @@ def _lines(facts: Facts) -> Iterator[tuple[str, str]]:
         yield "cache", f"{folder.path}: {folder.what}, {folder.size / MIB:.1f} MiB"
     if facts.model is not None and not facts.model.problem:
         yield from _model(facts.model, facts.bandwidth.get("cuda" if facts.uses_cuda else "cpu", 0))
+        yield from _host_tier(facts, facts.model)
+    if facts.disk is not None:
+        yield "disk", _disk(facts.disk, 0 if facts.model is None else facts.model.token_bytes)
     for name, reason in facts.unknown.items():
         yield "not known", f"{name}: {reason}"
 
@@ -91,6 +96,32 @@ def _model(needs: ModelNeeds, bandwidth: int) -> Iterator[tuple[str, str]]:
         yield "stages", f"--pp may be 1 to {needs.stages}"
     for note in needs.notes:
         yield "note", note
+
+
+def _host_tier(facts: Facts, needs: ModelNeeds) -> Iterator[tuple[str, str]]:
+    """Yield how many tokens of a model the memory of the host keeps outside of the KV pool."""
+    if needs.state_bytes:
+        yield "host tier", "none: states of recurrent layers do not leave the device"
+    elif needs.token_bytes:
+        left = facts.memory_left - (0 if facts.uses_cuda else needs.weight_bytes)
+        free = f"{left / GIB:.1f} GiB are left for it and the KV cache" if left > 0 else "no memory is left for it"
+        if facts.uses_cuda:
+            free = f"{left / GIB:.1f} GiB of memory are left"
+        yield "host tier", f"--kv-host-gib 1 keeps {GIB // needs.token_bytes:,} tokens; {free}"
+
+
+def _disk(disk: Disk, token_bytes: int) -> str:
+    """Return the line about a disk.
+
+    Args:
+        token_bytes: of the model's keys and values; 0 without a model.
+    """
+    rates = f"writes {disk.write_rate / 1e6:,.0f} MB/s and reads {disk.read_rate / 1e6:,.0f} MB/s"
+    line = f"{disk.folder} {rates}, {_size(disk.free)} free"
+    if not token_bytes:
+        return line
+    prefix = PREFIX_TOKENS * token_bytes
+    return f"{line}; a prefix of {PREFIX_TOKENS:,} tokens ({_size(prefix)}) loads in {prefix / disk.read_rate:.2f} s"
 
 
 def _size(count: int) -> str:

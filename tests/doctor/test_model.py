@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from benchmarks.common.model_shapes import CONFIGS
+from radixrt.doctor import probes
 from radixrt.doctor.advice import advise
 from radixrt.doctor.child import probe
-from radixrt.doctor.facts import GIB, Facts, Gpu
+from radixrt.doctor.facts import GIB, Disk, Facts, Gpu
 from radixrt.doctor.model import ModelNeeds, model_needs
 from radixrt.doctor.report import as_text
 from radixrt.kernels.build import load_kernels
@@ -215,3 +216,31 @@ def test_a_checkpoint_whose_tensors_do_not_fit(tmp_path: Path) -> None:
     assert (finding.severity, finding.what) == ("error", problem)
     (path / "model.safetensors").unlink()
     assert probe(f"checkpoint={path}") == {"problem": ""}
+
+
+def test_how_many_tokens_host_memory_and_a_disk_keep(tmp_path: Path) -> None:
+    found = needs(tmp_path, GPT_OSS_20B)
+    text = as_text(dataclasses.replace(on(GPU_MACHINE, found), memory_left=8 * GIB), [])
+    assert "--kv-host-gib 1 keeps 21,845 tokens; 8.0 GiB of memory are left" in text
+    assert "disk " not in text
+    disk = Disk("/data", 100 * GIB, 1.2e9, 1.8e9)
+    text = as_text(dataclasses.replace(on(GPU_MACHINE, found), disk=disk), [])
+    assert "/data writes 1,200 MB/s and reads 1,800 MB/s, 100.0 GiB free" in text
+    assert "a prefix of 8,192 tokens (384 MiB) loads in 0.22 s" in text
+    on_cpu = needs(tmp_path, LLAMA, device="cpu")
+    facts = dataclasses.replace(on(CPU_MACHINE, on_cpu), memory_left=on_cpu.weight_bytes + GIB)
+    assert "1.0 GiB are left for it and the KV cache" in as_text(facts, [])
+    assert "no memory is left for it" in as_text(dataclasses.replace(facts, memory_left=on_cpu.weight_bytes), [])
+    hybrid = dataclasses.replace(on_cpu, state_bytes=4096, num_states=8)
+    assert "states of recurrent layers do not leave the device" in as_text(on(CPU_MACHINE, hybrid), [])
+
+
+def test_a_disk_is_measured_and_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "PROBE_BYTES", 4 << 20)
+    prober = probes.Prober()
+    disk = prober.ask("disk", lambda: probes._disk(tmp_path), None)
+    assert disk is not None
+    assert disk.write_rate > 0 < disk.read_rate
+    assert list(tmp_path.iterdir()) == []
+    assert prober.ask("disk", lambda: probes._disk(tmp_path / "none"), None) is None
+    assert "is not a folder" in prober.unknown["disk"]
