@@ -157,6 +157,7 @@ class SimulatedRunner:
     Attributes:
         now: time of the last call.
         steps: number of steps that were submitted.
+        free_at: time at which the last submitted step ends.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class SimulatedRunner:
         self._token = token
         self._depth = depth
         self._inflight: deque[tuple[ScheduleBatch, float]] = deque()  # with the time at which the step ends
-        self._free_at = 0.0  # end of the last submitted step
+        self.free_at = 0.0
 
     @property
     def ends_at(self) -> float:
@@ -185,12 +186,16 @@ class SimulatedRunner:
         """Submit steps up to the depth of the pipeline; return whether there were any."""
         self.now = now
         before = self.steps
-        while len(self._inflight) < self._depth and (batch := self.scheduler.next_batch(now)) is not None:
+        while len(self._inflight) < self._depth and (batch := self.next_batch(now)) is not None:
             seconds = self._step_s(batch)
-            self._free_at = max(now, self._free_at) + seconds
-            self._inflight.append((batch, self._free_at))
+            self.free_at = max(now, self.free_at) + seconds
+            self._inflight.append((batch, self.free_at))
             self.steps += 1
         return self.steps > before
+
+    def next_batch(self, now: float) -> ScheduleBatch | None:
+        """Decide the next step. A subclass that simulates ends of parts executes the orders before the step here."""
+        return self.scheduler.next_batch(now)
 
     def answer(self, now: float) -> ScheduleBatch:
         """Commit the oldest step in flight, and return it."""

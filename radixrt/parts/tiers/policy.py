@@ -4,7 +4,10 @@ Four kinds of moves are priced, each over a link of its own: "out" and "in" betw
 "save" and "load" between the host tier and files. A move over a link takes a time in proportion to its bytes. Moves are
 cut into pieces of about the same size, so a fixed time per move needs no term of its own.
 
-Computing is always right, so a price decides about time alone. The class does no I/O and is deterministic.
+Computing is always right, so a price decides about time alone, the time of all requests: a fetch delays the request
+that waits for the prefix, while a computation takes its time from every request that the device has to serve. So with
+many requests a fetch pays that takes longer than the computation. `benchmarks.cache.tiers` simulates the rule. The
+class does no I/O and is deterministic.
 """
 
 from __future__ import annotations
@@ -26,23 +29,22 @@ FORGIVENESS = 0.02
 was too high would otherwise refuse every later measurement."""
 
 
-def compute_s(times: StepTimes, start: int, tokens: int, before: int = 0) -> float:
-    """Return the predicted seconds until prompt tokens are computed.
+def compute_s(times: StepTimes, start: int, tokens: int) -> float:
+    """Return the predicted seconds that the computation of prompt tokens adds to steps.
 
     Args:
         times: model of the seconds of a step.
         start: position of the first token.
         tokens: number of tokens.
-        before: number of prompt tokens of other requests that are computed first.
     """
-    return times.chunk_seconds(before + tokens, tokens * (start + (tokens + 1) / 2))
+    return times.chunk_seconds(tokens, tokens * (start + (tokens + 1) / 2))
 
 
 class Prices:
     """See the module's docstring.
 
     Args:
-        token_bytes: bytes of the keys and values of a token in one rank. Ranks move their bytes side by side.
+        token_bytes: bytes of the keys and values of a token in one rank. Ranks move their bytes at the same time.
     """
 
     def __init__(self, token_bytes: int) -> None:
@@ -77,14 +79,15 @@ class Prices:
             return self._byte_s[IN] * (num_bytes + queued_bytes)
         return self._byte_s[LOAD] * (num_bytes + queued_bytes) + self._byte_s[IN] * num_bytes
 
-    def pays(self, tier: str, fetch_s: float, compute_s: float) -> bool:
-        """Return True if a fetch is predicted to end before the computation of the same tokens.
+    def pays(self, tier: str, fetch_s: float, compute_s: float, others: int) -> bool:
+        """Return True if a fetch is predicted to cost all requests together less time than the computation.
 
         Args:
-            fetch_s: as `fetch_s` returned it for this tier, with any other time that the fetch takes.
-            compute_s: seconds of the computation, the wait for other requests included.
+            fetch_s: as `fetch_s` returned it for this tier.
+            compute_s: seconds of the device for the same tokens.
+            others: number of other requests that the device computes, or could compute.
         """
-        if fetch_s < compute_s:
+        if fetch_s < compute_s * (1 + others):
             return True
         for kind in (IN,) if tier == HOST else (IN, LOAD):
             self._byte_s[kind] *= 1.0 - FORGIVENESS

@@ -167,10 +167,13 @@ class Tiers(Part):
         return True
 
     def _pays(self, tier: str, start: int, end: int) -> bool:
-        """Return True if fetching the tokens [start, end) is predicted to take less time than computing them."""
+        """Return True if fetching the tokens [start, end) of a waiting request is predicted to cost less time than
+        computing them."""
         queued = self.moves.queued_bytes(MoveKind.IN if tier == HOST else MoveKind.LOAD)
         fetch_s = self.prices.fetch_s(tier, end - start, queued)
-        return self.prices.pays(tier, fetch_s, compute_s(self._core.step_time.times, start, end - start))
+        requests, fetching = self._core.requests, sum(len(fetch.rids) for fetch in self._fetches)
+        others = max(len(requests.active) + len(requests.waiting) - fetching - 1, 0)
+        return self.prices.pays(tier, fetch_s, compute_s(self._core.step_time.times, start, end - start), others)
 
     def _fetch(self, req: Req, root: str) -> bool:
         """Begin to copy a request's prefix from the host tier into the pool; return False if slots are missing."""

@@ -61,7 +61,7 @@ class Whim(Prices):
         self._random = random
         self._share = share
 
-    def pays(self, tier: str, fetch_s: float, compute_s: float) -> bool:
+    def pays(self, tier: str, fetch_s: float, compute_s: float, others: int) -> bool:
         return self._random.random() < self._share
 
 

@@ -12,16 +12,15 @@ TOKEN = 1000
 """Bytes of a token."""
 
 
-def test_computing_takes_the_time_of_all_prompts_before_it() -> None:
+def test_computing_takes_longer_behind_more_tokens() -> None:
     assert compute_s(TIMES, 0, 100) == pytest.approx(1e-3 + 1e-2 + 5050e-8)
     assert compute_s(TIMES, 900, 100) == pytest.approx(compute_s(TIMES, 0, 100) + 90_000e-8)
-    assert compute_s(TIMES, 0, 100, before=50) == pytest.approx(compute_s(TIMES, 0, 100) + 50e-4)
 
 
 def test_a_link_without_a_measurement_is_tried() -> None:
     prices = Prices(TOKEN)
     assert prices.fetch_s(HOST, 10, 10**12) == 0.0
-    assert prices.pays(HOST, prices.fetch_s(HOST, 10), 1e-9)
+    assert prices.pays(HOST, prices.fetch_s(HOST, 10), 1e-9, 0)
     assert prices.rate("in") == 0.0
 
 
@@ -34,8 +33,14 @@ def test_a_fetch_takes_the_time_of_its_links_and_of_the_bytes_before_it() -> Non
     assert prices.fetch_s(HOST, 2000) == pytest.approx(2e-3)
     assert prices.fetch_s(HOST, 2000, 10**6) == pytest.approx(3e-3)
     assert prices.fetch_s(DISK, 2000, 10**6) == pytest.approx(3e-2 + 2e-3)
-    assert prices.pays(HOST, 2e-3, 3e-3)
-    assert not prices.pays(HOST, 3e-3, 3e-3)
+    assert prices.pays(HOST, 2e-3, 3e-3, 0)
+    assert not prices.pays(HOST, 3e-3, 3e-3, 0)
+
+
+def test_a_fetch_may_take_longer_if_other_requests_can_use_the_device() -> None:
+    prices = Prices(TOKEN)
+    assert not prices.pays(HOST, 3.5e-3, 1e-3, 2)
+    assert prices.pays(HOST, 3.5e-3, 1e-3, 3)
 
 
 def test_a_few_slow_moves_change_no_price_and_a_slower_link_is_learned() -> None:
@@ -52,7 +57,7 @@ def test_a_link_whose_first_move_was_slow_is_measured_again() -> None:
     prices = Prices(TOKEN)
     prices.moved("load", 10**6, 1.0)
     refusals = 0
-    while not prices.pays(DISK, prices.fetch_s(DISK, 1000), 0.1):
+    while not prices.pays(DISK, prices.fetch_s(DISK, 1000), 0.1, 0):
         refusals += 1
     assert 100 < refusals < 130
     prices.moved("load", 10**6, 1e-3)
