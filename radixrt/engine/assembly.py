@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from radixrt.parts.tiers.scheduler import Tiers
     from radixrt.parts.tiers.settings import TierSettings
     from radixrt.runner.model_runner import ModelRunner
+    from radixrt.runner.part import RunnerPart
     from radixrt.runner.worker import Worker
     from radixrt.scheduler.loop import SchedulerLoop
     from radixrt.tokenizer.worker import TokenizerWorker
@@ -98,6 +99,12 @@ def make_runner(
     from radixrt.runner.model_runner import ModelRunner
     from radixrt.runner.runner_config import RunnerConfig
 
+    staging_bytes = 0
+    if tiers is not None:
+        from radixrt.parts.tiers.runner.staging import STAGING_BYTES
+
+        staging_bytes = STAGING_BYTES
+
     return ModelRunner(
         RunnerConfig(
             folder=settings.folder,
@@ -123,6 +130,7 @@ def make_runner(
             rank_info=rank_info,
             stage_layers=settings.stage_layers,
             host_tier_bytes=0 if tiers is None else tiers.host_bytes // tiers.ranks,
+            staging_bytes=staging_bytes,
         ),
         progress,
         start_log,
@@ -144,6 +152,12 @@ def make_runner_worker(
     """Return a worker with an unloaded runner; see `make_runner`."""
     from radixrt.runner.worker import Worker
 
+    parts: list[RunnerPart] = []
+    if tiers is not None:
+        from radixrt.parts.tiers.runner import Mover
+
+        parts.append(Mover(rank_info, settings.stage_layers))
+
     runner = make_runner(
         config, settings, rank_info, mask_path=mask_path, progress=progress, start_log=start_log, tiers=tiers
     )
@@ -156,6 +170,7 @@ def make_runner_worker(
         trace_path=config.executor.step_trace,
         rank_info=rank_info,
         step_timeout_s=config.executor.step_timeout_s,
+        parts=parts,
     )
 
 

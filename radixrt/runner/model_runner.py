@@ -187,10 +187,12 @@ class ModelRunner:
         c = self._config
         layers = self._model.attention_layers
         sharers = c.rank_info.local_size if self.device.type == "cpu" else 1
-        step_bytes = self._measure_largest_step() if self.device.type == "cuda" else 0
-        # A configured pool has its size already, also after a restart, when the host tier has taken its memory.
-        others = c.host_tier_bytes if self.device.type == "cpu" and c.kv_cache_tokens is None else 0
-        sizes = size_pools(c, self._model, free_memory(self.device) // sharers - step_bytes - others)
+        if self.device.type == "cuda":
+            others = self._measure_largest_step() + c.staging_bytes
+        else:
+            # A configured pool has its size already, also after a restart, when the host tier has taken its memory.
+            others = c.host_tier_bytes if c.kv_cache_tokens is None else 0
+        sizes = size_pools(c, self._model, free_memory(self.device) // sharers - others)
         self.max_total_num_tokens = self._group.minimum(sizes.kv_slots)
         self.num_states = least_states(sizes.states, self._group)
         self._allocate(self.max_total_num_tokens, c.max_running_requests, self.num_states)

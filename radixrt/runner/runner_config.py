@@ -26,6 +26,7 @@ class RunnerConfig:
         stage_layers: number of layers of each pipeline stage; empty for a model that is not divided.
         host_tier_bytes: host memory for keys and values of this rank that leave the pool, which grows later. A pool in
             host memory leaves room for it.
+        staging_bytes: device memory for keys and values that move, allocated after a pool in device memory.
     """
 
     folder: str
@@ -51,6 +52,7 @@ class RunnerConfig:
     stage_layers: tuple[int, ...] = ()
     quantization: str = "auto"
     host_tier_bytes: int = 0
+    staging_bytes: int = 0
 
     def stage(self, spec: ModelSpec) -> Stage:
         """Return this rank's pipeline stage of a model."""
