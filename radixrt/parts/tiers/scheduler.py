@@ -318,9 +318,9 @@ class Tiers(Part):
         def ended(ok: bool) -> None:
             self._leaving.discard(leaf)
             self._kv.copies.let_go(leaf)
+            self._copied.nodes.add(leaf)  # also if it failed: memory that cannot be used fails again at once
             if ok:
                 self.host.adopt(above.node, tokens, places, root)
-                self._copied.nodes.add(leaf)
             else:
                 copies.cancel(places)
             copies.let_go(above.node)

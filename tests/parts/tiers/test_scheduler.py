@@ -382,6 +382,26 @@ def test_full_files_keep_what_was_used_last() -> None:
     assert 0 < h.tiers.disk.num_tokens <= 4 * 64
 
 
+def test_a_copy_that_fails_is_not_made_again_at_once() -> None:
+    """An arena that cannot be opened fails every copy, and an idle scheduler must not try for ever."""
+    h = harness()
+    h.add("a", PROMPT, max_tokens=2)
+    h.drain()
+    h.eager = 0.0
+    for _ in range(50):
+        h.now += 1.0
+        h.turn()
+        while h.sent:
+            h.execute()
+        for mover, move in h.moves:
+            mover.fail(move)
+        h.poll()
+        h.take_reports()
+    assert len(h.sent_orders(KVOut)) == 3
+    assert h.tiers.host.num_tokens == 0
+    done(h)
+
+
 def test_a_failed_save_leaves_no_record() -> None:
     h = harness(Sizes(file_pages=8))
     h.add("a", PROMPT, max_tokens=2)
