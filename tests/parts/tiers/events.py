@@ -17,6 +17,7 @@ from typing import Any
 
 from radixrt.messages.parts import ProgramHint
 from radixrt.scheduler.invariants import check_scheduler
+from tests.parts.tiers.fake_mover import FakeHost
 from tests.parts.tiers.harness import Sizes, TieredHarness
 from tests.scheduler.fake_runner import VOCAB
 
@@ -51,15 +52,18 @@ class Events:
     """A harness, and one method for each event.
 
     Args:
+        make_host: makes arena and files; default: fake ones.
         check: check the scheduler's invariants whenever it has done anything; otherwise after each event.
     """
 
     def __init__(
         self, *, pages: int, page_size: int, depth: int, ranks: int, chunk: int, rows: int, host_pages: int,
         file_pages: int, move_pages: int, eager: float, pays: float, seed: int, check: bool = True,
+        make_host: Callable[[Sizes], FakeHost] | None = None,
     ) -> None:  # fmt: skip
+        sizes = Sizes(ranks, host_pages, file_pages, move_pages)
         self.h = TieredHarness(
-            Sizes(ranks, host_pages, file_pages, move_pages), num_slots=64 * pages, page_size=page_size, depth=depth,
+            sizes, host=make_host and make_host(sizes), num_slots=64 * pages, page_size=page_size, depth=depth,
             chunked_prefill_size=chunk, max_running_requests=rows, max_queued_requests=8, request_timeout_s=50.0,
             deadly=[DEADLY], eager=eager, pays=pays, seed=seed, check=check,
         )  # fmt: skip
@@ -170,7 +174,7 @@ class Events:
         self.engine_dies(keeps_memory=True)
 
     def file_page_is_damaged(self, number: int) -> None:
-        self.h.damage_file(number)
+        self.h.host.damage_file(number % self.h.host.ranks, number // 2)
 
     def wipe(self, salt: str) -> None:
         self.h.tiers.forget_namespace(salt)

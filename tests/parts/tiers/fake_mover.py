@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from radixrt.messages.kv_moves import (
     KEY_BYTES,
+    MAX_MOVES,
     KVConnectorOutput,
     KVDrop,
     KVIn,
@@ -36,9 +37,6 @@ from tests.scheduler.fake_runner import digest
 
 Cells = npt.NDArray[np.int64]
 """int64[n, 2]: digest up to the token and before the token; -1 for what was never written."""
-
-MAX_MOVES = 8
-"""Moves that a rank has memory for in each direction."""
 
 decode_order = msgspec.msgpack.Decoder(KVOrder).decode
 
@@ -90,18 +88,54 @@ class FakeHost:
     Attributes:
         arenas: for each rank the cells of all places.
         files: for each rank the file pages that were written, by number.
+        arena, disk: paths for `KVOpen`.
     """
 
+    arena = "arena"
+    disk = "disk"
+
     def __init__(self, ranks: int, num_places: int, page: int) -> None:
+        self.ranks = ranks
         self.page = page
         self.num_places = num_places
         self.arenas: list[Cells] = []
         self.files: list[dict[int, FilePage]] = [{} for _ in range(ranks)]
         self.reboot()
 
+    def make_mover(self, rank: int, cells: Cells, write: Callable[[Int32Array, Cells], None]) -> FakeMover:
+        """Return a rank's end of the part; see `FakeMover`."""
+        return FakeMover(rank, cells, write, self)
+
     def reboot(self) -> None:
         """Lose the memory of the host, but not the files."""
-        self.arenas = [no_cells(self.num_places + self.page) for _ in self.files]
+        self.arenas = [no_cells(self.num_places + self.page) for _ in range(self.ranks)]
+
+    def file_page(self, rank: int, number: int, key: bytes) -> Cells | None:
+        """Return the cells that a load of a file page would find; None if it would fail."""
+        found = self.files[rank].get(number)
+        return found.cells if found is not None and found.key == key and found.is_whole else None
+
+    def damage_file(self, rank: int, number: int) -> None:
+        """Flip a bit of a file page, or lose it, or put another page into its place.
+
+        Args:
+            number: chooses page and damage.
+        """
+        files = self.files[rank]
+        if not files:
+            return
+        pages = sorted(files)
+        page, other = pages[number % len(pages)], pages[number // 7 % len(pages)]
+        match number % 3:
+            case 0:
+                files[page].cells[number % self.page, 0] ^= 1
+            case 1:
+                del files[page]
+            case _:
+                files[page] = files[other]
+
+    def close(self) -> None:
+        """Release what the host holds."""
 
 
 Work = Callable[[], None]
@@ -209,6 +243,9 @@ class FakeMover:
             seconds=[0.001 for _, fine in done if fine],
         )
         return msgspec.msgpack.encode(report)
+
+    def kill(self) -> None:
+        """The rank dies with all moves."""
 
     def reset(self) -> None:
         """A new scheduler begins."""

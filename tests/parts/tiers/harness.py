@@ -78,10 +78,12 @@ class TieredRunner(FakeRunner):
     def __init__(self, *args: Any, host: FakeHost) -> None:
         super().__init__(*args)
         self.host = host
-        self.cells = [no_cells(len(self.content)) for _ in host.files]
-        self.movers = [FakeMover(rank, cells, self._wrote, host) for rank, cells in enumerate(self.cells)]
+        self.cells = [no_cells(len(self.content)) for _ in range(host.ranks)]
+        self.movers = [host.make_mover(rank, cells, self._wrote) for rank, cells in enumerate(self.cells)]
 
     def successor(self) -> TieredRunner:
+        for mover in self.movers:
+            mover.kill()
         return TieredRunner(
             len(self.content) - 64, len(self.mirror) - 1, self.mirror.shape[1], self.deadly, len(self.states),
             self.stages, host=self.host,
@@ -142,6 +144,7 @@ class TieredHarness(Harness):
     `SchedulerLoop`; the device executes steps and orders in this order, at the latest when an answer is awaited.
 
     Args:
+        host: arena and files, of these sizes; default: fake ones.
         seed: of the choice which unit of which move is done next.
         eager: probability that a turn does a unit of work, again and again.
         pays: probability that a fetch is predicted to pay.
@@ -156,13 +159,20 @@ class TieredHarness(Harness):
     """
 
     def __init__(
-        self, sizes: Sizes = SIZES, *, seed: int = 0, eager: float = 0.7, pays: float = 1.0, **options: Any
+        self,
+        sizes: Sizes = SIZES,
+        *,
+        host: FakeHost | None = None,
+        seed: int = 0,
+        eager: float = 0.7,
+        pays: float = 1.0,
+        **options: Any,
     ) -> None:
         self.sizes = sizes
         self.random = Random(seed)
         self.eager = eager
         self.pays = pays
-        self.host = FakeHost(sizes.ranks, sizes.host_pages * sizes.page, sizes.page)
+        self.host = host or FakeHost(sizes.ranks, sizes.host_pages * sizes.page, sizes.page)
         self.orders: list[KVOrder] = []
         self.operations = 0
         self._folder = tempfile.TemporaryDirectory()
@@ -177,6 +187,9 @@ class TieredHarness(Harness):
         self._clear_links()
 
     def close(self) -> None:
+        for mover in self.runner.movers:
+            mover.kill()
+        self.host.close()
         self._folder.cleanup()
 
     def _table(self, name: str) -> str:
@@ -189,7 +202,7 @@ class TieredHarness(Harness):
         disk = None
         if files:
             disk = Tier("disk", files, sizes.page, PageRecords(self._table("disk"), sizes.file_pages, sizes.page))
-        opening = KVOpen("arena", places, sizes.page, "disk" if files else "", sizes.file_pages)
+        opening = KVOpen(self.host.arena, places, sizes.page, self.host.disk if files else "", sizes.file_pages)
         self.tiers = Tiers(host, disk, opening, sizes.ranks, sizes.token_bytes)
         self.tiers.prices = Whim(self.random, self.pays)
         scheduler = self.make_scheduler(tiers=self.tiers)
@@ -198,7 +211,7 @@ class TieredHarness(Harness):
 
     def _clear_links(self) -> None:
         self.sent: deque[ForwardStep | PartOrder] = deque()
-        self.answers: list[deque[StepOutput | StepFailed | PartReport]] = [deque() for _ in self.host.files]
+        self.answers: list[deque[StepOutput | StepFailed | PartReport]] = [deque() for _ in range(self.host.ranks)]
         self.spoiled: set[int] = set()
 
     # --- the scheduler's loop ---
@@ -340,7 +353,7 @@ class TieredHarness(Harness):
     @property
     def may_fail(self) -> bool:
         """The oldest step in flight is not executed, and no other rank is in its collectives."""
-        return bool(self.inflight) and self.inflight[0].step in self.sent and len(self.host.files) == 1
+        return bool(self.inflight) and self.inflight[0].step in self.sent and self.host.ranks == 1
 
     def fail(self) -> None:
         """Let the oldest step in flight raise, and the later ones compute on what it has left."""
@@ -371,15 +384,12 @@ class TieredHarness(Harness):
             mover.reset()
         self._begin_again()
 
-    def restart_engine(self, *, keeps_memory: bool = False, keeps_files: bool = True) -> None:
+    def restart_engine(self, *, keeps_memory: bool = False) -> None:
         """All processes die, and new ones begin with what is left of the arena and the files."""
         self.runner = self.runner.successor()
         if not keeps_memory:
             self.host.reboot()
             Path(self._table("host")).unlink()
-        if not keeps_files:
-            for files in self.host.files:
-                files.clear()
         self._begin_again()
 
     def _begin_again(self) -> None:
@@ -402,20 +412,6 @@ class TieredHarness(Harness):
         data = bytearray(path.read_bytes())
         data[HEADER_BYTES + number % (len(data) - HEADER_BYTES)] ^= 1 << bit % 8
         path.write_bytes(data)
-
-    def damage_file(self, number: int) -> None:
-        """Flip a bit of a file page, or lose it, or put another page into its place."""
-        files = self.random.choice(self.host.files)
-        if not files:
-            return
-        page = sorted(files)[number % len(files)]
-        match number % 3:
-            case 0:
-                files[page].cells[number % self.sizes.page, 0] ^= 1
-            case 1:
-                del files[page]
-            case _:
-                files[page] = files[self.random.choice(sorted(files))]
 
     # --- what must hold ---
 
@@ -473,12 +469,10 @@ class TieredHarness(Harness):
         """A page that would be loaded holds the right tokens."""
         size = self.sizes.page
         for number, page in enumerate((places[::size] // size).tolist()):
-            for files in self.host.files:
-                found = files.get(page)
-                key = keys[number * KEY_BYTES : (number + 1) * KEY_BYTES]
-                if found is not None and found.key == key and found.is_whole:
-                    right = cells_of(tokens)[number * size : (number + 1) * size]
-                    assert np.array_equal(found.cells, right), "a file page holds other tokens"
+            for rank in range(self.host.ranks):
+                found = self.host.file_page(rank, page, keys[number * KEY_BYTES : (number + 1) * KEY_BYTES])
+                right = cells_of(tokens)[number * size : (number + 1) * size]
+                assert found is None or np.array_equal(found, right), "a file page holds other tokens"
 
     def _copy_of(self, tier: Tier) -> str:
         name = "host" if tier is self.tiers.host else "disk"

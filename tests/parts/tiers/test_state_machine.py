@@ -12,7 +12,9 @@ from tests.parts.tiers.events import CHOICES, Events
 class TiersMachine(RuleBasedStateMachine):
     @initialize(data=st.data())
     def start(self, data: st.DataObject) -> None:
-        self.events = Events(**{key: data.draw(st.sampled_from(values)) for key, values in CHOICES.items()})
+        self.events = Events(
+            **{key: data.draw(st.sampled_from(values)) for key, values in CHOICES.items()}, check=False
+        )
 
     @rule(data=st.data())
     def event(self, data: st.DataObject) -> None:
