@@ -213,7 +213,7 @@ def make_scheduler_loop(
         shared_cores=ready.device == "cpu",
         cascade=None if config.executor.cascade == "off" else ready.cascade,
         stages=settings.stages,
-        tiers=None if tiers is None else _make_tiers(tiers, executor.token_bytes),
+        tiers=None if tiers is None else _make_tiers(tiers, executor.token_bytes, on_cpu=ready.device == "cpu"),
     )
     # Pipeline stages need a step in flight for each stage, unless the user turned overlapping off.
     depth = config.scheduler.max_inflight_steps
@@ -244,13 +244,14 @@ def make_scheduler_loop(
     return loop
 
 
-def _make_tiers(settings: TierSettings, token_bytes: list[int]) -> Tiers:
+def _make_tiers(settings: TierSettings, token_bytes: list[int], *, on_cpu: bool) -> Tiers:
     """Return the part with what earlier schedulers and earlier runs left in its memory.
 
     Args:
         token_bytes: bytes of one token's keys and values in each rank.
+        on_cpu: the pool is in host memory.
     """
-    from radixrt.messages.kv_moves import KVOpen
+    from radixrt.messages.kv_moves import MAX_MOVES, MAX_RECEIVING_ON_DEVICE, KVOpen
     from radixrt.parts.tiers.folder import write_layout
     from radixrt.parts.tiers.records import PageRecords
     from radixrt.parts.tiers.scheduler import Tiers
@@ -281,7 +282,8 @@ def _make_tiers(settings: TierSettings, token_bytes: list[int]) -> Tiers:
         num_files=0 if disk is None else files,
         model=bytes.fromhex(settings.model),
     )
-    return Tiers(host, disk, opening, settings.ranks, max(token_bytes))
+    receiving = MAX_MOVES if on_cpu else MAX_RECEIVING_ON_DEVICE
+    return Tiers(host, disk, opening, settings.ranks, max(token_bytes), receiving)
 
 
 def _make_grammars(config: Config, settings: EngineSettings) -> GrammarManager:

@@ -22,7 +22,10 @@ MOVE_BYTES = 16 * 2**20
 """Largest size of a move in one rank, unless a page is larger: then one page. Also the size of a piece of a rank's
 staging memory."""
 MAX_MOVES = 8
-"""Largest number of moves under way in each direction, and of pieces of staging memory for the direction."""
+"""Largest number of moves away from the pool under way, each with a piece of staging memory."""
+MAX_RECEIVING_ON_DEVICE = 64
+"""Largest number of moves towards a pool in device memory. Towards a pool in host memory it is MAX_MOVES, because there
+a step waits for the moves that were ordered before the step."""
 
 
 class KVOpen(msgspec.Struct, frozen=True, array_like=True, tag=True):

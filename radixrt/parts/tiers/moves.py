@@ -73,20 +73,25 @@ class _Move:
 
 
 class Moves:
-    """Starts the pieces of transfers, at most MAX_MOVES at a time in each direction, in the order of the transfers. A
+    """Starts the pieces of transfers, a bounded number at a time in each direction, in the order of the transfers. A
     move is finished when every rank has finished it, and has failed when any rank has failed.
 
     Args:
         num_ranks: ranks of the model.
         order: sends an order to all ranks.
         moved: called with kind, bytes in one rank and seconds of each finished move.
+        max_receiving: number of moves towards the pool at a time; MAX_MOVES of the others.
 
     Attributes:
         counters: totals for metrics.
     """
 
     def __init__(
-        self, num_ranks: int, order: Callable[[KVOrder], None], moved: Callable[[MoveKind, int, float], None]
+        self,
+        num_ranks: int,
+        order: Callable[[KVOrder], None],
+        moved: Callable[[MoveKind, int, float], None],
+        max_receiving: int = MAX_MOVES,
     ) -> None:
         self._ranks = frozenset(range(num_ranks))
         self._order = order
@@ -95,6 +100,7 @@ class Moves:
         self._moves: dict[int, _Move] = {}
         self._queues: dict[bool, deque[Transfer]] = {True: deque(), False: deque()}
         self._under_way = {True: 0, False: 0}
+        self._most = {True: MAX_MOVES, False: max_receiving}
         self.counters = TierCounters()
 
     @property
@@ -104,7 +110,7 @@ class Moves:
 
     def has_room(self, kind: MoveKind) -> bool:
         """Return True if the first piece of a new transfer would start at once."""
-        return not self._queues[kind.is_sending] and self._under_way[kind.is_sending] < MAX_MOVES
+        return not self._queues[kind.is_sending] and self._under_way[kind.is_sending] < self._most[kind.is_sending]
 
     def queued_bytes(self, kind: MoveKind) -> int:
         """Return the bytes of one rank that a link is to move before a new transfer."""
@@ -119,7 +125,7 @@ class Moves:
 
     def _pump(self, *, sending: bool) -> None:
         queue = self._queues[sending]
-        while queue and self._under_way[sending] < MAX_MOVES:
+        while queue and self._under_way[sending] < self._most[sending]:
             transfer = queue[0]
             num_bytes, arguments = transfer.pieces.popleft()
             if not transfer.pieces:

@@ -22,7 +22,16 @@ import msgspec
 from radixrt.mem_cache.allocator import Int32Array
 from radixrt.mem_cache.tree_node import RETAIN_DONE, TreeNode, path_of
 from radixrt.mem_cache.tree_observer import TreeObserver
-from radixrt.messages.kv_moves import KEY_BYTES, MOVE_BYTES, TIERS, KVConnectorOutput, KVDrop, KVOpen, KVOrder
+from radixrt.messages.kv_moves import (
+    KEY_BYTES,
+    MAX_MOVES,
+    MOVE_BYTES,
+    TIERS,
+    KVConnectorOutput,
+    KVDrop,
+    KVOpen,
+    KVOrder,
+)
 from radixrt.messages.scheduler_stats import TierStats
 from radixrt.messages.wire import pack_i32
 from radixrt.parts.tiers.moves import MoveKind, Moves, Transfer, pieces
@@ -86,6 +95,7 @@ class Tiers(Part):
         opening: the ranks' memory, for the first order.
         num_ranks: number of ranks.
         token_bytes: bytes of one token's keys and values in one rank.
+        max_receiving: moves towards the pool at a time.
 
     Attributes:
         prices: fitted times of moves.
@@ -94,12 +104,21 @@ class Tiers(Part):
 
     name = TIERS
 
-    def __init__(self, host: Tier, disk: Tier | None, opening: KVOpen, num_ranks: int, token_bytes: int) -> None:
+    def __init__(
+        self,
+        host: Tier,
+        disk: Tier | None,
+        opening: KVOpen,
+        num_ranks: int,
+        token_bytes: int,
+        max_receiving: int = MAX_MOVES,
+    ) -> None:
         self.host = host
         self.disk = disk
         self.prices = Prices(token_bytes)
         self._opening = opening
         self._num_ranks = num_ranks
+        self._max_receiving = max_receiving
         self._token_bytes = token_bytes
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(KVConnectorOutput)
@@ -117,7 +136,12 @@ class Tiers(Part):
         self._core = core
         self._kv = core.kv
         self._cache = core.kv.cache
-        self.moves = Moves(self._num_ranks, self._order, lambda kind, size, s: self.prices.moved(kind.value, size, s))
+        self.moves = Moves(
+            self._num_ranks,
+            self._order,
+            lambda kind, size, s: self.prices.moved(kind.value, size, s),
+            self._max_receiving,
+        )
         self._cache.watch(self._copied)
         self.host.cache.watch(self._saved)
         self._order(self._opening)

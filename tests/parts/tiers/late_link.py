@@ -9,7 +9,7 @@ import torch
 
 from radixrt.messages.wire import Int32Array
 from radixrt.parts.tiers.runner.arena import Arena
-from radixrt.parts.tiers.runner.staging import equal_parts
+from radixrt.parts.tiers.runner.staging import Transfer, equal_parts
 
 
 class Launch:
@@ -38,11 +38,13 @@ class Device:
 
     Attributes:
         late: also work on the compute stream; otherwise it is done at once.
+        current: stream on which the pool is gathered and scattered.
     """
 
     def __init__(self) -> None:
         self.streams: dict[str, deque[Launch]] = {"compute": deque(), "out": deque(), "in": deque()}
         self.late = False
+        self.current = "compute"
 
     def launch(self, stream: str, work: Callable[[], object], after: list[Launch] | None = None) -> Launch:
         launch = Launch(self, work, after or [])
@@ -78,10 +80,21 @@ class LateLink(Device):
         parts = equal_parts(piece, self.arena, places)
         return self.launch("out", lambda: [rows.copy_(staged) for staged, rows in parts], [after])
 
-    def load(self, places: Int32Array, piece: torch.Tensor, after: Launch | None) -> Launch:
+    def load(self, places: Int32Array, piece: torch.Tensor, after: Launch, then: Callable[[], None]) -> Launch:
         parts = equal_parts(piece, self.arena, places)
-        work = lambda: [staged.copy_(rows) for staged, rows in parts]  # noqa: E731
-        return self.launch("in", work, [] if after is None else [after])
+        self.launch("in", lambda: [staged.copy_(rows) for staged, rows in parts])
+        self.launch("in", lambda: None, [after])
+        self.current = "in"
+        then()
+        self.current = "compute"
+        return self.launch("in", lambda: None)
+
+    def hold(self, transfer: Transfer) -> None:
+        assert isinstance(transfer, Launch)
+        if self.late:
+            self.launch("compute", lambda: None, [transfer])
+        else:
+            transfer.wait()
 
     def close(self) -> None:
         for stream in self.streams.values():

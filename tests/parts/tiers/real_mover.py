@@ -9,6 +9,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -185,7 +186,7 @@ class _Mover(Mover):
 
 
 class _Rows:
-    """The pool as rows, whose kernels are done at once: work on the compute stream is in order."""
+    """The pool as rows. Gathering is done at once, as the steps of the compute stream, and scattering by its stream."""
 
     row_bytes = ROW_BYTES
 
@@ -199,6 +200,10 @@ class _Rows:
             part.copy_(tensor[index].view(torch.uint8))
 
     def scatter(self, slots: Int32Array, rows: torch.Tensor) -> None:
+        assert self._mover.link is not None
+        self._mover.link.launch(self._mover.link.current, partial(self._write, slots, rows))
+
+    def _write(self, slots: Int32Array, rows: torch.Tensor) -> None:
         index = torch.from_numpy(slots.astype(np.int64))
         for tensor, part in self._parts(rows):
             tensor[index] = part.contiguous().view(torch.int64)

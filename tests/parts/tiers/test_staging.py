@@ -39,7 +39,9 @@ class Pool:
         self._device.launch("compute", lambda: rows.copy_(self.slots[torch.from_numpy(slots).long()]))
 
     def scatter(self, slots: Int32Array, rows: torch.Tensor) -> None:
-        self._device.launch("compute", lambda: self.slots.index_copy_(0, torch.from_numpy(slots).long(), rows))
+        self._device.launch(
+            self._device.current, lambda: self.slots.index_copy_(0, torch.from_numpy(slots).long(), rows)
+        )
 
     def step(self, work: Callable[[], object]) -> None:
         """Launch a step."""
@@ -88,23 +90,36 @@ def test_slots_are_written_when_the_copy_is_reported(link: LateLink) -> None:
     moves = copies(pool, link)
     link.arena.rows.random_(0, 256)
     before = pool.slots.clone()
+    link.late = True
+    pool.step(lambda: pool.slots.copy_(before))  # a step before the order, which still uses the slots
     moves.into(1, np.array([8, 9, 30, 31], np.int32), np.array([5, 2, 90, 4], np.int32))
-    link.run("in")
-    assert pool.slots.equal(before)  # between two steps, in `poll`
+    link.run("in", 4)
+    assert moves.poll() == []
+    assert pool.slots.equal(before)
+    link.run("compute", 2)
+    link.run("in", 4)
     assert moves.poll() == [Ended(1, False, 0.5)]
     before[[5, 2, 90, 4]] = link.arena.rows[[8, 9, 30, 31]]
     assert pool.slots.equal(before)
 
 
 def test_a_dropped_copy_never_writes_a_slot(link: LateLink) -> None:
+    """After the drop: the device scatters what it has begun before the steps that follow."""
     pool = Pool(link)
     moves = copies(pool, link)
+    link.ready = False
     moves.into(1, numbers(8), numbers(20))
-    moves.into(2, numbers(12), numbers(24))
-    link.run("in")
     before = pool.slots.clone()
     moves.drop()
-    link.run("in")
+    link.ready = True
+    assert moves.poll() == []
+    link.run("in", 4)
+    assert pool.slots.equal(before)
+    link.late = True
+    moves.into(2, numbers(12), numbers(24))
+    moves.drop()
+    pool.step(lambda: pool.slots.copy_(before))
+    link.close()
     assert moves.poll() == []
     assert not moves.is_busy
     assert pool.slots.equal(before)
@@ -139,11 +154,12 @@ def test_a_move_without_a_piece_fails(link: LateLink, caplog: pytest.LogCaptureF
         moves.out(move, numbers(20), numbers(8 + 4 * move))
         moves.into(100 + move, numbers(80), numbers(100 + 4 * move))
     moves.out(50, numbers(20, 9), numbers(8, 9))
-    assert moves.poll() == [Ended(MAX_MOVES, True, None), Ended(100 + MAX_MOVES, False, None), Ended(50, True, None)]
+    moves.into(51, numbers(8, 9), numbers(20, 9))
+    assert moves.poll() == [Ended(MAX_MOVES, True, None), Ended(50, True, None), Ended(51, False, None)]
     assert "no piece of staging memory is free" in caplog.text
     link.run("out", MAX_MOVES)
-    link.run("in", MAX_MOVES)
-    assert len(moves.poll()) == 2 * MAX_MOVES
+    link.run("in", 4 * MAX_MOVES + 4)
+    assert len(moves.poll()) == 2 * MAX_MOVES + 1, "copies into the pool share one piece"
     moves.out(60, numbers(20, 9), numbers(8, 9))  # larger than a piece
     assert moves.poll() == [Ended(60, True, None)]
     assert not moves.is_busy
@@ -162,7 +178,7 @@ def test_moves_wait_for_the_arena_but_slots_do_not(link: LateLink) -> None:
     link.ready = True
     assert moves.poll() == []
     link.run("out")
-    link.run("in")
+    link.run("in", 4)
     assert [each.move for each in moves.poll()] == [1, 2]
     assert link.arena.rows[8:12].equal(expected)
 
@@ -211,7 +227,7 @@ def test_any_order_of_copies_steps_and_drops(link: LateLink, seed: int) -> None:
             known.pop(page, None)
             moves.out(move, slots, numbers(page * PAGE))
             move += 1
-        elif event == "in" and known and len(under_way) - outs < MAX_MOVES:
+        elif event == "in" and known and len(under_way) - outs < 2 * MAX_MOVES:
             page = choose.choice([*known])
             slots = np.array(choose.sample(free_slots, PAGE), np.int32)
             free_slots = [each for each in free_slots if each not in slots]
@@ -219,7 +235,7 @@ def test_any_order_of_copies_steps_and_drops(link: LateLink, seed: int) -> None:
             moves.into(move, numbers(page * PAGE), slots)
             move += 1
         elif event == "run":
-            link.run(choose.choice([*link.streams]), choose.randint(1, 4))
+            link.run(choose.choice([*link.streams]), choose.randint(1, 8))
         elif event == "poll":
             for ended in moves.poll():
                 sends, page, slots, expected = under_way.pop(ended.move)

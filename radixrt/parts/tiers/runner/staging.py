@@ -1,8 +1,9 @@
 """`StagedCopies`: copies between a pool in device memory and the arena, through staging memory on the device.
 
 Out: a kernel on the compute stream gathers slots into a piece of staging memory, so that the next step may write the
-slots. A side stream then copies the piece into the arena. In: a side stream copies rows into a piece; once they are
-there, a kernel on the compute stream scatters the piece into the slots, between two steps.
+slots. A side stream then copies the piece into the arena. In: another side stream copies rows into a piece, and
+scatters the piece into the slots once the steps have ended that were launched before the order. Later steps do not use
+the slots before the end of the copy is reported, so the copy runs beside them.
 
 A link copies long runs of bytes near its full rate, and short runs at a sixth of that. Gathering and scattering within
 the device's memory takes 3 % of the time on the link.
@@ -12,8 +13,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -28,7 +29,7 @@ from radixrt.runner.sampling.sampling_tables import upload
 
 logger = logging.getLogger(__name__)
 
-STAGING_BYTES = 2 * MAX_MOVES * MOVE_BYTES
+STAGING_BYTES = (MAX_MOVES + 1) * MOVE_BYTES
 """Device memory of all pieces, unless a page of the arena is larger than MOVE_BYTES."""
 
 
@@ -65,8 +66,15 @@ class Link(Protocol):
     def store(self, piece: torch.Tensor, places: Int32Array, after: Any) -> Transfer:
         """Begin to copy a piece, uint8 [n, row_bytes], into n rows of the arena, after a mark."""
 
-    def load(self, places: Int32Array, piece: torch.Tensor, after: Any | None) -> Transfer:
-        """Begin to copy n rows of the arena into a piece, after a mark."""
+    def load(self, places: Int32Array, piece: torch.Tensor, after: Any, then: Callable[[], None]) -> Transfer:
+        """Begin to copy n rows of the arena into a piece.
+
+        Args:
+            then: launches work that follows the copy, after a mark, and before the next load.
+        """
+
+    def hold(self, transfer: Transfer) -> None:
+        """Let the compute stream wait for a transfer."""
 
     def close(self) -> None:
         """Wait for all transfers, and release the arena."""
@@ -89,34 +97,20 @@ class DeviceRows(Protocol):
 
 
 @dataclass
-class _Piece:
-    """Staging memory of one move.
+class _Copy:
+    """Copy under way.
 
     Attributes:
-        read: mark after the last scatter, which reads the piece.
+        ordered: mark after the order, and after the gathering of slots.
+        piece: memory with the gathered slots; None for a copy into the pool.
     """
 
-    memory: torch.Tensor
-    read: Any | None = None
-
-
-@dataclass
-class _Copy:
     move: int
-    piece: _Piece
-    rows: torch.Tensor
     places: Int32Array
     slots: Int32Array
-    gathered: Any | None = None
+    ordered: Any
+    piece: torch.Tensor | None = None
     transfer: Transfer | None = None
-
-
-@dataclass
-class _Direction:
-    """Pieces and copies of one direction, in the order of the moves."""
-
-    free: deque[_Piece]
-    copies: deque[_Copy] = field(default_factory=deque)
 
 
 class StagedCopies(PoolCopies):
@@ -129,84 +123,93 @@ class StagedCopies(PoolCopies):
     def __init__(self, rows: DeviceRows, link: Link, page: int, device: torch.device) -> None:
         self._rows = rows
         self._link = link
-        size = max(MOVE_BYTES // rows.row_bytes, page) * rows.row_bytes
-        self._out, self._in = (
-            _Direction(deque(_Piece(torch.empty(size, dtype=torch.uint8, device=device)) for _ in range(MAX_MOVES)))
-            for _ in range(2)
-        )
+        self._size = max(MOVE_BYTES // rows.row_bytes, page) * rows.row_bytes
+        memory = torch.empty(MAX_MOVES + 1, self._size, dtype=torch.uint8, device=device)
+        self._free = deque(memory[:-1])
+        self._received = memory[-1]  # the stream of loads orders the uses of this piece
+        self._out: deque[_Copy] = deque()
+        self._in: deque[_Copy] = deque()
         self._ended: list[Ended] = []
         self._draining: list[Transfer] = []  # dropped transfers into the arena
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._out.copies or self._in.copies or self._ended)
+        return bool(self._out or self._in or self._ended)
 
     def out(self, move: int, slots: Int32Array, places: Int32Array) -> None:
-        copy = self._begin(self._out, move, slots, places)
-        if copy is None:
+        if not self._free:
+            logger.error("move %d of keys and values cannot begin: no piece of staging memory is free", move)
+        if not self._free or not self._fits(move, slots):
             self._ended.append(Ended(move, True, None))
             return
-        self._rows.gather(slots, copy.rows)
-        copy.gathered = self._link.mark()
-        self._launch(self._out, self._store)
+        piece = self._free.popleft()
+        self._rows.gather(slots, self._part(piece, slots))
+        self._out.append(_Copy(move, places, slots, self._link.mark(), piece))
+        self._launch()
 
     def into(self, move: int, places: Int32Array, slots: Int32Array) -> None:
-        if self._begin(self._in, move, slots, places) is None:
+        if not self._fits(move, slots):
             self._ended.append(Ended(move, False, None))
             return
-        self._launch(self._in, self._load)
+        self._in.append(_Copy(move, places, slots, self._link.mark()))
+        self._launch()
 
-    def _begin(self, direction: _Direction, move: int, slots: Int32Array, places: Int32Array) -> _Copy | None:
+    def _fits(self, move: int, slots: Int32Array) -> bool:
         size = len(slots) * self._rows.row_bytes
-        if not direction.free or size > direction.free[0].memory.nbytes:
-            reason = "no piece of staging memory is free" if not direction.free else f"it has {size} bytes"
-            logger.error("move %d of keys and values cannot begin: %s", move, reason)
-            return None
-        piece = direction.free.popleft()
-        copy = _Copy(move, piece, piece.memory[:size].view(-1, self._rows.row_bytes), places, slots)
-        direction.copies.append(copy)
-        return copy
+        if size > self._size:
+            logger.error("move %d of keys and values cannot begin: it has %d bytes", move, size)
+        return size <= self._size
 
-    def _store(self, copy: _Copy) -> Transfer:
-        return self._link.store(copy.rows, copy.places, copy.gathered)
+    def _part(self, piece: torch.Tensor, slots: Int32Array) -> torch.Tensor:
+        """Return the rows of a piece that slots take."""
+        return piece[: len(slots) * self._rows.row_bytes].view(-1, self._rows.row_bytes)
 
-    def _load(self, copy: _Copy) -> Transfer:
-        return self._link.load(copy.places, copy.rows, copy.piece.read)
+    def _begin(self, copy: _Copy) -> Transfer:
+        if copy.piece is not None:
+            return self._link.store(self._part(copy.piece, copy.slots), copy.places, copy.ordered)
+        rows = self._part(self._received, copy.slots)
+        return self._link.load(copy.places, rows, copy.ordered, lambda: self._rows.scatter(copy.slots, rows))
 
-    def _launch(self, direction: _Direction, begin: Callable[[_Copy], Transfer]) -> None:
-        """Begin the transfers whose rows of the arena are ready."""
-        for copy in [each for each in direction.copies if each.transfer is None]:
-            try:
-                if not self._link.is_ready(copy.places):
-                    return
-                copy.transfer = begin(copy)
-            except OSError:
-                self._ended.append(Ended(copy.move, direction is self._out, None))
-                direction.copies.remove(copy)
-                direction.free.append(copy.piece)
+    def _launch(self) -> None:
+        """Begin the transfers whose rows of the arena are ready, in order."""
+        for copies in (self._out, self._in):
+            for copy in [each for each in copies if each.transfer is None]:
+                try:
+                    if not self._link.is_ready(copy.places):
+                        break
+                    copy.transfer = self._begin(copy)
+                except OSError:
+                    copies.remove(copy)
+                    self._end(copy, None)
+
+    def _end(self, copy: _Copy, seconds: float | None) -> None:
+        self._ended.append(Ended(copy.move, copy.piece is not None, seconds))
+        if copy.piece is not None:
+            self._free.append(copy.piece)
 
     def poll(self) -> list[Ended]:
-        self._launch(self._out, self._store)
-        self._launch(self._in, self._load)
-        for copy, transfer in _done(self._out):
-            self._ended.append(Ended(copy.move, True, transfer.seconds))
-        for copy, transfer in _done(self._in):
-            self._rows.scatter(copy.slots, copy.rows)
-            copy.piece.read = self._link.mark()
-            self._ended.append(Ended(copy.move, False, transfer.seconds))
+        self._launch()
+        for copies in (self._out, self._in):
+            while copies and (transfer := copies[0].transfer) is not None and transfer.is_done:
+                self._end(copies.popleft(), transfer.seconds)
         self._draining = [each for each in self._draining if not each.is_done]
         ended, self._ended = self._ended, []
         return ended
 
     def drop(self) -> None:
-        for direction in (self._out, self._in):
-            for copy in direction.copies:
-                direction.free.append(copy.piece)
-                # The piece may be used again at once. A transfer that still writes into it, or reads later bytes from
-                # it, writes before the next transfer on its stream, into a piece or rows that nobody reads before.
-                if direction is self._out and copy.transfer is not None:
-                    self._draining.append(copy.transfer)
-            direction.copies.clear()
+        for copy in self._out:
+            assert copy.piece is not None
+            self._free.append(copy.piece)
+            # The piece may be used again at once. A transfer that still reads the piece writes into rows that the next
+            # transfer into them writes again, before anybody reads the rows.
+            if copy.transfer is not None:
+                self._draining.append(copy.transfer)
+        # Later steps may use the slots of dropped copies, which are scattered before these steps, or not at all.
+        begun = [copy.transfer for copy in self._in if copy.transfer is not None]
+        if begun:
+            self._link.hold(begun[-1])
+        self._out.clear()
+        self._in.clear()
         self._ended.clear()
 
     def fence(self) -> Callable[[], None]:
@@ -220,26 +223,20 @@ class StagedCopies(PoolCopies):
 
     def close(self) -> None:
         self._link.close()
-        for direction in (self._out, self._in):
-            direction.free.clear()
-
-
-def _done(direction: _Direction) -> Iterator[tuple[_Copy, Transfer]]:
-    """Remove copies whose transfers are done, in order, and free their pieces after the caller has handled each."""
-    while direction.copies:
-        copy = direction.copies[0]
-        if copy.transfer is None or not copy.transfer.is_done:
-            return
-        direction.copies.popleft()
-        yield copy, copy.transfer
-        direction.free.append(copy.piece)
+        self._free.clear()
+        del self._received
 
 
 class CudaTransfer:
-    """A `Transfer` between two events of a stream."""
+    """A `Transfer` of a stream.
 
-    def __init__(self, began: torch.cuda.Event, ended: torch.cuda.Event) -> None:
-        self._began, self.ended = began, ended
+    Args:
+        began, copied: events around the copy on the link.
+        ended: event after all work of the transfer.
+    """
+
+    def __init__(self, began: torch.cuda.Event, copied: torch.cuda.Event, ended: torch.cuda.Event) -> None:
+        self._began, self._copied, self.ended = began, copied, ended
 
     @property
     def is_done(self) -> bool:
@@ -247,7 +244,7 @@ class CudaTransfer:
 
     @property
     def seconds(self) -> float:
-        return float(self._began.elapsed_time(self.ended)) / 1e3
+        return float(self._began.elapsed_time(self._copied)) / 1e3
 
     def wait(self) -> None:
         self.ended.synchronize()
@@ -274,28 +271,34 @@ class CudaLink:
         return all(ready)
 
     def store(self, piece: torch.Tensor, places: Int32Array, after: torch.cuda.Event) -> CudaTransfer:
-        return self._copy(
-            self._out, after, [(arena, staged) for staged, arena in equal_parts(piece, self._arena, places)]
-        )
+        self._out.wait_event(after)
+        with torch.cuda.stream(self._out):
+            began, copied = self._copy((arena, staged) for staged, arena in equal_parts(piece, self._arena, places))
+        return CudaTransfer(began, copied, copied)
 
-    def load(self, places: Int32Array, piece: torch.Tensor, after: torch.cuda.Event | None) -> CudaTransfer:
-        return self._copy(self._in, after, equal_parts(piece, self._arena, places))
-
-    def _copy(
-        self,
-        stream: torch.cuda.Stream,
-        after: torch.cuda.Event | None,
-        parts: list[tuple[torch.Tensor, torch.Tensor]],
+    def load(
+        self, places: Int32Array, piece: torch.Tensor, after: torch.cuda.Event, then: Callable[[], None]
     ) -> CudaTransfer:
-        if after is not None:
-            stream.wait_event(after)
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream):
-            began.record(stream)
-            for target, source in parts:
-                target.copy_(source, non_blocking=True)
-            ended.record(stream)
-        return CudaTransfer(began, ended)
+        with torch.cuda.stream(self._in):
+            began, copied = self._copy(equal_parts(piece, self._arena, places))
+            self._in.wait_event(after)
+            then()
+            ended = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ended.record(self._in)
+        return CudaTransfer(began, copied, ended)
+
+    def _copy(self, parts: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        """Launch copies of (target, source) on the current stream; return an event before and an event after them."""
+        began, copied = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        began.record()
+        for target, source in parts:
+            target.copy_(source, non_blocking=True)
+        copied.record()
+        return began, copied
+
+    def hold(self, transfer: Transfer) -> None:
+        assert isinstance(transfer, CudaTransfer)
+        torch.cuda.current_stream(self._device).wait_event(transfer.ended)
 
     def close(self) -> None:
         self._out.synchronize()
