@@ -14,8 +14,9 @@ the listing and the layers:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ class Sizes:
 
     Attributes:
         block: positions that a program processes at once.
-        num_warps: warps of a program.
+        num_warps: warps of a program; float8 always has one.
         num_stages: pipeline stages of the program's loop: one, and two for each buffer of keys and values that is
             filled ahead.
         programs: programs on a processor (SM).
@@ -43,13 +44,13 @@ class Sizes:
 
 
 def pick_sizes(head_dim: int, kv_itemsize: int) -> Sizes:
-    """Return the fastest measured sizes for a head size of 128 in bfloat16 (`python -m
-    benchmarks.kernels.decode_attention --sweep`). For other head sizes and dtypes, return sizes that keep as many bytes
-    in flight without spilling registers."""
+    """Return the fastest measured sizes for a head size of 128 (`python -m benchmarks.kernels.decode_attention --sweep`
+    with `--fp8` for float8). For other head sizes, return sizes that keep as many bytes in flight without spilling
+    registers."""
+    if kv_itemsize == 1:
+        return Sizes(32 if head_dim <= 128 else 16, 1, 1, 12 if head_dim == 64 else 8)
     if head_dim > 128:
         return Sizes(64, 4, 3, 2)
-    if kv_itemsize == 1:
-        return Sizes(64, 4, 5, 4)
     return Sizes(64, 2, 3 if head_dim == 128 else 5, 4)
 
 
@@ -137,9 +138,13 @@ class DecodeRunner:
         sizes: Sizes | None = None,
     ) -> None:
         from radixrt.kernels.triton.decode_attention import decode_attention, write_decode_list
+        from radixrt.kernels.triton.decode_attention_fp8 import decode_attention_fp8
 
-        self._attend, self._list = decode_attention, write_decode_list
         self._sizes = pick_sizes(head_dim, kv_dtype.itemsize) if sizes is None else sizes
+        self._list = write_decode_list
+        self._attend: Callable[..., None] = decode_attention_fp8
+        if kv_dtype != torch.float8_e4m3fn:
+            self._attend = partial(decode_attention, num_warps=self._sizes.num_warps, num_stages=self._sizes.num_stages)
         self._uploader = Uploader(device)
         self._dependent_launch = dependent_launch
         self._device = device
@@ -246,7 +251,5 @@ class DecodeRunner:
             lse,
             scale=scale,
             block=self._sizes.block,
-            num_warps=self._sizes.num_warps,
-            num_stages=self._sizes.num_stages,
             early=self._dependent_launch,
         )

@@ -351,3 +351,25 @@ def test_rows_of_a_pool_are_moved_by_16_bytes(gather: bool) -> None:
     assert re.search(r"st\.global\.v4\.b32", ptx)
     bytewise = compiled(_move_rows_kernel, {"WORD": 1, "ALIGN": 1, "BLOCK": BLOCK_BYTES, "GATHER": gather}, **types)
     assert not re.search(r"(ld|st)\.global\.v\d", bytewise)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "kind"), [(32, 8, 128, "bf16"), (64, 8, 64, "fp16")])
+def test_decode_attention_over_float8_exchanges_no_numbers(heads: int, kv_heads: int, dim: int, kind: str) -> None:
+    """Keys and values go from memory to the tensor cores: neither the slow conversion nor shared memory by bytes."""
+    from radixrt.kernels.triton.decode_attention_fp8 import _decode_attention_fp8_kernel
+
+    integers = ("slots", "meta", "lane_ptr", "first_lane", "last_lane", "arrived", "keys", "values")
+    ptx = compiled(
+        _decode_attention_fp8_kernel,
+        {
+            "HEADS": heads, "KV_HEADS": kv_heads, "GROUP": heads // kv_heads, "DIM": dim, "BLOCK_H": 8,
+            "BLOCK_N": 32, "WITH_LSE": True, "EARLY": True,
+            "LOG_FACTOR": 100 if kind == "bf16" else 0, "UNIT": 2.0**120 if kind == "bf16" else 2.0**8,
+        },
+        warps=1,
+        **dict.fromkeys(integers, "*i32"), q=f"*{kind}", out=f"*{kind}", q_stride="i32", scale_log2="fp32",
+        **dict.fromkeys(("partial", "partial_lse", "out_lse"), "*fp32"),
+    )  # fmt: skip
+    assert "cvt.rn.f16x2.e4m3x2" not in ptx
+    assert not re.search(r"ld\.shared\.[bu]8", ptx)
+    assert re.search(r"ld\.global\S*v4\.b32", ptx)

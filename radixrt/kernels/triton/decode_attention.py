@@ -6,7 +6,8 @@ blocks ahead, also across the ends of rows. If several lanes have a part of a ro
 the parts, in their order. The softmax is FlashAttention's online softmax (Dao et al. 2022, arXiv 2205.14135); the even
 division of work is that of Stream-K (Osama et al. 2023, arXiv 2301.03598).
 
-`radixrt.attention.decode_runner` computes the numbers that the kernel reads.
+`radixrt.attention.decode_runner` computes the numbers that the kernel reads. `decode_attention_fp8` has the same kernel
+for keys and values in float8.
 """
 
 from __future__ import annotations
@@ -128,13 +129,13 @@ def _decode_attention_kernel(
             at = slot * (KV_HEADS * DIM) + kv_head * DIM
             k = tl.load(keys + at[:, None] + d[None, :])
             next_entry = tl.load(meta + block + 1)
-            scores = tl.dot(queries, tl.trans(k.to(queries.dtype)), input_precision=PRECISION) * scale_log2
+            scores = tl.dot(queries, tl.trans(k), input_precision=PRECISION) * scale_log2
             scores = tl.where((n < (entry & 255))[None, :], scores, float("-inf"))
             new_peak = tl.maximum(peak, tl.max(scores, 1))
             shrink = tl.exp2(peak - new_peak)
             p = tl.exp2(scores - new_peak[:, None])
             total = total * shrink + tl.sum(p, 1)
-            v = tl.load(values + at[:, None] + d[None, :]).to(queries.dtype)
+            v = tl.load(values + at[:, None] + d[None, :])
             acc = tl.dot(p.to(queries.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
             peak = new_peak
 
@@ -209,7 +210,7 @@ def decode_attention(
 
     Args:
         q: [B, heads, dim]; heads and dims of a row lie together.
-        keys, values: [slots, kv_heads, dim], contiguous, in q's dtype or another that converts to it.
+        keys, values: [slots, kv_heads, dim], contiguous, in q's dtype.
         slots, meta: as `write_decode_list` left them.
         lane_ptr, first_lane, last_lane: int32, the `DecodePlan`'s, on the device.
         partial: float32 [2 * lanes, heads, dim], scratch.
