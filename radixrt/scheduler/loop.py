@@ -94,6 +94,7 @@ class SchedulerLoop:
         self._drains: list[ControlReq] = []
         self._idle = True
         self._reported = False  # a report of a part was read in this iteration
+        self._stale = False  # a report was read since the last statistics
         self._handlers: dict[type, Callable[[Any, float], Iterable[ToTokenizer]]] = {
             Request: self._add,
             AbortReq: self._abort,
@@ -313,7 +314,7 @@ class SchedulerLoop:
 
     def _take_report(self, report: PartReport) -> None:
         self._core.reported(report, time.monotonic())
-        self._reported = True
+        self._reported = self._stale = True
 
     # --- restart of the ModelRunner ---
 
@@ -422,8 +423,8 @@ class SchedulerLoop:
                 self._tokenizer.send(ControlReply(request.id, ok=True))
             self._drains.clear()
         now = time.monotonic()
-        if became_idle or (not idle and now - self._last_stats >= STATS_INTERVAL_S):
-            self._last_stats = now
+        if became_idle or ((not idle or self._stale) and now - self._last_stats >= STATS_INTERVAL_S):
+            self._last_stats, self._stale = now, False
             self._tokenizer.send(self.stats())
 
     def stats(self) -> SchedulerStats:

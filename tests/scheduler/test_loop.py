@@ -14,7 +14,16 @@ from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.errors import EngineError
 from radixrt.executor.base import Executor
 from radixrt.messages.request import Request
-from radixrt.messages.runner import DebugReq, ForwardStep, FromRunner, GrammarMask, RunnerReady, StepFailed, StepOutput
+from radixrt.messages.runner import (
+    DebugReq,
+    ForwardStep,
+    FromRunner,
+    GrammarMask,
+    PartReport,
+    RunnerReady,
+    StepFailed,
+    StepOutput,
+)
 from radixrt.messages.scheduler import Reset, RunnerRestarted, SchedulerReady, TokenBatch
 from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.messages.step_shape import StepShape
@@ -37,7 +46,7 @@ class Recorder(Executor):
         self._runs_ahead = runs_ahead
         self._masked: deque[ForwardStep] = deque()
         self.held: deque[StepOutput] = deque()
-        self.ready: deque[StepOutput | StepFailed] = deque()
+        self.ready: deque[StepOutput | StepFailed | PartReport] = deque()
 
     def wait_ready(self, timeout_s: float) -> RunnerReady:
         raise NotImplementedError
@@ -58,8 +67,9 @@ class Recorder(Executor):
     def take(self, timeout_s: float = 0.0) -> FromRunner | None:
         if not self.ready:
             return None
-        self._log.append(f"answer {self.ready[0].step_id}")
-        return self.ready.popleft()
+        answer = self.ready.popleft()
+        self._log.append("report" if isinstance(answer, PartReport) else f"answer {answer.step_id}")
+        return answer
 
     def ask(self, question: DebugReq) -> None:
         raise NotImplementedError
@@ -78,15 +88,15 @@ class Outbox:
         self.finished: set[str] = set()
         self.epochs: list[int] = []
         self.stats_before_ready: list[int] = []
-        self._num_stats = 0
+        self.num_stats = 0
 
     def send(self, message: Any) -> None:
         if isinstance(message, SchedulerStats):
-            self._num_stats += 1
+            self.num_stats += 1
             return
         if isinstance(message, SchedulerReady):
             self.epochs.append(message.epoch)
-            self.stats_before_ready.append(self._num_stats)
+            self.stats_before_ready.append(self.num_stats)
             return
         assert isinstance(message, TokenBatch)
         self._log.append("tokens")
@@ -138,6 +148,20 @@ def _no_vocabulary() -> Any:
 
 def test_statistics_are_there_before_the_engine_is_ready() -> None:
     assert Loop(depth=2, runs_ahead=True).outbox.stats_before_ready == [1]
+
+
+def test_statistics_follow_what_parts_report_while_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "STATS_INTERVAL_S", 0.0)
+    at, reports = Loop(depth=2, runs_ahead=True), []
+    at.harness.scheduler.parts.reported = {"mover": lambda rank, data, now: reports.append(data)}
+    at.loop.run_once(wait=False)
+    sent = at.outbox.num_stats
+    at.executor.ready.append(PartReport(0, "mover", b"moved"))
+    at.loop.run_once(wait=False)
+    assert reports == [b"moved"]
+    assert at.outbox.num_stats == sent + 1
+    at.loop.run_once(wait=False)
+    assert at.outbox.num_stats == sent + 1, "nothing is sent while nothing happens"
 
 
 @pytest.mark.parametrize("depth", [1, 2])
