@@ -19,6 +19,7 @@ SLOW_PATHS = (
     # real servers, processes that are killed, Ray, load
     "tests/bench",
     "tests/doctor/test_probes.py",
+    "tests/engine/test_persistence.py",
     "tests/engine/test_skip_tokenizer.py",
     "tests/lang/backends/test_default.py",
     "tests/lang/backends/test_endpoint.py",
@@ -124,6 +125,7 @@ LONGEST = (
     "tests/equivalence/test_cascade.py",
     "tests/server/test_run.py",
     "tests/benchmarks/soak/test_soak.py",
+    "tests/engine/test_persistence.py",
     "tests/engine/test_skip_tokenizer.py",
     "tests/process/test_keys_and_tls.py",
     "tests/mem_cache/test_radix_cache_model.py",
