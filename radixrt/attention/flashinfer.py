@@ -6,6 +6,9 @@ Where rows of a step share prefixes, these kernels compute each row's suffix onl
 the shared prefixes of rows with a single query, and `PromptCascade` does so for prompts. Attention sinks are applied to
 the result of any kernel, by means of its log-sum-exp.
 
+Keys and values in float8 are gathered and converted for prompts, so that these use the kernels of the model's dtype.
+What a prompt reads then equals what the pool holds, also of tokens computed in the step, whatever the chunks.
+
 While FlashInfer's kernels are being compiled, `VarlenPlanner` computes prompts, without sharing prefixes.
 """
 
@@ -29,6 +32,7 @@ from radixrt.attention.prompt_cascade import PromptCascade, SharedPrompts, plan_
 from radixrt.attention.varlen import VarlenPlanner
 from radixrt.forward_batch.extend_parts import ExtendParts, leading, split_extend
 from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode, SharedGroups
+from radixrt.kernels.triton.gather_kv import gather_kv
 from radixrt.kernels.triton.kv_indices import write_kv_indices
 from radixrt.kernels.triton.padding import empty_padded
 from radixrt.kernels.triton.sinks import apply_sinks
@@ -45,7 +49,7 @@ Window = int | None
 @dataclass(frozen=True)
 class FreshPart:
     """Tokens [first, end) of a step, of rows that begin in the step: they read only keys and values computed in the
-    step.
+    step, side by side.
 
     Attributes:
         wrappers: planned wrappers, by window; their `run` computes.
@@ -102,6 +106,9 @@ class FlashInferBackend(AttentionBackend):
         dependent_launch: use programmatic dependent launch, see `CudaOps`.
         modules: FlashInfer's kernels; None to compile them now.
 
+    Attributes:
+        gathers: the pool has another dtype than the model. Keys and values are then always stored before they are read.
+
     Raises:
         ImportError: FlashInfer or Triton is not installed.
         ValueError: the layers' shapes or dtypes are not supported, or no kernels can be had now; the message says why.
@@ -123,6 +130,7 @@ class FlashInferBackend(AttentionBackend):
         shape = common_shape(layers, dtype)
         page_size = kv_cache.page_size
         self._kv = kv_cache
+        self.gathers = kv_cache.dtype != dtype
         self._device = kv_cache.k[0].device
         self._pages = [
             (k.view(-1, page_size, *k.shape[1:]), v.view(-1, page_size, *v.shape[1:]))
@@ -217,6 +225,8 @@ class FlashInferBackend(AttentionBackend):
         if self._cascade is not None:
             self._cascade.runner.launch_all(q, pool, req_to_token)
         prompt_cascade.launch_all(q, pool, req_to_token)
+        if self.gathers:
+            gather_kv(pool, row, self._dtype)
 
     def store(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> None:
         store_kv(k, v, self.slots(layer), batch.out_cache_loc)
@@ -256,10 +266,13 @@ class FlashInferBackend(AttentionBackend):
             if isinstance(part, DecodePart):
                 self._attend_decode(layer, part, queries, pool, batch.req_to_token, result, sinks)
                 continue
-            assert k is not None
-            assert v is not None
             wrapper, lse = part.wrappers[layer.sliding_window], None if sinks is None else _new_lse(queries)
-            new_k, new_v = k[part.first : part.end], v[part.first : part.end]
+            if self.gathers:
+                new_k, new_v = gather_kv(pool, batch.out_cache_loc[part.first : part.end], q.dtype)
+            else:
+                assert k is not None
+                assert v is not None
+                new_k, new_v = k[part.first : part.end], v[part.first : part.end]
             wrapper.run(queries, new_k, new_v, out=result, lse=lse, return_lse=lse is not None)
             if sinks is not None and lse is not None:
                 apply_sinks(result, lse, sinks)
@@ -322,7 +335,7 @@ class FlashInferBackend(AttentionBackend):
             self._planned.append((each, parts))
             # The device has a single buffer for plans of prefixes shared by decode rows.
             may_share = not any(isinstance(part, DecodePart) and part.tile is not None for part in parts)
-        self._stores = any(isinstance(part, FreshPart) for part in self.parts_of(batch))
+        self._stores = not self.gathers and any(isinstance(part, FreshPart) for part in self.parts_of(batch))
 
     def _plan_parts(self, batch: ForwardBatch, *, may_share: bool) -> list[Part]:
         if batch.mode is ForwardMode.DECODE:

@@ -170,10 +170,8 @@ def load_modules(
         from flashinfer.prefill import get_batch_prefill_module
         from flashinfer.utils import determine_attention_backend
 
-        def chosen(of: torch.dtype) -> str:
-            return str(determine_attention_backend(device, 0, False, False, dtype, of))
-
-        kinds = {(chosen(kv_dtype), kv_dtype), ("fa2", kv_dtype), (chosen(dtype), dtype)}
+        # Prompts read keys of the queries' dtype, but for rows of few queries.
+        kinds = {(str(determine_attention_backend(device, 0, False, False, dtype, dtype)), dtype), ("fa2", kv_dtype)}
         # No positional encoding, no logits cap, no accumulation in half precision.
         arguments = [
             (name, dtype, of, dtype, torch.int32, head_dim, head_dim, 0, has_window, False, False)

@@ -12,15 +12,13 @@ from typing import Any
 
 import torch
 
-from radixrt.attention.flashinfer_plans import Rows, Shape, cumulated
+from radixrt.attention.flashinfer_plans import Rows, Shape, cumulated, divide, max_gathered
 from radixrt.forward_batch.upload import Uploader
 from radixrt.kernels.triton.gather_kv import gather_kv
 from radixrt.kernels.triton.kv_indices import write_kv_indices
 from radixrt.messages.wire import Int32Array
 
 LOG2_E = math.log2(math.e)
-MAX_BYTES = 2**28
-"""Maximum bytes of a layer's keys and values that are copied at once. A single longer row is not divided."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ class VarlenPlanner:
         self._options = {"scale": shape.scale}
         if window is not None:
             self._options |= {"window_size_left": window - 1, "window_size_right": 0}
-        self._max_keys = MAX_BYTES // (2 * shape.num_kv_heads * shape.head_dim * dtype.itemsize)
+        self._max_keys = max_gathered(shape, dtype)
         self._device = device
         self._uploader = Uploader(device)
 
@@ -128,15 +126,3 @@ class VarlenPlanner:
         (ptr,) = self._uploader.upload([cumulated(lens)])
         longest = int(lens.max())
         return VarlenRun([_Part(0, int(lens.sum()), ptr, ptr, longest, longest, None)], self._options)
-
-
-def divide(lens: Int32Array, most: int) -> list[int]:
-    """Divide rows with `lens` keys into runs of at most `most` keys, or of a single row; return the ends of the
-    runs."""
-    ends, total = [], 0
-    for row, count in enumerate(lens.tolist()):
-        if row and total + count > most:
-            ends.append(row)
-            total = 0
-        total += count
-    return [*ends, len(lens)] if len(lens) else []

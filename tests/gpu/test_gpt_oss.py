@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from radixrt import Engine
-from radixrt.attention import varlen
+from radixrt.attention import flashinfer_plans
 from radixrt.attention.base import AttentionLayer
 from radixrt.attention.kv_cache import KVCache
 from radixrt.attention.torch_native import TorchNativeBackend
@@ -54,7 +54,9 @@ def test_sinks_equal_the_reference(rows: str, *, compiled: bool, monkeypatch: py
     for mine, theirs in zip(ours.k + ours.v, exact.k + exact.v, strict=True):
         theirs.copy_(random(slots + 1, kv_heads))
         mine.copy_(theirs)
-    monkeypatch.setattr(varlen, "MAX_BYTES", 2 * kv_heads * dim * 2 * 300)  # so that rows are divided
+    monkeypatch.setattr(
+        flashinfer_plans, "MAX_GATHERED_BYTES", 2 * kv_heads * dim * 2 * 300
+    )  # so that rows are divided
     backend = FlashInferBackend(
         ours, layers, dtype=torch.bfloat16, max_rows=8, context_length=2048, modules=None if compiled else Compiling()
     )

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def _gather_kv_kernel(keys, values, slots, k_out, v_out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)

@@ -180,7 +180,7 @@ class PromptGraphRunner:
     def _capture(self, tokens: int) -> _Captured:
         batch = self._builder.build_dummy_extend(tokens)
         received = None if self._received is None else self._received[:tokens]
-        stores = tokens < MIN_FRESH_TOKENS
+        stores = tokens < MIN_FRESH_TOKENS or self._attention.gathers
         stream = self._stream
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
