@@ -373,3 +373,18 @@ def test_decode_attention_over_float8_exchanges_no_numbers(heads: int, kv_heads:
     assert "cvt.rn.f16x2.e4m3x2" not in ptx
     assert not re.search(r"ld\.shared\.[bu]8", ptx)
     assert re.search(r"ld\.global\S*v4\.b32", ptx)
+
+
+def test_tiles_of_mxfp4_experts_in_float16() -> None:
+    from radixrt.kernels.triton.expert_codes_gemm import _expert_codes_kernel
+
+    compiled(
+        _expert_codes_kernel,
+        {
+            "words_map": None, "scales_map": None, "shifts": None, "experts": None, "TOP_K": 4, "TOKENS": 16,
+            "ROWS": 64, "STEP": 256, "GATED": True, "NUMBERS": "mxfp4", "IN_WORD": 8, "GROUP": 32, "SCALE_ROWS": 1,
+            "ONE": False, "EVEN": False, "ALPHA": 1.0, "LIMIT": 0.0, "EARLY": True,
+        },
+        x="*fp16", out="*fp16", words="*i32", scales="*bf16", bias="*fp32", pairs="*i32", tiles="*i32",
+        count="*i32",
+    )  # fmt: skip

@@ -56,40 +56,42 @@ def scaled_numbers(words, factors, DTYPE: tl.constexpr, ROWS: tl.constexpr, COLU
 def _eight(words, factors, DTYPE: tl.constexpr):
     """Return the numbers of codes 0 and 4, 1 and 5, 2 and 6, and 3 and 7."""
     if INTERPRETED or tl.bfloat16 != DTYPE:
-        return (
+        numbers = (
             _one(words, factors, 6, 15, DTYPE), _one(words, factors, 22, 31, DTYPE),
             _one(words, factors, 9, 14, DTYPE), _one(words, factors, 25, 30, DTYPE),
             _one(words, factors, 3, 12, DTYPE), _one(words, factors, 19, 28, DTYPE),
             _one(words, factors, 0, 13, DTYPE), _one(words, factors, 16, 29, DTYPE),
         )  # fmt: skip
-    return tl.inline_asm_elementwise(
-        """{
-        .reg .b32 bits, sign, factor, zero;
-        mov.b32 zero, 0x80008000;
-        mov.b32 factor, {$9, $9};
-        and.b32 bits, $8, 0x81C081C0;
-        fma.rn.bf16x2 bits, bits, factor, zero;
-        mov.b32 {$0, $1}, bits;
-        shr.u32 bits, $8, 3;
-        and.b32 bits, bits, 0x01C001C0;
-        shl.b32 sign, $8, 1;
-        lop3.b32 bits, sign, 0x80008000, bits, 0xEA;
-        fma.rn.bf16x2 bits, bits, factor, zero;
-        mov.b32 {$2, $3}, bits;
-        shl.b32 bits, $8, 3;
-        and.b32 bits, bits, 0x81C081C0;
-        fma.rn.bf16x2 bits, bits, factor, zero;
-        mov.b32 {$4, $5}, bits;
-        shl.b32 bits, $8, 6;
-        and.b32 bits, bits, 0x01C001C0;
-        shl.b32 sign, $8, 2;
-        lop3.b32 bits, sign, 0x80008000, bits, 0xEA;
-        fma.rn.bf16x2 bits, bits, factor, zero;
-        mov.b32 {$6, $7}, bits;
-        }""",
-        "=h,=h,=h,=h,=h,=h,=h,=h,r,h", [words, factors],
-        dtype=(tl.bfloat16,) * 8, is_pure=True, pack=1,
-    )  # fmt: skip
+    else:
+        numbers = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 bits, sign, factor, zero;
+            mov.b32 zero, 0x80008000;
+            mov.b32 factor, {$9, $9};
+            and.b32 bits, $8, 0x81C081C0;
+            fma.rn.bf16x2 bits, bits, factor, zero;
+            mov.b32 {$0, $1}, bits;
+            shr.u32 bits, $8, 3;
+            and.b32 bits, bits, 0x01C001C0;
+            shl.b32 sign, $8, 1;
+            lop3.b32 bits, sign, 0x80008000, bits, 0xEA;
+            fma.rn.bf16x2 bits, bits, factor, zero;
+            mov.b32 {$2, $3}, bits;
+            shl.b32 bits, $8, 3;
+            and.b32 bits, bits, 0x81C081C0;
+            fma.rn.bf16x2 bits, bits, factor, zero;
+            mov.b32 {$4, $5}, bits;
+            shl.b32 bits, $8, 6;
+            and.b32 bits, bits, 0x01C001C0;
+            shl.b32 sign, $8, 2;
+            lop3.b32 bits, sign, 0x80008000, bits, 0xEA;
+            fma.rn.bf16x2 bits, bits, factor, zero;
+            mov.b32 {$6, $7}, bits;
+            }""",
+            "=h,=h,=h,=h,=h,=h,=h,=h,r,h", [words, factors],
+            dtype=(tl.bfloat16,) * 8, is_pure=True, pack=1,
+        )  # fmt: skip
+    return numbers
 
 
 @triton.jit
