@@ -6,10 +6,10 @@
 Tokens are routed by random weights. Calls are captured in one CUDA graph and cycle through different tokens, so that
 the weights of few tokens are read from memory too. The floor is the time to read the weights of the experts that are
 hit, or to multiply with them, whichever is longer. `pairs` is the kernel for a few tokens, `tiles` the one for more.
-Weights are bfloat16, or codes of --weights, which `pairs` does not read; gpt-oss has mxfp4.
+Weights are bfloat16, or codes of --weights; gpt-oss has mxfp4.
 
 With --tune, also the fastest of many tilings for each size of tiles, as entries of `expert_gemm_config`; all are
-compiled first, and the search ends after --seconds.
+compiled first, and the search ends after --seconds. For codes, also the times of all cuts of `expert_codes_gemv`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from benchmarks.common.cuda_timing import graph_us
 from benchmarks.common.device_rates import Device, measure_device
 from benchmarks.common.tables import table
 from radixrt.kernels.packed_weights import PackedWeights
-from radixrt.kernels.triton import expert_codes_gemm, expert_gemm, expert_gemv
+from radixrt.kernels.triton import expert_codes_gemm, expert_codes_gemv, expert_gemm, expert_gemv
 from radixrt.kernels.triton.compile_ahead import compiling
+from radixrt.kernels.triton.expert_codes_gemv import Cut
 from radixrt.kernels.triton.expert_gemm import Weights
 from radixrt.kernels.triton.expert_gemm_config import TILES, Config, find_codes_config, find_config, tile_of
 from radixrt.kernels.triton.expert_tiles import Tiles, list_tiles
@@ -200,6 +201,31 @@ def tune(layer: Layer, tile: int, seconds: float) -> list[list[str]]:
     return found
 
 
+CUTS = [Cut(warps, blocks) for warps in (2, 4, 8, 16) for blocks in (1, 2, 4)]
+
+
+def time_cuts(layer: Layer, tokens: int) -> list[list[str]]:
+    """Rows of the table of cuts of `expert_codes_gemv`: microseconds of each GEMM by each of CUTS."""
+    top_k = layer.routing.top_k
+    experts = [torch.rand(tokens, layer.num_experts, device="cuda").topk(top_k).indices.int() for _ in range(INPUTS)]
+    share = torch.full((tokens, top_k), 1.0 / top_k, device="cuda")
+    found = []
+    for gated, weight in ((True, layer.gate_up), (False, layer.down)):
+        assert isinstance(weight, PackedWeights)
+        x = torch.randn(tokens * (1 if gated else top_k), weight.columns, device="cuda", dtype=torch.bfloat16)
+
+        def run(cut: Cut, turn: Iterator[torch.Tensor], *, gated: bool, weight: PackedWeights, x: torch.Tensor) -> None:
+            expert_codes_gemv.multiply(x, weight, next(turn), share, gated=gated, early=True, cut=cut)
+
+        each = partial(run, gated=gated, weight=weight, x=x)
+        with compiling():
+            for cut in CUTS:
+                each(cut, itertools.cycle(experts))
+        us = [graph_us(partial(each, cut, itertools.cycle(experts)), calls=INPUTS, replays=9) for cut in CUTS]
+        found.append(["gate and up" if gated else "down", str(tokens), *(f"{value:.1f}" for value in us)])
+    return found
+
+
 def multiply(
     rows: torch.Tensor, weight: Weights, tiles: Tiles, tile: int, *, cut: Config, top_k: int, gated: bool
 ) -> torch.Tensor:
@@ -227,7 +253,12 @@ def measure(layer: Layer, tokens: int, device: Device) -> list[str]:
         return graph_us(run, calls=calls, replays=replays)
 
     routing = graph_us(lambda: ours.route(next(turn)[0], layer.router, layer.routing), calls=calls, replays=replays)
-    pairs = timed(expert_gemv) if tokens <= 16 and not layer.packed else math.nan
+    pairs = math.nan
+    if isinstance(layer.gate_up, PackedWeights) and isinstance(layer.down, PackedWeights):
+        if expert_codes_gemv.supports(inputs[0][0], layer.gate_up, layer.down):
+            pairs = timed(expert_codes_gemv)
+    elif tokens <= 16:
+        pairs = timed(expert_gemv)
     tiles = timed(expert_gemm)
     nbytes, flops, floor = floor_us(layer, inputs[0][1], device)
     tile = tile_of(tokens, inputs[0][1].shape[1], layer.num_experts + layer.routing.num_shared)
@@ -256,6 +287,9 @@ def main() -> None:
     print(f"rates: {device}")
     layer = make_layer(args.shape, args.weights)
     print(table(HEADER, [measure(layer, tokens, device) for tokens in args.tokens]), flush=True)
+    if args.tune and layer.packed:
+        header = ["GEMM", "tokens", *(f"{cut.warps} warps, {cut.blocks} blocks" for cut in CUTS)]
+        print(table(header, [row for tokens in (1, 2, 4) for row in time_cuts(layer, tokens)]), flush=True)
     for tile in TILES if args.tune else ():
         header = ["GEMM", "tile", "tokens", "now µs", "best µs", "rows, step, stages, warps, tokens first, bulk"]
         print(table(header, tune(layer, tile, args.seconds)), flush=True)

@@ -43,6 +43,7 @@ class CudaOps(TorchOps):
             codes,
             codes_gemv,
             embedding,
+            expert_codes_gemv,
             expert_gemm,
             expert_gemv,
             gemv,
@@ -54,6 +55,7 @@ class CudaOps(TorchOps):
 
         self._activation, self._embedding, self._gemv, self._heads = activation, embedding, gemv, heads
         self._expert_gemm, self._expert_gemv = expert_gemm, expert_gemv
+        self._expert_codes_gemv = expert_codes_gemv
         self._norm, self._routing = norm, routing
         self._codes, self._codes_gemv = codes, codes_gemv
         self.recurrence = CudaRecurrence(early=early)
@@ -223,6 +225,11 @@ class CudaOps(TorchOps):
                 return None
             if self._expert_gemv.supports(x, gate_up, down):
                 return self._expert_gemv.run_experts(x, experts, weights, gate_up, down, self._early, rule)
+        else:
+            assert isinstance(gate_up, PackedWeights)
+            assert isinstance(down, PackedWeights)
+            if self._expert_codes_gemv.supports(x, gate_up, down):
+                return self._expert_codes_gemv.run_experts(x, experts, weights, gate_up, down, self._early, rule)
         return self._expert_gemm.run_experts(x, experts, weights, gate_up, down, self._early, rule)
 
     def _rule(self, biased: BiasedSwiGLU | None) -> ExpertRule:

@@ -375,6 +375,25 @@ def test_decode_attention_over_float8_exchanges_no_numbers(heads: int, kv_heads:
     assert re.search(r"ld\.global\S*v4\.b32", ptx)
 
 
+@pytest.mark.parametrize(
+    ("numbers", "gated", "kind"), [("e4m3", True, "bf16"), ("mxfp4", True, "bf16"), ("mxfp4", False, "fp16")]
+)
+def test_experts_of_codes_and_few_tokens(numbers: str, gated: bool, kind: str) -> None:
+    from radixrt.kernels.triton.expert_codes_gemv import _expert_codes_gemv_kernel
+
+    ptx = compiled(
+        _expert_codes_gemv_kernel,
+        {
+            "TOP_K": 4, "GATED": gated, "NUMBERS": numbers, "WARPS": 4, "AT_ONCE": 1 if gated else 4, "BLOCKS": 2,
+            "EVEN": False, "ALPHA": 1.0, "LIMIT": 0.0, "EARLY": True,
+        },
+        x=f"*{kind}", out=f"*{kind}", words="*i32", experts="*i32", weights="*fp32", bias="*fp32",
+        scales="*bf16" if numbers == "mxfp4" else "*fp32",
+    )  # fmt: skip
+    assert "mma.sync" in ptx
+    assert re.search(r"ld\.global\S*v4\.b32", ptx)
+
+
 def test_tiles_of_mxfp4_experts_in_float16() -> None:
     from radixrt.kernels.triton.expert_codes_gemm import _expert_codes_kernel
 
