@@ -155,7 +155,7 @@ class CudaOps(TorchOps):
             send: see `skinny_gemm.multiply`; only where `reads_codes`.
         """
         if self.reads_codes(x, weight):
-            if self._codes_gemv.wins(x, weight):
+            if self._codes_gemv.wins(x, weight, gated=gated):
                 return self._codes_gemv.multiply(x, weight, bias, gated=gated, early=self._early, send=send)
             bits, group = 32 // weight.in_word, weight.group
             tiling = codes_gemm_config.find_config(x.shape[0], *weight.shape, gated=gated, bits=bits, group=group)

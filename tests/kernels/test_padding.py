@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from radixrt.kernels.triton.padding import empty_padded, padded_view
-from radixrt.kernels.triton.skinny_gemm_config import MAX_TOKENS
+from radixrt.kernels.triton.skinny_gemm_config import MAX_PADDED, MAX_TOKENS
 
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize(("rows", "there"), [(1, 16), (16, 16), (72, 128), (MAX_TOKENS, MAX_TOKENS)])
+@pytest.mark.parametrize(
+    ("rows", "there"), [(1, 16), (16, 16), (72, 128), (MAX_TOKENS, MAX_TOKENS), (257, 384), (MAX_PADDED, MAX_PADDED)]
+)
 def test_room_up_to_the_next_tile(rows: int, there: int) -> None:
     x = empty_padded(rows, 8, dtype=torch.bfloat16, device=CPU)
     assert x.shape == (rows, 8)
@@ -23,7 +25,7 @@ def test_room_up_to_the_next_tile(rows: int, there: int) -> None:
     assert padded_view(x, there + 1) is x
 
 
-@pytest.mark.parametrize("rows", [0, MAX_TOKENS + 1])
+@pytest.mark.parametrize("rows", [0, MAX_PADDED + 1])
 def test_no_room_where_no_product_reads_it(rows: int) -> None:
     x = empty_padded(rows, 2, 4, dtype=torch.float32, device=CPU)
     assert x.shape == (rows, 2, 4)

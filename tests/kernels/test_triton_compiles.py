@@ -102,10 +102,18 @@ def test_products_that_send(ranks: int, trips: int) -> None:
     nobody = {"addresses": None, "turns": None} if ranks == 1 else {}
     place = {"RANK": 0, "RANKS": ranks, "PART_BYTES": 1 << 20, "TRIPS": trips, "EARLY": True, **nobody}
     cut = {"TOKENS": 64, "ROWS": 32, "STEP": 128, "SPLITS": 2, "GATED": False, "AHEAD": 0, "PIECE": 0}
-    plain = {"scales": None, "shifts": None, "NUMBERS": None, "IN_ELEMENT": 1, "GROUP": 0, "SCALE_ROWS": 1}
+    plain = {
+        "scales": None,
+        "shifts": None,
+        "NUMBERS": None,
+        "IN_ELEMENT": 1,
+        "GROUP": 0,
+        "SCALE_ROWS": 1,
+        "ROUND": False,
+    }
     given = {"x_map": None, "weight_map": None, "HAS_BIAS": True, "TOKENS_FIRST": True, "EVEN": True, **cut, **place}
     given |= plain
-    assert "st.global.v4" in compiled(skinny_gemm._skinny_gemm_kernel, given, parts="*fp32")
+    assert "st.global.v4" in compiled(skinny_gemm._skinny_gemm_kernel, given, parts="*fp32", token_tiles="i32")
     sizes = {"SIZE": 2048, "TOKENS": 2, "PAIRS": True, "UNROLL": 2, "CHUNK": 256, "WARPS": 4}
     compiled(gemv._gemv_kernel, {"GATED": False, "HAS_BIAS": True, **sizes, **place})
     compiled(embedding._embed_part_kernel, {"SIZE": 4096, "BLOCK": 4096, "EARLY": True}, rows="*bf16")
@@ -255,6 +263,10 @@ def test_experts_of_codes(kind: str, tile: int, gated: bool, paired: bool) -> No
         ("e4m3", 128, 64, True),
         ("int4", 128, 16, True),
         ("e2m1", 0, 64, False),
+        ("int4", 32, 64, False),
+        ("e2m1", 16, 64, False),
+        ("int4", 128, 256, True),
+        ("int8", 0, 512, False),
     ],
 )
 def test_products_with_codes(numbers: str, group: int, tokens: int, gated: bool) -> None:
@@ -263,8 +275,10 @@ def test_products_with_codes(numbers: str, group: int, tokens: int, gated: bool)
 
     in_word = 4 if numbers in ("int8", "e4m3") else 8
     cut = find_config(tokens, 8192, 4096, gated=gated, bits=32 // in_word, group=group)
+    tokens = min(tokens, cut.tokens or tokens)
     sizes = {"TOKENS": tokens, "ROWS": cut.rows, "STEP": cut.step, "SPLITS": cut.splits, "GATED": gated}
     form = {"NUMBERS": numbers, "IN_ELEMENT": in_word, "GROUP": group, "SCALE_ROWS": 1, "shifts": None}
+    form["ROUND"] = group > 0 and (cut.rounds or group < cut.step)
     place = {"RANK": 0, "RANKS": 1, "PART_BYTES": 0, "TRIPS": 1, "EARLY": True, "addresses": None, "turns": None}
     given = {"HAS_BIAS": False, "TOKENS_FIRST": False, "EVEN": True, "AHEAD": 0, "PIECE": 0, **sizes, **form, **place}
     maps = {
@@ -273,34 +287,39 @@ def test_products_with_codes(numbers: str, group: int, tokens: int, gated: bool)
     }
     ptx = compiled(
         skinny_gemm._skinny_gemm_kernel, given, warps=cut.warps, stages=cut.stages, parts="*fp32", weight="*i32",
-        scales="*fp32", **maps,
+        scales="*fp32", token_tiles="i32", **maps,
     )  # fmt: skip
     # A thread loads sixteen bytes of codes at once, and the tensor cores take them from its registers: in the loop
-    # nothing is written to shared memory.
+    # nothing is written to shared memory, but a few factors of groups where these are multiplied with the numbers.
     loop = ptx[ptx.index("wgmma.mma_async") : ptx.rindex("wgmma.mma_async")]
     assert re.search(r"wgmma\.mma_async\S* \{[^}]*\}, *\{[^}]*\}", ptx)
-    assert "st.shared" not in loop
+    assert loop.count("st.shared") <= (16 if form["ROUND"] else 0)
     assert "stmatrix" not in loop
     assert "ld.shared.v4.b32" in ptx
-    assert not re.search(r"ld\.shared\.(u8|b8|u16|b16)", ptx)
+    assert form["ROUND"] or not re.search(r"ld\.shared\.(u8|b8|u16|b16)", ptx)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_one_token_of_int4(ranks: int) -> None:
+@pytest.mark.parametrize(("numbers", "group"), [("e4m3", 0), ("e4m3", 128), ("int4", 128), ("e2m1", 0)])
+@pytest.mark.parametrize(("gated", "ranks"), [(False, 1), (False, 2), (True, 1)])
+def test_few_tokens_of_codes(numbers: str, group: int, gated: bool, ranks: int) -> None:
     from radixrt.kernels.triton import codes_gemv
 
-    size = {"LANE_ROWS": codes_gemv.LANE_ROWS, "WARPS": codes_gemv.NUM_WARPS, "BLOCKS": codes_gemv.BLOCKS, "EVEN": True}
-    form = {"GATED": False, "HAS_BIAS": True, "GROUP": 128, "SCALE_ROWS": 1, "shifts": None}
+    bits = 8 if numbers == "e4m3" else 4
+    cut = codes_gemv.find_cut(4096, gated=gated, bits=bits)
+    size = {"WARPS": cut.warps, "BLOCKS": cut.blocks, "UNROLL": cut.unroll, "X_AHEAD": cut.x_ahead, "EVEN": True}
+    form = {"NUMBERS": numbers, "BLOCK": 512 // bits, "GROUP": group, "SCALE_ROWS": 1, "shifts": None}
     place = {"RANK": 0, "RANKS": ranks, "PART_BYTES": 1 << 20, "TRIPS": 1, "EARLY": True}
     nobody = {"addresses": None, "turns": None} if ranks == 1 else {}
+    given = {"GATED": gated, "HAS_BIAS": True, "TOKENS": codes_gemv.MAX_TOKENS, **size, **form, **place, **nobody}
     ptx = compiled(
-        codes_gemv._codes_gemv_kernel, {**size, **form, **place, **nobody}, x="*i32", words="*i32", scales="*bf16",
-        stride="i32",
+        codes_gemv._codes_gemv_kernel, given, warps=cut.warps, stages=1, x="*i32", words="*i32",
+        scales="*bf16" if group else "*fp32", stride="i32",
     )  # fmt: skip
-    # Sixteen bytes of codes at once, and nothing through shared memory in the loop.
+    # A thread loads sixteen bytes of codes at once into the registers from which the tensor cores take the numbers.
     assert re.search(r"ld\.global\S*\.v4\.b32", ptx)
-    loop = ptx[ptx.index("lop3.b32") : ptx.rindex("lop3.b32")]
+    loop = ptx[ptx.index("mma.sync") : ptx.rindex("mma.sync")]
     assert "shared" not in loop
+    assert "bar.sync" not in loop
 
 
 def test_quantization_and_dequantization() -> None:

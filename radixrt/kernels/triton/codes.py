@@ -100,16 +100,20 @@ def _dequantize_kernel(
     tile = tl.load(
         words + row.to(tl.int64)[:, None] * width + at[None, :], mask=inside & (at < width)[None, :], other=0
     )
+    # Parts of the tile's columns, of which none has two groups.
+    PARTS: tl.constexpr = COLUMNS // GROUP if GROUP > 0 and GROUP < COLUMNS else 1
     values = to_numbers(tile, NUMBERS, out.dtype.element_ty, ROWS, COLUMNS).to(tl.float32)
+    values = tl.reshape(values, (ROWS, PARTS, COLUMNS // PARTS))
     groups = 1
-    group = 0
+    group = tl.zeros((1, PARTS), tl.int32)
     if GROUP > 0:
         groups = tl.cdiv(columns, GROUP)
-        group = start // GROUP
-    own_row = tl.minimum(row, num_rows - 1)
-    values *= tl.load(scales + (own_row // SCALE_ROWS) * groups + group).to(tl.float32)[:, None]
+        group = tl.minimum(start // GROUP + tl.arange(0, PARTS), groups - 1)[None, :]
+    own_row = tl.minimum(row, num_rows - 1)[:, None]
+    values *= tl.load(scales + ((own_row // SCALE_ROWS) * groups + group)).to(tl.float32)[:, :, None]
     if shifts is not None:
-        values += tl.load(shifts + own_row * groups + group)[:, None]
+        values += tl.load(shifts + (own_row * groups + group)).to(tl.float32)[:, :, None]
+    values = tl.reshape(values, (ROWS, COLUMNS))
     column = start + tl.arange(0, COLUMNS)[None, :]
     to = out + row.to(tl.int64)[:, None] * columns + column
     tl.store(to, values.to(out.dtype.element_ty), mask=inside & (column < columns))

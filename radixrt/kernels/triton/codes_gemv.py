@@ -1,12 +1,15 @@
-"""Matrix-vector multiplication with a weight of int4 codes: the linear layers of a decode step of one token.
+"""Products of a weight of 8-bit or 4-bit codes with up to eight tokens: the linear layers of a small decode step.
 
-With four bits, the tensor cores would spend most of their work on padding of the tokens. Here a thread loads sixteen
-bytes of a row's codes at once, with the next ones on their way, converts them to float32, and has the sums in
-registers; the warps of a program divide the columns. Sums are in float32, in an order that depends on the sizes alone,
-and are rounded once.
+Such a product is bound by reading the weight. A warp has sixteen rows and a part of the columns; each thread loads its
+codes sixteen bytes at a time straight into the registers from which the tensor cores take them, converted, with the
+codes of the next step on their way. Nothing goes through shared memory before the sums, the programs need no sums of
+each other, and the first codes are requested before the kernel before has ended. Sums are in float32, in an order that
+depends on the sizes alone, and are rounded once.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -16,218 +19,282 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from radixrt.kernels.packed_weights import PackedWeights
 from radixrt.kernels.triton.all_reduce import send_arguments
 from radixrt.kernels.triton.symmetric_memory import SymmetricMemory, first_slot, load_epoch, peer_slots, send_values
-from radixrt.kernels.triton.weight_formats import INTERPRETED
+from radixrt.kernels.triton.weight_formats import BLOCK_4, BLOCK_8, NEIGHBOURS, to_operand
 
-NUM_WARPS = 4
-LANE_ROWS = 8
-"""Rows of a warp's load: each row has four threads, as in the order of the codes."""
-BLOCKS = 4
-"""Blocks of 128 columns that a warp loads at a time."""
+MAX_TOKENS, FEW_TOKENS = 8, 4
+"""Columns of the tensor cores' smallest tile, and most tokens with which the kernel may win."""
+
+TILE_ROWS = 16
+"""Rows of the tensor cores' tile."""
 
 
-@triton.jit
-def _load_words(row, width, start, WARPS: tl.constexpr, BLOCKS: tl.constexpr, EVEN: tl.constexpr):
-    """Load the words of a step, zeros past the end of a row: four tensors [4, LANE_ROWS, WARPS, BLOCKS], of which a
-    thread loads sixteen bytes at once.
+class Cut(NamedTuple):
+    """Tiling of a product.
 
-    The first two dimensions are the lanes of a warp, in the order of the codes.
-
-    row: pointers to the first words of rows, [1, LANE_ROWS, 1, 1, 1].
+    Attributes:
+        warps: of a program, which share its columns; of a gated product, one half of them has the rows of gate, and one
+            the rows of up.
+        blocks: blocks of columns that a warp loads at a time.
+        unroll: steps that the compiler puts in a row.
+        x_ahead: whether x is loaded a step ahead, too.
     """
-    lane = tl.arange(0, 4)[:, None, None, None, None] * 4
-    block = tl.arange(0, WARPS)[None, None, :, None, None] * BLOCKS + tl.arange(0, BLOCKS)[None, None, None, :, None]
-    at = start + block * 16 + lane + tl.arange(0, 4)[None, None, None, None, :]
-    if EVEN:
-        words = tl.load(row + at, eviction_policy="evict_first")
-    else:
-        words = tl.load(row + at, mask=at < width, other=0, eviction_policy="evict_first")
-    even, odd = tl.split(tl.reshape(words, (4, 8, WARPS, BLOCKS, 2, 2)))
-    first, third = tl.split(even)
-    second, fourth = tl.split(odd)
-    return first, second, third, fourth
+
+    warps: int
+    blocks: int
+    unroll: int = 1
+    x_ahead: bool = False
 
 
 @triton.jit
-def _load_pair(x, at, columns, OFFSET: tl.constexpr, EVEN: tl.constexpr):
-    """Load the two neighbouring columns, in float32 each, that belong to a pair of codes of each thread.
+def _load_words(rows, start, at, width, EVEN: tl.constexpr):
+    """Load the words of a step, [lines, 16]; zeros past the end of a row, and nothing if the whole step is past it.
 
-    x: pointers to pairs of columns.
-    at: their places in a row.
-    OFFSET: of the wanted pairs.
+    A thread has four neighbouring words of a line, and four threads the line: these are a block of a row, in the order
+    of the codes. Of a line's number, the lowest three bits are a row, the next ones a warp, then follow a bit of the
+    row, and the block.
+
+    rows: pointers to the first words of the lines' rows, [lines, 1].
+    at: offsets of the words in a step, [lines, 16].
     """
-    if EVEN:
-        pair = tl.load(x + OFFSET)
-    else:
-        pair = tl.load(x + OFFSET, mask=2 * (at + OFFSET) < columns, other=0)
-    return (pair << 16).to(tl.float32, bitcast=True), (pair & -65536).to(tl.float32, bitcast=True)
+    inside = (start + at * 0 if EVEN else start + at) < width
+    return tl.load(rows + start + at, mask=inside, other=0, eviction_policy="evict_first")
 
 
 @triton.jit
-def _numbers(words):
-    """Return the numbers of a word's codes in float32, those of each pair together."""
-    upper = words >> 12
-    return (
-        _number(words, 0), _number(words, 16), _number(words, 4), _number(upper, 8), _number(words, 8),
-        _number(upper, 12), _number(words, 12), _number(upper, 16),
-    )  # fmt: skip
+def _load_x(x, start, at, columns_at, inside, columns, EVEN: tl.constexpr):
+    """Load the pairs of columns of a step, one dimension; zeros where there are no tokens or columns.
 
+    Of a pair's number, the lowest two bits are the thread of a row, the next three ones a token, then follow the warp,
+    the second pair of a thread, the step of the tensor cores, and the block.
 
-@triton.jit
-def _number(words, AT: tl.constexpr):
-    """Return the number of four bits of a word, which count the units of a float32 of 2^(23 - AT)."""
-    MASK: tl.constexpr = 15 << AT
-    EXPONENT: tl.constexpr = (150 - AT) << 23
-    if INTERPRETED:
-        bits = (words & MASK) | EXPONENT
-    else:
-        # One instruction, which the compiler would make two.
-        bits = tl.inline_asm_elementwise(
-            "lop3.b32 $0, $1, $2, $3, 0xEA;", "=r,r,r,r", [words, MASK, EXPONENT], dtype=tl.int32, is_pure=True, pack=1
-        )
-    return bits.to(tl.float32, bitcast=True) - ((1 << (23 - AT)) + 8)
-
-
-@triton.jit
-def _add_words(first_sums, second_sums, x_sums, first, second, x, at, columns, SHIFTED: tl.constexpr,
-               EVEN: tl.constexpr):  # fmt: skip
-    """Add the products of a step to the sums of two rows, and x to the sums of x if SHIFTED.
-
-    first, second: the rows' words, from `_load_words`.
+    x: pointers to the first pair of each warp and thread.
+    at: offsets of the pairs of a thread.
+    columns_at: the column of each pair in a step.
+    inside: mask of the tokens.
     """
-    for word in tl.static_range(4):
-        first_numbers = _numbers(first[word])
-        second_numbers = _numbers(second[word])
-        for pair in tl.static_range(4):
-            low, high = _load_pair(x, at, columns, word * 16 + pair * 4, EVEN)
-            first_sums += first_numbers[2 * pair] * low
-            first_sums += first_numbers[2 * pair + 1] * high
-            second_sums += second_numbers[2 * pair] * low
-            second_sums += second_numbers[2 * pair + 1] * high
-            if SHIFTED:
-                x_sums += low + high
-    return first_sums, second_sums, x_sums
+    column = 2 * start + columns_at * 0 if EVEN else 2 * start + columns_at
+    return tl.load(x + start + at, mask=inside & (column < columns), other=0)
 
 
-@triton.jit(do_not_specialize=["stride"])
-def _codes_gemv_kernel(
-    x, words, scales, shifts, bias, out, addresses, turns, num_rows, columns, copy_stride, stride,
-    GATED: tl.constexpr, HAS_BIAS: tl.constexpr, GROUP: tl.constexpr, SCALE_ROWS: tl.constexpr,
-    LANE_ROWS: tl.constexpr, WARPS: tl.constexpr, BLOCKS: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr,
-    RANK: tl.constexpr, RANKS: tl.constexpr, PART_BYTES: tl.constexpr, TRIPS: tl.constexpr,
+@triton.jit
+def _x_operand(
+    pairs, DTYPE: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Compute out [num_rows]. A thread has a part of two rows: the second one LANE_ROWS further on, or the one of `up`
-    if GATED. With RANKS > 1, out is an addend of an all-reduce, and is also sent to the other ranks.
+    """Return pairs of columns from `_load_x` as an operand [BLOCKS * WARPS, BLOCK, TOKENS], see `to_operand`."""
+    first = (pairs & 0xFFFF).to(tl.int16).to(DTYPE, bitcast=True)
+    second = (pairs >> 16).to(tl.int16).to(DTYPE, bitcast=True)
+    values = tl.reshape(tl.join(first, second), (BLOCKS, BLOCK // 16, 2, WARPS, TOKENS, 4, 2))
+    if NEIGHBOURS == 4:
+        values = tl.permute(values, (0, 3, 1, 5, 2, 6, 4))
+    else:
+        values = tl.permute(values, (0, 3, 1, 2, 5, 6, 4))
+    return tl.reshape(values, (BLOCKS * WARPS, BLOCK, TOKENS))
+
+
+@triton.jit
+def _load_factors(values, at, BLOCKS: tl.constexpr, WARPS: tl.constexpr, TOKENS: tl.constexpr):
+    """Load the scales or shifts of a step's rows and blocks, [BLOCKS * WARPS, 16, TOKENS].
+
+    at: offsets, one dimension. The lowest two bits of a number are the threads of a row, whose sums are of other
+        tokens; then follow a row's lowest bits, the warp, a bit of the row, and the block.
+    """
+    tl.static_assert(TOKENS == 8)
+    found = tl.load(values + at).to(tl.float32)
+    found = tl.reshape(tl.join(found, found), (BLOCKS, 2, WARPS, 8, 8))
+    return tl.reshape(tl.permute(found, (0, 2, 1, 3, 4)), (BLOCKS * WARPS, 16, TOKENS))
+
+
+@triton.jit
+def _add_product(
+    sums, words, x, scales, shifts, at, NUMBERS: tl.constexpr, DTYPE: tl.constexpr, GROUP: tl.constexpr,
+    BLOCKS: tl.constexpr, WARPS: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """Add the products of a step to the sums [BLOCKS * WARPS, 16, TOKENS].
+
+    at: offsets of the scales and shifts of groups.
+    """
+    numbers = to_operand(words, NUMBERS, DTYPE, BLOCKS, WARPS)
+    if GROUP > 0:
+        sums += tl.dot(numbers, x) * _load_factors(scales, at, BLOCKS, WARPS, TOKENS)
+        if shifts is not None:  # the tensor cores add up x, where the sums of its products are
+            x_sums = tl.dot(tl.full(numbers.shape, 1.0, DTYPE), x)
+            sums += x_sums * _load_factors(shifts, at, BLOCKS, WARPS, TOKENS)
+    else:
+        sums = tl.dot(numbers, x, sums)
+    return sums
+
+
+@triton.jit(do_not_specialize=["tokens", "stride"])
+def _codes_gemv_kernel(
+    x, words, scales, shifts, bias, out, addresses, turns, tokens, num_rows, columns, stride,
+    NUMBERS: tl.constexpr, BLOCK: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr, GROUP: tl.constexpr,
+    SCALE_ROWS: tl.constexpr, TOKENS: tl.constexpr, WARPS: tl.constexpr, BLOCKS: tl.constexpr, UNROLL: tl.constexpr,
+    X_AHEAD: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr,
+    PART_BYTES: tl.constexpr, TRIPS: tl.constexpr,
+):  # fmt: skip
+    """Compute sixteen rows of out [tokens, num_rows]. With RANKS > 1, out is an addend of an all-reduce, and is also
+    sent to the other ranks.
 
     x: int32, pairs of columns.
-    copy_stride: 0. Each row of lanes reads x for itself, see `gemv`.
     stride: 1. The compiler must not know that the lanes' pairs are neighbours, or it would load several for a thread.
+    BLOCK: columns of a block in the order of the codes, of which each warp has BLOCKS in a step.
     """
-    STEP: tl.constexpr = WARPS * BLOCKS * 16
-    width = tl.multiple_of(columns // 8, 16)
-    row = tl.program_id(0) * (LANE_ROWS if GATED else 2 * LANE_ROWS) + tl.arange(0, LANE_ROWS)
-    other = row + (num_rows if GATED else LANE_ROWS)
+    DTYPE: tl.constexpr = out.dtype.element_ty
+    BATCH: tl.constexpr = BLOCKS * WARPS
+    HALVES: tl.constexpr = 2 if GATED else 1
+    PARTS: tl.constexpr = WARPS // HALVES
+    PER_WORD: tl.constexpr = BLOCK // 16
+    STEP: tl.constexpr = BLOCKS * PARTS * 16
+    width = tl.multiple_of(columns // PER_WORD, 16)
+    first_row = tl.program_id(0) * 16
     # Rows past the end compute the last row once more: without a mask there is nothing to wait for before the loads.
-    first_row = tl.minimum(row, num_rows - 1)
-    second_row = tl.minimum(other, 2 * num_rows - 1) if GATED else tl.minimum(other, num_rows - 1)
-    in_first = words + (first_row.to(tl.int64) * width)[None, :, None, None, None]
-    in_second = words + (second_row.to(tl.int64) * width)[None, :, None, None, None]
-    block = tl.arange(0, WARPS)[None, None, :, None] * BLOCKS + tl.arange(0, BLOCKS)[None, None, None, :]
-    lane = tl.arange(0, 4)[:, None, None, None]
-    copies = (tl.arange(0, LANE_ROWS) * copy_stride)[None, :, None, None]
-    groups = tl.cdiv(columns, GROUP) if GROUP > 0 else 1
-    first_at = (first_row // SCALE_ROWS * groups)[None, :, None, None]
-    second_at = (second_row // SCALE_ROWS * groups)[None, :, None, None]
+    line = tl.arange(0, BATCH * 16)
+    block = line // 8 % PARTS * BLOCKS + line // (16 * WARPS)
+    row = tl.minimum(first_row + line // (8 * WARPS) % 2 * 8 + line % 8, num_rows - 1)
+    row += line // 8 % WARPS // PARTS * num_rows
+    at = block[:, None] * 16 + tl.arange(0, 16)[None, :]
+    rows = words + (row.to(tl.int64) * width)[:, None]
 
     # The weight first: it depends on no kernel and is on its way while the one before ends.
-    first = _load_words(in_first, width, 0, WARPS, BLOCKS, EVEN)
-    second = _load_words(in_second, width, 0, WARPS, BLOCKS, EVEN)
+    tile = _load_words(rows, 0, at, width, EVEN)
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()  # programs of the next kernel fit on the SMs beside these and wait for their end
     if RANKS > 1:
         half = first_slot(load_epoch(turns), RANKS)
-    zero = tl.zeros((4, LANE_ROWS, WARPS, BLOCKS), tl.float32)
-    first_sums = zero
-    second_sums = zero
-    for start in tl.range(0, width, STEP):
-        following = tl.minimum(start + STEP, tl.cdiv(width, STEP) * STEP - STEP)
-        next_first = _load_words(in_first, width, following, WARPS, BLOCKS, EVEN)
-        next_second = _load_words(in_second, width, following, WARPS, BLOCKS, EVEN)
-        at = start * 4 + block * 64 + lane * stride
-        in_x = x + (at + copies)
-        if GROUP > 0:
-            # Sums of a group's columns are multiplied by the rows' scales.
-            group = tl.minimum((start + block * 16) * 8, columns - 1) // GROUP
-            first_scale = tl.load(scales + first_at + group).to(tl.float32)
-            second_scale = tl.load(scales + second_at + group).to(tl.float32)
-            first_part, second_part, x_part = _add_words(
-                zero, zero, zero, first, second, in_x, at, columns, shifts is not None, EVEN
-            )
-            first_sums += first_part * first_scale
-            second_sums += second_part * second_scale
-            if shifts is not None:  # these have groups of single rows
-                first_sums += x_part * tl.load(shifts + first_at + group)
-                second_sums += x_part * tl.load(shifts + second_at + group)
+    pair = tl.arange(0, BATCH * TOKENS * BLOCK // 2)
+    token = pair // 4 % TOKENS
+    x_warp = pair // (4 * TOKENS) % PARTS * (BLOCKS * BLOCK // 2)
+    x_at = pair // (4 * TOKENS * WARPS) % 2 * 4 + pair // (8 * TOKENS * WARPS) * 8
+    x_rows = x + (token * (columns // 2) + x_warp + pair % 4 * stride)
+    x_columns = 2 * (x_warp + pair % 4 + x_at)
+    in_x = token < tokens
+    PER_STEP: tl.constexpr = PER_WORD // 2
+    pairs = _load_x(x_rows, 0, x_at, x_columns, in_x, columns, EVEN)
+    sums = tl.zeros((BATCH, 16, TOKENS), tl.float32)
+    factor = tl.arange(0, BATCH * 64) // 4
+    factor_block = factor // 8 % PARTS * BLOCKS + factor // (16 * WARPS)
+    factor_rows = tl.minimum(first_row + factor // (8 * WARPS) % 2 * 8 + factor % 8, num_rows - 1)
+    factor_rows += factor // 8 % WARPS // PARTS * num_rows
+    if GROUP > 0:
+        factor_rows = factor_rows // SCALE_ROWS * tl.cdiv(columns, GROUP)
+    for start in tl.range(0, width, STEP, loop_unroll_factor=UNROLL):
+        next_tile = _load_words(rows, start + STEP, at, width, EVEN)
+        if X_AHEAD:
+            next_pairs = _load_x(x_rows, (start + STEP) * PER_STEP, x_at, x_columns, in_x, columns, EVEN)
         else:
-            first_sums, second_sums, _ = _add_words(
-                first_sums, second_sums, zero, first, second, in_x, at, columns, False, EVEN
-            )
-        first, second = next_first, next_second
-    first_value = tl.sum(tl.sum(tl.sum(first_sums, axis=3), axis=2), axis=0)
-    second_value = tl.sum(tl.sum(tl.sum(second_sums, axis=3), axis=2), axis=0)
-    if GROUP == 0:
-        first_value *= tl.load(scales + first_row)
-        second_value *= tl.load(scales + second_row)
-    if HAS_BIAS:
-        first_value += tl.load(bias + first_row).to(tl.float32)
-        second_value += tl.load(bias + second_row).to(tl.float32)
-    if RANKS > 1:
-        sent = tl.full((1,), 0, tl.int32)
-        places, elsewhere = peer_slots(
-            addresses, half, sent, num_rows, RANK, RANKS, PART_BYTES, TRIPS, out.dtype.element_ty
-        )
+            pairs = _load_x(x_rows, start * PER_STEP, x_at, x_columns, in_x, columns, EVEN)
+            next_pairs = pairs
+        in_scales = factor_rows
+        if GROUP > 0:
+            group = tl.minimum((start + factor_block * 16) * PER_WORD, columns - 1) // GROUP
+            in_scales = factor_rows + group
+        x_tile = _x_operand(pairs, DTYPE, BLOCKS, WARPS, TOKENS, BLOCK)
+        sums = _add_product(sums, tile, x_tile, scales, shifts, in_scales, NUMBERS, DTYPE, GROUP, BLOCKS, WARPS, TOKENS)
+        tile, pairs = next_tile, next_pairs
+
+    sums = tl.sum(tl.reshape(sums, (BLOCKS, WARPS, 16, TOKENS)), axis=0)
+    out_token = tl.arange(0, TOKENS)[:, None]
+    out_row = first_row + tl.arange(0, 16)
+    own_row = tl.minimum(out_row, num_rows - 1)
     if GATED:
-        first_value = first_value / (1.0 + tl.exp(-first_value)) * second_value
+        halves = tl.sum(tl.reshape(sums, (2, PARTS, 16, TOKENS)), axis=1)
+        gate, up = tl.split(tl.permute(halves, (2, 1, 0)))
+        value = _finished(gate, scales, bias, own_row, GROUP, HAS_BIAS)
+        up = _finished(up, scales, bias, num_rows + own_row, GROUP, HAS_BIAS)
+        value = value / (1.0 + tl.exp(-value)) * up
     else:
-        second_value = second_value.to(out.dtype.element_ty)
-        if RANKS > 1:
-            second_value = send_values(places, elsewhere, other, second_value, other < num_rows)
-        tl.store(out + other, second_value, mask=other < num_rows)
-    first_value = first_value.to(out.dtype.element_ty)
+        value = _finished(tl.trans(tl.sum(sums, axis=0)), scales, bias, own_row, GROUP, HAS_BIAS)
+    value = value.to(DTYPE)
+    mask = (out_token < tokens) & (out_row < num_rows)[None, :]
     if RANKS > 1:
-        first_value = send_values(places, elsewhere, row, first_value, row < num_rows)
-    tl.store(out + row, first_value, mask=row < num_rows)
+        places, elsewhere = peer_slots(addresses, half, out_token, num_rows, RANK, RANKS, PART_BYTES, TRIPS, DTYPE)
+        value = send_values(places, elsewhere, out_row[None, :], value, mask)
+    tl.store(out + out_token * num_rows + out_row[None, :], value, mask=mask)
 
 
-def wins(x: torch.Tensor, weight: PackedWeights) -> bool:
-    """Return True if the kernel supports these, and is faster than `skinny_gemm`: one token and int4 codes.
+@triton.jit
+def _finished(value, scales, bias, row, GROUP: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """Return sums [TOKENS, ROWS] with the scales of whole rows and the bias."""
+    if GROUP == 0:
+        value *= tl.load(scales + row)[None, :]
+    if HAS_BIAS:
+        value += tl.load(bias + row).to(tl.float32)[None, :]
+    return value
 
-    On an H200, microseconds of all four linear layers of a layer of Llama-3.1-8B with one token, by this kernel and by
-    `skinny_gemm`: 55 and 65 with int4. With 8-bit codes a kernel like this one was slower than `skinny_gemm` (79 and
-    72), and so it was with two tokens of int4 (78 and 65).
+
+MAX_SMALL = 264
+"""Tiles of rows that are all computed at once by programs with many registers: two for each SM of an H100 or H200."""
+
+CUTS = {
+    (8, "few rows"): Cut(8, 4, unroll=2),
+    (8, "many rows"): Cut(4, 4, x_ahead=True),
+    (8, "gated"): Cut(4, 2, unroll=2),
+    (4, "few rows"): Cut(8, 2, unroll=2),
+    (4, "many rows"): Cut(4, 2, unroll=2),
+    (4, "gated"): Cut(4, 1, x_ahead=True),
+}
+"""By bits of a code and rows: the best of some thirty tilings for the linear layers of Llama-3.1-8B on an H200."""
+
+
+def find_cut(rows: int, *, gated: bool, bits: int) -> Cut:
+    """Return the tiling for a weight with so many rows, those of one half where it is gated."""
+    few = rows <= MAX_SMALL * TILE_ROWS
+    return CUTS[bits, "gated" if gated else "few rows" if few else "many rows"]
+
+
+def wins(x: torch.Tensor, weight: PackedWeights, *, gated: bool) -> bool:
+    """Return True if the kernel supports these, and is faster than `skinny_gemm`.
+
+    Measured on an H200 in a CUDA graph, microseconds of this kernel and of `skinny_gemm` for the linear layers of
+    Llama-3.1-8B:
+
+    ===============================  ===========  ===========  ===========
+    rows x columns                   fp8, one     int4, one    int4, four
+    ===============================  ===========  ===========  ===========
+    6144 x 4096                       9.2  10.3    6.7   9.4    7.9   9.4
+    4096 x 4096                       7.5   8.4    5.6   6.9    6.5   6.9
+    4096 x 14336                     18.7  19.3   14.1  15.2   18.1  15.2
+    28672 x 4096, silu and product   32.0  33.8   26.6  29.2   35.1  29.5
+    ===============================  ===========  ===========  ===========
+
+    Products with int8 codes, whose conversion takes more instructions, and the product of gate and up with scales of
+    8-bit blocks (44.6 and 33.6) are slower by this kernel.
     """
-    return x.shape[0] == 1 and x.dtype == torch.bfloat16 and weight.numbers == "int4"
+    four_bits = weight.in_word == 8
+    loses = weight.numbers == "int8" or (gated and weight.group > 0 and not four_bits)
+    return (
+        0 < x.shape[0] <= (FEW_TOKENS if four_bits and not gated else 1)
+        and not loses
+        and x.dtype in (torch.bfloat16, torch.float16)
+        and weight.group % (BLOCK_4 if four_bits else BLOCK_8) == 0
+    )
 
 
 def multiply(
     x: torch.Tensor, weight: PackedWeights, bias: torch.Tensor | None, *, gated: bool = False, early: bool = False,
-    send: SymmetricMemory | None = None,
+    send: SymmetricMemory | None = None, cut: Cut | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Return x W^T + bias [1, rows] in bfloat16, for x [1, columns] in bfloat16 and int4 codes.
+    """Return x W^T + bias [T, rows] in x's dtype, for x [T, columns] in bfloat16 or float16 and at most MAX_TOKENS
+    tokens.
 
     Args:
         gated: see `skinny_gemm.multiply`.
         early: see `CudaOps`.
         send: see `skinny_gemm.multiply`.
+        cut: the tiling; None for the one of `find_cut`.
     """
     rows = weight.shape[0] // 2 if gated else weight.shape[0]
-    out = torch.empty(1, rows, dtype=x.dtype, device=x.device)
+    out = torch.empty(x.shape[0], rows, dtype=x.dtype, device=x.device)
     pointers, place = send_arguments(send, x, rows)
-    each = LANE_ROWS if gated else 2 * LANE_ROWS
-    _codes_gemv_kernel[(triton.cdiv(rows, each),)](
-        x.view(torch.int32), weight.words, weight.scales, weight.shifts, bias, out, *pointers, rows, weight.columns,
-        0, 1, gated, bias is not None, weight.group, weight.scale_rows, LANE_ROWS, NUM_WARPS, BLOCKS,
-        weight.words.shape[1] % (NUM_WARPS * BLOCKS * 16) == 0, early, *place,
-        num_warps=NUM_WARPS, launch_pdl=early,
+    bits = 32 // weight.in_word
+    block = BLOCK_8 if bits == 8 else BLOCK_4
+    cut = cut or find_cut(rows, gated=gated, bits=bits)
+    step = block * cut.blocks * cut.warps // (1 + gated)
+    _codes_gemv_kernel[(triton.cdiv(rows, TILE_ROWS),)](
+        x.view(torch.int32), weight.words, weight.scales, weight.shifts, bias, out, *pointers, x.shape[0], rows,
+        weight.columns, 1, weight.numbers, block, gated, bias is not None, weight.group, weight.scale_rows, MAX_TOKENS,
+        cut.warps, cut.blocks, cut.unroll, cut.x_ahead, weight.columns % step == 0, early, *place,
+        num_warps=cut.warps, num_stages=1, launch_pdl=early,
     )  # fmt: skip
     return out

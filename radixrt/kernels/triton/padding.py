@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import torch
 
-from radixrt.kernels.triton.skinny_gemm_config import MAX_TOKENS, padded_tokens
+from radixrt.kernels.triton.skinny_gemm_config import allocated_tokens
 
 
 def empty_padded(rows: int, *sizes: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Allocate [rows, *sizes], contiguous and uninitialized, with padding behind it in the same storage."""
-    allocated = padded_tokens(rows) if 0 < rows <= MAX_TOKENS else rows
-    return torch.empty(allocated, *sizes, dtype=dtype, device=device)[:rows]
+    return torch.empty(allocated_tokens(rows), *sizes, dtype=dtype, device=device)[:rows]
 
 
 def padded_view(x: torch.Tensor, rows: int) -> torch.Tensor:

@@ -24,7 +24,7 @@ from radixrt.kernels.triton.all_reduce import send_arguments
 from radixrt.kernels.triton.padding import empty_padded, padded_view
 from radixrt.kernels.triton.skinny_gemm_config import MAX_PARTS, MAX_TILES, MAX_TOKENS, Config, padded_tokens
 from radixrt.kernels.triton.symmetric_memory import SymmetricMemory, first_slot, load_epoch, peer_slots, send_values
-from radixrt.kernels.triton.weight_formats import to_numbers
+from radixrt.kernels.triton.weight_formats import INTERPRETED, to_numbers
 
 ALIGNMENT = 8
 """Columns come in multiples of this, so that rows of 2-byte elements start at multiples of 16 bytes."""
@@ -99,17 +99,34 @@ def _multiply(w, x, sums, TOKENS_FIRST: tl.constexpr):
 
 
 @triton.jit
-def _row_factors(scales, shifts, row, column, columns, GROUP: tl.constexpr, SCALE_ROWS: tl.constexpr):
-    """Load the scales and shifts [ROWS] of a column's group; 1 and 0 where rows have no groups, or no shifts."""
-    factor = tl.full(row.shape, 1.0, tl.float32)
-    shift = tl.full(row.shape, 0.0, tl.float32)
+def _row_factors(
+    scales, shifts, row, column, columns, GROUP: tl.constexpr, SCALE_ROWS: tl.constexpr, STEP: tl.constexpr,
+    ROUND: tl.constexpr,
+):  # fmt: skip
+    """Load the scales and shifts of rows for a step that starts at a column: [ROWS, 1], or, if ROUND, [ROWS, parts],
+    equal parts of the step's columns of which none has two groups. 1 and 0 where rows have no groups, or no shifts."""
+    # With a single part, the compiler would rather move the numbers through shared memory than the factors.
+    PARTS: tl.constexpr = max(2, STEP // GROUP) if ROUND else 1
+    factor = tl.full((row.shape[0], PARTS), 1.0, tl.float32)
+    shift = tl.full((row.shape[0], PARTS), 0.0, tl.float32)
     if GROUP > 0:
         groups = tl.cdiv(columns, GROUP)
-        group = column // GROUP
-        factor = tl.load(scales + (row // SCALE_ROWS) * groups + group).to(tl.float32)
+        group = tl.minimum(column + tl.arange(0, PARTS) * (STEP // PARTS), columns - 1)[None, :] // GROUP
+        factor = tl.load(scales + ((row // SCALE_ROWS * groups)[:, None] + group))
         if shifts is not None:
-            shift = tl.load(shifts + row * groups + group)
+            shift = tl.load(shifts + ((row * groups)[:, None] + group))
     return factor, shift
+
+
+@triton.jit
+def _scaled(w, factor, shift, shifts, DTYPE: tl.constexpr):
+    """Return the numbers [ROWS, STEP] times the factors of their groups, plus their shifts, rounded."""
+    PARTS: tl.constexpr = factor.shape[1]
+    values = tl.reshape(w, (w.shape[0], PARTS, w.shape[1] // PARTS)).to(tl.float32)
+    values *= factor.to(tl.float32)[:, :, None]
+    if shifts is not None:
+        values += shift[:, :, None]
+    return tl.reshape(values.to(DTYPE), w.shape)
 
 
 @triton.jit
@@ -121,47 +138,61 @@ def _converted(w, DTYPE: tl.constexpr, NUMBERS: tl.constexpr, ROWS: tl.constexpr
 
 
 @triton.jit
+def _used(sums):
+    """Return sums, which the compiler has to wait for; there is no instruction."""
+    if not INTERPRETED:
+        sums = tl.inline_asm_elementwise("// $0", "=f,0", [sums], dtype=tl.float32, is_pure=True, pack=1)
+    return sums
+
+
+@triton.jit
 def _add_product(
-    w, x, sums, factor, shift, shifts, x_sums, NUMBERS: tl.constexpr, GROUP: tl.constexpr, TOKENS_FIRST: tl.constexpr
+    w, x, sums, factor, shift, shifts, x_sums, NUMBERS: tl.constexpr, GROUP: tl.constexpr, ROUND: tl.constexpr,
+    TOKENS_FIRST: tl.constexpr,
 ):  # fmt: skip
     """Add w x^T to the sums [ROWS, TOKENS], in groups with the factors and shifts of the rows."""
-    if GROUP > 0:
-        sums += _multiply(w, x, tl.zeros_like(sums), TOKENS_FIRST) * factor[:, None]
+    if GROUP > 0 and not ROUND:
+        sums += _multiply(w, x, tl.zeros_like(sums), TOKENS_FIRST) * factor.to(tl.float32)
         if shifts is not None:
-            sums += x_sums * shift[:, None]
+            sums += x_sums * shift
     else:
+        if ROUND:
+            w = _scaled(w, factor, shift, shifts, x.dtype)
         sums = _multiply(w, x, sums, TOKENS_FIRST)
         if NUMBERS is not None:
             # Triton 3.6 overwrites an operand in registers while the tensor cores still read it, unless the sums are
             # used before the next step.
-            sums += 0.0
+            sums = _used(sums)
     return sums
 
 
 @triton.jit(do_not_specialize=["tokens", "each"])
 def _skinny_gemm_kernel(
     x, x_map, weight, weight_map, scales, shifts, bias, out, parts, arrived, addresses, turns, tokens, num_rows,
-    columns, each,
+    columns, each, token_tiles,
     TOKENS: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, SPLITS: tl.constexpr, GATED: tl.constexpr,
     HAS_BIAS: tl.constexpr, TOKENS_FIRST: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr,
     PIECE: tl.constexpr, NUMBERS: tl.constexpr, IN_ELEMENT: tl.constexpr, GROUP: tl.constexpr,
-    SCALE_ROWS: tl.constexpr, EARLY: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, PART_BYTES: tl.constexpr,
-    TRIPS: tl.constexpr,
+    SCALE_ROWS: tl.constexpr, ROUND: tl.constexpr, EARLY: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr,
+    PART_BYTES: tl.constexpr, TRIPS: tl.constexpr,
 ):  # fmt: skip
     """Compute out [tokens, num_rows]; `each` is the steps of a split, of which the last may have fewer. With RANKS > 1,
     out is an addend of an all-reduce, and is also sent to the other ranks.
 
     NUMBERS, IN_ELEMENT: of `PackedWeights`, whose words hold so many codes each; None and 1 for a plain weight.
     GROUP: columns that share a scale; 0 where each row has one, or none.
+    ROUND: whether the numbers of groups are scaled, and rounded, before they are multiplied; else their sums are
+        scaled.
     """
     columns = tl.multiple_of(columns, 8)
     width = columns // IN_ELEMENT
     if IN_ELEMENT > 1:
         width = tl.multiple_of(width, 16)
     STRIDE: tl.constexpr = STEP // IN_ELEMENT
-    tile = tl.program_id(0) // SPLITS
-    split = tl.program_id(0) % SPLITS
-    first_row = tile * ROWS
+    # Programs that read the same tile of the weight are neighbours.
+    first_token = tl.program_id(0) % token_tiles * TOKENS
+    split = tl.program_id(0) // token_tiles % SPLITS
+    first_row = tl.program_id(0) // (token_tiles * SPLITS) * ROWS
     begin = split * each
     end = tl.minimum(begin + each, tl.cdiv(columns, STEP))
     up_weight = weight + width.to(tl.int64) * num_rows
@@ -174,14 +205,14 @@ def _skinny_gemm_kernel(
         gdc_launch_dependents()  # programs of the next kernel fit on the SMs beside these, and prefetch too
         gdc_wait()
     if RANKS > 1:
-        sent = tl.arange(0, TOKENS)[:, None]
+        sent = first_token + tl.arange(0, TOKENS)[:, None]
         half = first_slot(load_epoch(turns), RANKS)
         places, elsewhere = peer_slots(
             addresses, half, sent, num_rows, RANK, RANKS, PART_BYTES, TRIPS, out.dtype.element_ty
         )
 
     row = first_row + tl.arange(0, ROWS)
-    token = tl.arange(0, TOKENS)
+    token = first_token + tl.arange(0, TOKENS)
     # Rows past the end compute the last one again, so that loads of the weight need no mask for them.
     own_row = tl.minimum(row, num_rows - 1)
     in_weight = own_row.to(tl.int64)[:, None] * width
@@ -192,39 +223,42 @@ def _skinny_gemm_kernel(
     up_sums = tl.zeros(shape, tl.float32)
     dtype: tl.constexpr = x.dtype.element_ty
     # Of the first step; those of the next one are on their way while a step is multiplied.
-    factor, shift = _row_factors(scales, shifts, own_row, begin * STEP, columns, GROUP, SCALE_ROWS)
+    factor, shift = _row_factors(scales, shifts, own_row, begin * STEP, columns, GROUP, SCALE_ROWS, STEP, ROUND)
     up_factor, up_shift = _row_factors(
-        scales, shifts, num_rows + own_row if GATED else own_row, begin * STEP, columns, GROUP, SCALE_ROWS
+        scales, shifts, num_rows + own_row if GATED else own_row, begin * STEP, columns, GROUP, SCALE_ROWS, STEP, ROUND
     )
     for step in tl.range(begin, end):
         at = step * STEP
         w = _tile(weight_map, weight + in_weight, first_row, step * STRIDE, width, None, STRIDE, EVEN)
-        x_tile = _tile(x_map, x_rows, 0, at, columns, inside, STEP, EVEN)
+        x_tile = _tile(x_map, x_rows, first_token, at, columns, inside, STEP, EVEN)
         x_sums = sums
-        if shifts is not None:  # the sums of x for each row: the tensor cores have them where the row's sums are
+        if (
+            shifts is not None and not ROUND
+        ):  # the sums of x for each row: the tensor cores have them where the row's sums are
             x_sums = _multiply(tl.full((ROWS, STEP), 1.0, dtype), x_tile, tl.zeros_like(sums), TOKENS_FIRST)
         w = _converted(w, dtype, NUMBERS, ROWS, STEP)
-        sums = _add_product(w, x_tile, sums, factor, shift, shifts, x_sums, NUMBERS, GROUP, TOKENS_FIRST)
+        sums = _add_product(w, x_tile, sums, factor, shift, shifts, x_sums, NUMBERS, GROUP, ROUND, TOKENS_FIRST)
         if GATED:
             up = _tile(
                 weight_map, up_weight + in_weight, num_rows + first_row, step * STRIDE, width, None, STRIDE, EVEN
             )
             up = _converted(up, dtype, NUMBERS, ROWS, STEP)
             up_sums = _add_product(
-                up, x_tile, up_sums, up_factor, up_shift, shifts, x_sums, NUMBERS, GROUP, TOKENS_FIRST
+                up, x_tile, up_sums, up_factor, up_shift, shifts, x_sums, NUMBERS, GROUP, ROUND, TOKENS_FIRST
             )
         if GROUP > 0:
             following = tl.minimum(at + STEP, columns - 1)
-            factor, shift = _row_factors(scales, shifts, own_row, following, columns, GROUP, SCALE_ROWS)
+            factor, shift = _row_factors(scales, shifts, own_row, following, columns, GROUP, SCALE_ROWS, STEP, ROUND)
             if GATED:
                 up_factor, up_shift = _row_factors(
-                    scales, shifts, num_rows + own_row, following, columns, GROUP, SCALE_ROWS
+                    scales, shifts, num_rows + own_row, following, columns, GROUP, SCALE_ROWS, STEP, ROUND
                 )
 
     last = True
     if SPLITS > 1:
         HALVES: tl.constexpr = 2 if GATED else 1
         own = tl.arange(0, shape[0])[:, None] * shape[1] + tl.arange(0, shape[1])[None, :]
+        tile = first_row // ROWS * token_tiles + first_token // TOKENS
         of_tile = parts + tile * (SPLITS * HALVES * ROWS * TOKENS) + own
         of_split = of_tile + split * (HALVES * ROWS * TOKENS)
         tl.store(of_split, sums)
@@ -273,7 +307,7 @@ def supports(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype | None = 
     """
     return (
         x.ndim == 2
-        and x.shape[0] <= MAX_TOKENS
+        and (dtype is not None or x.shape[0] <= MAX_TOKENS)
         and x.shape[1] % ALIGNMENT == 0
         and x.dtype == (dtype or weight.dtype)
         and x.dtype in (torch.bfloat16, torch.float16)
@@ -301,12 +335,13 @@ def multiply(
     early: bool = False,
     send: SymmetricMemory | None = None,
 ) -> torch.Tensor:
-    """Return x W^T + bias [T, M] in x's dtype, for x [T, K], weight [M, K], bias [M] and T of 1 to MAX_TOKENS.
+    """Return x W^T + bias [T, M] in x's dtype, for x [T, K], weight [M, K], bias [M] and T of 1 to MAX_TOKENS, or
+    of any number where the tiling has tiles of tokens.
 
     Args:
         weight: in x's dtype, or codes, for a bfloat16 or float16 x.
         cut: the tiling, from `skinny_gemm_config`. Of codes: with the weight's rows first, at least 64 of them, and a
-            step that is a multiple of 128 and divides the group.
+            step that is a multiple of 128, and of the group or a part of it.
         gated: return silu(gate) * up [T, M / 2] instead, for a weight with the rows of gate, then those of up; neither
             is rounded.
         early: see `CudaOps`.
@@ -321,12 +356,14 @@ def multiply(
     out = empty_padded(tokens, rows, dtype=x.dtype, device=x.device)
     if out.numel() == 0:
         return out
-    width = padded_tokens(tokens)
+    width = min(cut.tokens or padded_tokens(tokens), padded_tokens(tokens))
+    token_tiles = triton.cdiv(tokens, width)
     steps = triton.cdiv(columns, cut.step)
     each = triton.cdiv(steps, cut.splits)
     splits = triton.cdiv(steps, each)
     tiles = triton.cdiv(rows, cut.rows)
-    if splits > 1 and (tiles > MAX_TILES or tiles * splits * cut.rows * width * (1 + gated) > MAX_PARTS):
+    in_all = tiles * token_tiles
+    if splits > 1 and (in_all > MAX_TILES or in_all * splits * cut.rows * width * (1 + gated) > MAX_PARTS):
         raise ValueError(
             f"{rows} rows and {tokens} tokens in {splits} splits need more than the workspace; use fewer splits"
         )
@@ -336,13 +373,16 @@ def multiply(
     values, codes = (weight, None) if isinstance(weight, torch.Tensor) else (weight.words, weight)
     in_element = 1 if codes is None else codes.in_word
     weight_map = TensorDescriptor.from_tensor(values, [cut.rows, cut.step // in_element]) if cut.bulk else None
-    x_map = TensorDescriptor.from_tensor(padded_view(x, width), [width, cut.step]) if cut.bulk else None
+    x_map = TensorDescriptor.from_tensor(padded_view(x, token_tiles * width), [width, cut.step]) if cut.bulk else None
     pointers, place = send_arguments(send, x, rows)
     factors = (None, None) if codes is None else (codes.scales, codes.shifts)
-    form = (None, 1, 0, 1) if codes is None else (codes.numbers, in_element, codes.group, codes.scale_rows)
-    _skinny_gemm_kernel[(tiles * splits,)](
+    form: tuple[str | None, int, int, int, bool] = (None, 1, 0, 1, False)
+    if codes is not None:
+        rounds = codes.group > 0 and (cut.rounds or codes.group < cut.step)
+        form = (codes.numbers, in_element, codes.group, codes.scale_rows, rounds)
+    _skinny_gemm_kernel[(tiles * splits * token_tiles,)](
         x, x_map, values, weight_map, *factors, bias, out, workspace.parts, workspace.arrived, *pointers, tokens, rows,
-        columns, each, width, cut.rows, cut.step, splits, gated, bias is not None, cut.tokens_first,
+        columns, each, token_tiles, width, cut.rows, cut.step, splits, gated, bias is not None, cut.tokens_first,
         columns % cut.step == 0, ahead // in_element, piece // in_element, *form, early, *place,
         num_warps=cut.warps, num_stages=cut.stages, launch_pdl=early,
     )  # fmt: skip

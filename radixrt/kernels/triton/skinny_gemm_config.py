@@ -10,6 +10,10 @@ MIN_BLOCK = 16
 MAX_TOKENS = 256
 """Most tokens that the kernel supports; `find_config` decides when it is used."""
 
+MAX_PADDED, TOKEN_TILE = 512, 128
+"""Most tokens behind which there is room up to a whole tile, and tokens of a tile where there are more than
+MAX_TOKENS: codes are multiplied by so many."""
+
 MAX_TILES = 1024
 MAX_PARTS = 1 << 23
 """Counters and float32 partial sums of a workspace."""
@@ -27,6 +31,9 @@ class Config(NamedTuple):
         tokens_first: whether the tensor cores' tiles have tokens as rows; else they have the weight's rows.
         bulk: whether the copy engine fetches tiles, by descriptors; else the threads do.
         ahead: columns that a program prefetches into the L2 cache before it waits for the kernel before.
+        tokens: of a tile; 0 for all of them.
+        rounds: whether codes with scales of groups are scaled before they are multiplied, and rounded: many tokens need
+            too many registers for the sums of a group.
     """
 
     rows: int
@@ -37,6 +44,8 @@ class Config(NamedTuple):
     tokens_first: bool = False
     bulk: bool = False
     ahead: int = 0
+    tokens: int = 0
+    rounds: bool = False
 
 
 class GemmShape(NamedTuple):
@@ -152,3 +161,10 @@ def find_config(tokens: int, rows: int, columns: int, *, gated: bool) -> Config 
 def padded_tokens(tokens: int) -> int:
     """Round a number of tokens up to a power of 2 of at least MIN_BLOCK."""
     return max(MIN_BLOCK, 1 << (tokens - 1).bit_length())
+
+
+def allocated_tokens(tokens: int) -> int:
+    """Return the rows to allocate for an input of GEMMs: up to MAX_PADDED, those of whole tiles."""
+    if 0 < tokens <= MAX_TOKENS:
+        return padded_tokens(tokens)
+    return -(-tokens // TOKEN_TILE) * TOKEN_TILE if tokens <= MAX_PADDED else tokens

@@ -59,6 +59,11 @@ def from_fragment_order(words: torch.Tensor, bits: int) -> torch.Tensor:
     return (pairs[..., 0] | pairs[..., 1] << 4).reshape(rows, -1)
 
 
+NEIGHBOURS = tl.constexpr(4 if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7) else 2)
+"""Neighbouring columns of a thread in the operands for which the compiler finds joined numbers: Triton 3.6 takes them
+for numbers of half the size."""
+
+
 @triton.jit
 def to_numbers(words, NUMBERS: tl.constexpr, DTYPE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Return the numbers [ROWS, COLUMNS], in the order of the columns, of a tile of codes in fragment order.
@@ -79,6 +84,40 @@ def to_numbers(words, NUMBERS: tl.constexpr, DTYPE: tl.constexpr, ROWS: tl.const
         values = tl.reshape(values, (ROWS, COLUMNS // 128, 4, 4, 2, 2, 2))
         values = tl.permute(values, (0, 1, 3, 6, 5, 2, 4))
     return tl.reshape(values, (ROWS, COLUMNS))
+
+
+@triton.jit
+def to_operand(words, NUMBERS: tl.constexpr, DTYPE: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr):
+    """Return the numbers [BLOCKS * WARPS, 16, columns of a block] of codes that the threads of warps have loaded.
+
+    Columns are in the order that names only registers differently. Where NEIGHBOURS are 4, a thread of four has four
+    neighbours of sixteen columns, which are the columns 2t, 2t + 1, 2t + 8 and 2t + 9 of the weight: the other operand
+    has its columns in that order too. Else they are in the order of the weight.
+
+    words: int32 [BLOCKS * 2 * WARPS * 8, 16] in fragment order: of the first dimension, the lowest bits are those of
+        the row, then follow the warp, the highest bit of the row, and the block.
+    """
+    if NUMBERS == "int8" or NUMBERS == "e4m3":
+        a, b, c, d = _four(words, NUMBERS, DTYPE)
+        values = tl.join(tl.join(a, b), tl.join(c, d))
+        # Block, half of the rows, warp, row, thread, step, pair, half of the columns.
+        values = tl.reshape(values, (BLOCKS, 2, WARPS, 8, 4, 4, 2, 2))
+        if NEIGHBOURS == 4:
+            values = tl.permute(values, (0, 2, 1, 3, 5, 4, 7, 6))
+        else:
+            values = tl.permute(values, (0, 2, 1, 3, 5, 7, 4, 6))
+        values = tl.reshape(values, (BLOCKS * WARPS, 16, 64))
+    else:
+        a, b, c, d, e, f, g, h = _eight(words, NUMBERS, DTYPE)
+        low = tl.join(tl.join(a, b), tl.join(c, d))
+        values = tl.join(low, tl.join(tl.join(e, f), tl.join(g, h)))
+        values = tl.reshape(values, (BLOCKS, 2, WARPS, 8, 4, 4, 2, 2, 2))  # ..., lowest bit of the step
+        if NEIGHBOURS == 4:
+            values = tl.permute(values, (0, 2, 1, 3, 5, 8, 4, 7, 6))
+        else:
+            values = tl.permute(values, (0, 2, 1, 3, 5, 8, 7, 4, 6))
+        values = tl.reshape(values, (BLOCKS * WARPS, 16, 128))
+    return values
 
 
 @triton.jit

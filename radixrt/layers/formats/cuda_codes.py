@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from radixrt.distributed.parallel import TPGroup
     from radixrt.layers.swiglu import BiasedSwiGLU
 
-GROUP_UNIT = 128
-"""Groups of columns that the kernels support are multiples of this."""
+STEP = 128
+"""Columns that the kernels multiply at a time: groups are multiples of this, or at least MIN_GROUP and a part of it."""
+MIN_GROUP = 16
 
 
 class CudaQuantized(Quantized):
@@ -83,7 +84,9 @@ def fragment_codes(weight: Codes) -> PackedWeights | None:
     from radixrt.kernels.triton.weight_formats import BLOCK_4, BLOCK_8, in_fragment_order
 
     scheme, group = weight.scheme, weight.scheme.columns
-    if weight.codes.dim() != 2 or weight.shape[1] % (BLOCK_8 if scheme.bits == 8 else BLOCK_4) or group % GROUP_UNIT:
+    if weight.codes.dim() != 2 or weight.shape[1] % (BLOCK_8 if scheme.bits == 8 else BLOCK_4):
+        return None
+    if group % STEP and (STEP % group or group < MIN_GROUP):
         return None
     rows, columns = weight.shape
     scales, shifts, scale_rows = weight.scales.contiguous(), shifts_of(weight), scheme.rows
