@@ -18,8 +18,6 @@ _HEADER = struct.Struct("<8s16s16s16sQ")
 """Magic, layout, key, checksum, bytes of the page."""
 FREE_SHARE, FREE_BYTES = 0.05, 2**30
 """Space of the file system that stays free: a share, at most some bytes."""
-HASHED_BYTES = 2**18
-"""Bytes that are hashed at a time: xxhash keeps the interpreter's lock, here for 0.03 ms."""
 
 
 class PageError(Exception):
@@ -64,9 +62,7 @@ class PageFile:
         floor = min(FREE_SHARE * found.f_blocks * found.f_frsize, FREE_BYTES)
         if found.f_bavail * found.f_frsize < floor + len(self._block):
             raise OSError(errno.ENOSPC, f"less than {floor / 2**30:.2f} GiB would be free", self._path)
-        _HEADER.pack_into(
-            self._block, 0, MAGIC, self._layout, key, _checksum(self._block[PAGE_HEADER_BYTES:]), len(self.page)
-        )
+        _HEADER.pack_into(self._block, 0, MAGIC, self._layout, key, self._checksum(), len(self.page))
         done, start = 0, number * self._stride
         while done < len(self._block):
             done += os.pwrite(fd, self._block[done:], start + done)
@@ -89,18 +85,14 @@ class PageFile:
             raise PageError("its header is damaged, or of another model")
         if found != key:
             raise PageError("it holds other tokens")
-        if checksum != _checksum(self._block[PAGE_HEADER_BYTES:]):
+        if checksum != self._checksum():
             raise PageError("its checksum is wrong")
+
+    def _checksum(self) -> bytes:
+        """Return the checksum of `page`. xxhash releases the interpreter's lock."""
+        return xxhash.xxh3_128_digest(self._block[PAGE_HEADER_BYTES:])
 
     def close(self) -> None:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
-
-
-def _checksum(page: memoryview) -> bytes:
-    checksum = xxhash.xxh3_128()
-    for first in range(0, len(page), HASHED_BYTES):
-        checksum.update(page[first : first + HASHED_BYTES])
-        os.sched_yield()  # releases the interpreter's lock
-    return checksum.digest()

@@ -104,7 +104,10 @@ class HostCopies(PoolCopies):
     def out(self, move: int, slots: Int32Array, places: Int32Array) -> None:
         started, source, target = time.perf_counter(), _index(slots), _index(places)
         for pool, arena in self._pairs:
-            arena[target] = pool[source]
+            if isinstance(target, slice) and not isinstance(source, slice):
+                np.take(pool, source, out=arena[target], mode="clip")  # other modes copy twice
+            else:
+                arena[target] = pool[source]
         self._ended.append(Ended(move, True, time.perf_counter() - started))
 
     def into(self, move: int, places: Int32Array, slots: Int32Array) -> None:

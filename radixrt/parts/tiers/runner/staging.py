@@ -247,7 +247,8 @@ class CudaTransfer:
         return float(self._began.elapsed_time(self._copied)) / 1e3
 
     def wait(self) -> None:
-        self.ended.synchronize()
+        with torch.cuda.device(self.ended.device):  # another thread would open a context on the first device
+            self.ended.synchronize()
 
 
 class CudaLink:
