@@ -159,6 +159,8 @@ class RealMover(FakeMover):
     def kill(self) -> None:
         if self.link is not None:
             for stream in self.link.streams.values():
+                for launch in stream:
+                    launch.is_done = True  # nothing waits for a device that is gone
                 stream.clear()
         self.mover.close()
 
