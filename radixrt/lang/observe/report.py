@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from radixrt.lang.observe.run_log import TEXT_KINDS, BranchRecord, CallRecord, RunLog
+from radixrt.lang.observe.run_log import TEXT_KINDS, BranchRecord, CallRecord, RunLog, fetched_tokens
 
 FULL_FORK = 8
 """Forks with more branches are summarized."""
 
+TIERS = {"host": "from host memory", "disk": "from disk"}
 OUTPUT_CHARS = 44
 NAME_CHARS = 30
 
@@ -22,6 +23,7 @@ class Totals:
     Attributes:
         computed_tokens: prompt tokens that were not in the cache.
         hit_rate: share of prompt tokens that were in the cache, 0 to 1.
+        fetched_tokens: the cached tokens that were fetched from a tier, by tier.
         call_s: sum of the seconds from sending to the end of each call.
         wall_s: seconds from the first queued call to the last answer.
     """
@@ -34,6 +36,7 @@ class Totals:
     forced_tokens: int = 0
     call_s: float = 0.0
     wall_s: float = 0.0
+    fetched_tokens: dict[str, int] = field(default_factory=dict)
 
     @property
     def computed_tokens(self) -> int:
@@ -61,6 +64,7 @@ def totals(calls: Sequence[CallRecord]) -> Totals:
         forced_tokens=sum(call.forced_tokens for call in calls),
         call_s=sum(seconds(call) or 0.0 for call in calls),
         wall_s=max(ends) - min(call.queued for call in calls) if ends else 0.0,
+        fetched_tokens=fetched_tokens(calls),
     )
 
 
@@ -77,8 +81,9 @@ def report(log: RunLog) -> str:
     lines = [f"{log.name} on {log.backend}: {_count(total.calls, 'call')}, {state}"]
     if log.error is not None:
         lines.append(f"failed: {log.error}")
+    fetched = "".join(f", {count:,} of them {TIERS.get(tier, tier)}" for tier, count in total.fetched_tokens.items())
     lines.append(
-        f"prompts    {total.prompt_tokens:,} tokens: {total.cached_tokens:,} reused ({total.hit_rate:.1%}), "
+        f"prompts    {total.prompt_tokens:,} tokens: {total.cached_tokens:,} reused ({total.hit_rate:.1%}{fetched}), "
         f"{total.computed_tokens:,} computed"
     )
     forced = f", {total.forced_tokens:,} of them forced by a grammar" if total.forced_tokens else ""

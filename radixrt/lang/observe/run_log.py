@@ -11,7 +11,7 @@ import time
 import warnings
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -236,9 +236,6 @@ class ProgramUsage:
 def usage_of(log: RunLog, branch: str) -> ProgramUsage:
     """Usage of a branch and of all branches forked from it."""
     calls = log.calls_of(branch)
-    fetched: Counter[str] = Counter()
-    for call in calls:
-        fetched.update(call.fetched_tokens)
     return ProgramUsage(
         calls=len(calls),
         prompt_tokens=sum(call.prompt_tokens for call in calls),
@@ -247,5 +244,13 @@ def usage_of(log: RunLog, branch: str) -> ProgramUsage:
         forced_tokens=sum(call.forced_tokens for call in calls),
         rerendered=sum(call.rerendered for call in calls),
         errors=sum(call.error is not None for call in calls),
-        fetched_tokens=dict(fetched),
+        fetched_tokens=fetched_tokens(calls),
     )
+
+
+def fetched_tokens(calls: Iterable[CallRecord]) -> dict[str, int]:
+    """Return the prompt tokens of calls that were fetched from a tier, by tier."""
+    found: Counter[str] = Counter()
+    for call in calls:
+        found.update(call.fetched_tokens)
+    return dict(found)

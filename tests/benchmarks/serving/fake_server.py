@@ -26,13 +26,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        users = [message for message in request["messages"] if message["role"] == "user"]
+        messages = request["messages"] if "messages" in request else [{"role": "user", "content": request["prompt"]}]
+        users = [message for message in messages if message["role"] == "user"]
         if request["model"] != "fake" or len(users) > 2:
             self._send(400, b"no")
             return
         words = request["max_tokens"]
-        deltas = [{"choices": [{"delta": {"content": f"w{i} "}}]} for i in range(words)]
-        prompt = sum(len(message["content"].split()) for message in request["messages"])
+        deltas = [{"choices": [{"delta": {"content": f"w{i} "}, "text": f"w{i} "}]} for i in range(words)]
+        prompt = sum(len(message["content"].split()) for message in messages)
         usage = {"prompt_tokens": prompt, "completion_tokens": words, "prompt_tokens_details": {"cached_tokens": 1}}
         events = [*deltas, {"choices": [{"delta": {}, "finish_reason": "length"}]}, {"choices": [], "usage": usage}]
         lines = [*map(json.dumps, events), "[DONE]"]

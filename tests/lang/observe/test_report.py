@@ -35,6 +35,17 @@ def test_the_text_of_a_small_run() -> None:
     assert lines[9].endswith("pass  (83%)")
 
 
+def test_the_text_says_what_came_from_tiers() -> None:
+    log = small_run()
+    log.calls[1].fetched_tokens = {"host": 128}
+    log.calls[2].fetched_tokens = {"host": 64, "disk": 192}
+    line = report(log).splitlines()[1]
+    assert line == (
+        "prompts    1,262 tokens: 890 reused (70.5%, 192 of them from host memory, 192 of them from disk), 372 computed"
+    )
+    assert totals(log.calls).fetched_tokens == {"host": 192, "disk": 192}
+
+
 def test_the_text_sums_up_large_forks_and_names_errors() -> None:
     text = report(large_run())
     assert len(text.splitlines()) < 20
