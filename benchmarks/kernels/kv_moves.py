@@ -176,35 +176,35 @@ def beside_steps(bench: Bench, copies: PoolCopies, name: str, *, out: bool, into
     """Move while the device computes steps of about 10 ms. At most two are launched ahead, as in the engine."""
     left, right = (torch.randn(GEMM, GEMM, device=bench.device, dtype=torch.bfloat16) for _ in range(2))
     product = torch.empty_like(left)
-    launched: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+    ends: list[torch.cuda.Event] = []
     calls = 1
 
     def step() -> None:
-        if len(launched) >= 2 and not launched[-2][1].query():
+        if len(ends) >= 2 and not ends[-2].query():
             return
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        began.record()
         for _ in range(calls):
             torch.mm(left, right, out=product)
-        ended.record()
-        launched.append((began, ended))
+        ends.append(torch.cuda.Event(enable_timing=True))
+        ends[-1].record()
+
+    def step_ms() -> float:
+        """Return the time of a step with everything that runs between steps, and forget the steps."""
+        torch.cuda.synchronize()
+        mean = ends[0].elapsed_time(ends[-1]) / (len(ends) - 1)
+        ends.clear()
+        return float(mean)
 
     def alone(count: int) -> float:
-        launched.clear()
-        while len(launched) < count:
+        while len(ends) < count:
             step()
-        torch.cuda.synchronize()
-        return median(began.elapsed_time(ended) for began, ended in launched[1:])
+        return step_ms()
 
     alone(10)
     calls = max(1, round(10 / alone(10)))
-    before = alone(20)
-    launched.clear()
+    before = alone(50)
     seconds = [bench.run(copies, out=out, into=into, between=step) for _ in range(ROUNDS)]
-    torch.cuda.synchronize()
-    during = median(began.elapsed_time(ended) for began, ended in launched)
     gb_s = bench.move_bytes * bench.moves * (out + into) / median(seconds) / 1e9
-    return Rate(f"{name}, beside steps", gb_s, before / during)
+    return Rate(f"{name}, beside steps", gb_s, before / step_ms())
 
 
 def file_rates(bench: Bench, folder: str) -> Iterator[Rate]:
