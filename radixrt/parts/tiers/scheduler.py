@@ -48,6 +48,9 @@ IDLE_S = 0.25
 """Time without open requests after which idle moves begin."""
 IDLE_LEAVES = 64
 """Leaves that one iteration of the loop looks at while the scheduler is idle."""
+LATE_S, LATE_SHARE = 1.0, 4.0
+"""A request waits for a fetch for at most LATE_S seconds and LATE_SHARE times the predicted time, and is computed then.
+"""
 MAX_FETCHES = 4
 """Largest number of fetches for one request; after that the request computes what was evicted again."""
 
@@ -78,12 +81,14 @@ class Fetch:
         root: name of the namespace's root in the tiers.
         start: position of the first token that moves.
         rids: requests that wait for the prefix, each with the tier that its tokens come from.
+        until: time until which requests wait.
     """
 
     tokens: Int32Array
     root: str
     start: int
     rids: dict[str, str]
+    until: float
 
 
 class Tiers(Part):
@@ -175,6 +180,9 @@ class Tiers(Part):
         cached = self._cache.match_len(tokens, req.namespace)
         for fetch in self._fetches:
             if fetch.root == root and common_len(fetch.tokens, tokens) >= max(cached, fetch.start) + page:
+                if now >= fetch.until:
+                    self.moves.counters.refused("late")
+                    return False
                 fetch.rids.setdefault(req.rid, HOST)
                 return True
         in_host = self.host.match_len(tokens, root)
@@ -182,24 +190,29 @@ class Tiers(Part):
         tier, end = (DISK, on_disk) if on_disk > max(in_host, cached) else (HOST, in_host)
         if end < cached + page or self._begun.get(req.rid, 0) >= MAX_FETCHES:
             return False
-        if not self._pays(tier, cached, end):
+        fetch_s = self._fetch_s(tier, end - cached)
+        if not self._pays(tier, cached, end, fetch_s):
             self.moves.counters.refused("price")
             return False
-        if not (self._load(req, root) if tier == DISK else self._fetch(req, root)):
+        until = now + LATE_S + LATE_SHARE * fetch_s
+        if not (self._load(req, root, until) if tier == DISK else self._fetch(req, root, until)):
             return False
         self._begun[req.rid] = self._begun.get(req.rid, 0) + 1
         return True
 
-    def _pays(self, tier: str, start: int, end: int) -> bool:
+    def _fetch_s(self, tier: str, tokens: int) -> float:
+        """Return the predicted seconds of a fetch that begins now."""
+        queued = self.moves.queued_bytes(MoveKind.IN if tier == HOST else MoveKind.LOAD)
+        return self.prices.fetch_s(tier, tokens, queued)
+
+    def _pays(self, tier: str, start: int, end: int, fetch_s: float) -> bool:
         """Return True if fetching the tokens [start, end) of a waiting request is predicted to cost less time than
         computing them."""
-        queued = self.moves.queued_bytes(MoveKind.IN if tier == HOST else MoveKind.LOAD)
-        fetch_s = self.prices.fetch_s(tier, end - start, queued)
         requests, fetching = self._core.requests, sum(len(fetch.rids) for fetch in self._fetches)
         others = max(len(requests.active) + len(requests.waiting) - fetching - 1, 0)
         return self.prices.pays(tier, fetch_s, compute_s(self._core.step_time.times, start, end - start), others)
 
-    def _fetch(self, req: Req, root: str) -> bool:
+    def _fetch(self, req: Req, root: str, until: float) -> bool:
         """Begin to copy a request's prefix from the host tier into the pool; return False if slots are missing."""
         match = self._cache.match_prefix(req.reusable_ids, req.namespace)
         found = self.host.match(req.reusable_ids, root)
@@ -212,7 +225,7 @@ class Tiers(Part):
             return False
         self.host.copies.hold(found.node)
         tier = DISK if req.rid in self._loaded else HOST
-        fetch = Fetch(req.reusable_ids[: len(found.slots)].copy(), root, start, {req.rid: tier})
+        fetch = Fetch(req.reusable_ids[: len(found.slots)].copy(), root, start, {req.rid: tier}, until)
         self._fetches.append(fetch)
         namespace = req.namespace
 
@@ -230,13 +243,13 @@ class Tiers(Part):
         self._start(MoveKind.IN, [(pack_i32(found.slots[start:]), 4), (pack_i32(slots), 4)], len(slots), 1, ended)
         return True
 
-    def _load(self, req: Req, root: str) -> bool:
+    def _load(self, req: Req, root: str, until: float) -> bool:
         """Begin to copy a request's prefix from disk into the host tier, from where a fetch continues; return False if
         places are missing."""
         assert self.disk is not None
         disk, copies, page = self.disk, self.host.copies, self.host.page
         found = disk.match(req.reusable_ids, root)
-        fetch = Fetch(req.reusable_ids[: len(found.slots)].copy(), root, 0, {req.rid: DISK})
+        fetch = Fetch(req.reusable_ids[: len(found.slots)].copy(), root, 0, {req.rid: DISK}, until)
         above = self.host.match(fetch.tokens, root)
         fetch.start = start = len(above.slots)
         copies.hold(above.node)

@@ -106,6 +106,18 @@ def test_requests_that_need_no_fetch_run_meanwhile() -> None:
     done(h, "a")
 
 
+def test_a_fetch_that_is_late_is_not_waited_for() -> None:
+    h = with_copies()
+    h.add("a", [*PROMPT, 5], max_tokens=2)
+    assert not h.submit()
+    h.now += 0.5
+    assert not h.submit()
+    h.now += 1.0
+    assert h.submit(), "the prefix is computed"
+    done(h, "a")
+    assert h.usages["a"].fetched_tokens == {}
+
+
 def test_siblings_of_a_fork_wait_for_one_fetch() -> None:
     h = with_copies()
     for i in range(4):

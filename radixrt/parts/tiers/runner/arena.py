@@ -68,7 +68,7 @@ class Pinning:
         unregister: Callable[[int], None] | None = None,
     ) -> None:
         self._address, self._size = memory.data_ptr(), memory.nbytes
-        self._device = device
+        self._device = torch.cuda.current_device() if device.type == "cuda" else None
         self._register = register or _register
         self._unregister = unregister or _unregister
         self._asked: set[int] = set()
@@ -100,7 +100,7 @@ class Pinning:
             # Commit the pages before, because CUDA holds its lock while it does so.
             _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), MADV_POPULATE_WRITE)
             try:
-                if self._device.type == "cuda":
+                if self._device is not None:
                     torch.cuda.set_device(self._device)
                 self._register(address, size)
                 self._results[chunk] = True

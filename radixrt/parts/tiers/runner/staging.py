@@ -137,9 +137,7 @@ class StagedCopies(PoolCopies):
         return bool(self._out or self._in or self._ended)
 
     def out(self, move: int, slots: Int32Array, places: Int32Array) -> None:
-        if not self._free:
-            logger.error("move %d of keys and values cannot begin: no piece of staging memory is free", move)
-        if not self._free or not self._fits(move, slots):
+        if not self._can_begin(move, slots, has_piece=bool(self._free)):
             self._ended.append(Ended(move, True, None))
             return
         piece = self._free.popleft()
@@ -148,17 +146,19 @@ class StagedCopies(PoolCopies):
         self._launch()
 
     def into(self, move: int, places: Int32Array, slots: Int32Array) -> None:
-        if not self._fits(move, slots):
+        if not self._can_begin(move, slots, has_piece=True):
             self._ended.append(Ended(move, False, None))
             return
         self._in.append(_Copy(move, places, slots, self._link.mark()))
         self._launch()
 
-    def _fits(self, move: int, slots: Int32Array) -> bool:
+    def _can_begin(self, move: int, slots: Int32Array, *, has_piece: bool) -> bool:
         size = len(slots) * self._rows.row_bytes
-        if size > self._size:
-            logger.error("move %d of keys and values cannot begin: it has %d bytes", move, size)
-        return size <= self._size
+        if has_piece and size <= self._size:
+            return True
+        reason = f"it has {size} bytes" if has_piece else "no piece of staging memory is free"
+        logger.error("move %d of keys and values cannot begin: %s", move, reason)
+        return False
 
     def _part(self, piece: torch.Tensor, slots: Int32Array) -> torch.Tensor:
         """Return the rows of a piece that slots take."""
