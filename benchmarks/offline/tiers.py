@@ -29,11 +29,12 @@ from benchmarks.common.model_shapes import CONFIGS, shape_folder, shape_of
 from benchmarks.common.tables import table
 from benchmarks.offline.__main__ import machine_facts
 from radixrt import Engine
+from radixrt.mem_cache.granules import GRANULE_TOKENS
 
 OWN_TOKENS = 16
 DECODE_TOKENS = 400
-IDLE_S = 1.5
-"""Pause in which prefixes are copied to the host tier."""
+COPY_LIMIT_S = 30.0
+"""Longest wait for a prefix to be copied to the host tier, whose memory is registered with CUDA as it is first used."""
 SAMPLING: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
 
 
@@ -46,12 +47,32 @@ def first_token_s(engine: Engine, prompt: list[int]) -> tuple[float, int, int]:
     return time.perf_counter() - started, usage.cached_tokens, sum(usage.fetched_tokens.values())
 
 
+def wait_until_copied(engine: Engine, tokens: int) -> None:
+    """Wait until the host tier keeps so many tokens.
+
+    Raises:
+        RuntimeError: the tier does not get them.
+    """
+    deadline = time.perf_counter() + COPY_LIMIT_S
+    while time.perf_counter() < deadline:
+        stats = engine.stats
+        if stats is not None and stats.tiers is not None and stats.tiers.tokens_used.get("host", 0) >= tokens:
+            return
+        time.sleep(0.05)
+    raise RuntimeError(f"the host tier has not got {tokens} tokens in {COPY_LIMIT_S:g} s")
+
+
 class Prompts:
-    """Prompts with prefixes of the same length, each with other tokens of its own in every call."""
+    """Prompts with prefixes of the same length, each with other tokens of its own in every call.
+
+    Attributes:
+        page_tokens: tokens of a prefix in whole pages of the host tier.
+    """
 
     def __init__(self, prefix: int) -> None:
         self._random = np.random.default_rng(0)
         self._prefix = prefix
+        self.page_tokens = prefix // GRANULE_TOKENS * GRANULE_TOKENS
         self._prefixes: dict[int, list[int]] = {}
 
     def of(self, number: int) -> list[int]:
@@ -63,14 +84,17 @@ class Prompts:
 def measure_first_tokens(engine: Engine, prompts: Prompts, runs: int) -> list[list[str]]:
     """Return the rows of the first table."""
     times: dict[str, list[float]] = {"computed": [], "in the pool": [], "from the host tier": []}
-    fetched = 0
+    pages, fetched = 0, 0
     for run in range(-1, runs):
         numbers = [10 * (run + 1) + i for i in range(4)]
         computed = first_token_s(engine, prompts.of(numbers[0]))
         in_pool = first_token_s(engine, prompts.of(numbers[0]))
-        time.sleep(IDLE_S)
         for number in numbers[1:]:  # evict the first one
+            pages += prompts.page_tokens
+            wait_until_copied(engine, pages)
             first_token_s(engine, prompts.of(number))
+        pages += prompts.page_tokens
+        wait_until_copied(engine, pages)
         seconds, _, fetched = first_token_s(engine, prompts.of(numbers[0]))
         if run >= 0 and fetched:
             for name, value in zip(times, (computed[0], in_pool[0], seconds), strict=True):
@@ -132,7 +156,7 @@ def main(argv: Sequence[str]) -> int:
     with Engine(folder, kv_cache_tokens=room // 64 * 64, **common, **given) as engine:
         for number in range(6):
             first_token_s(engine, prompts.of(number))
-            time.sleep(IDLE_S)
+            wait_until_copied(engine, (number + 1) * prompts.page_tokens)
         numbers = iter(range(10**9))
         cells = []
         for name, ask in (
