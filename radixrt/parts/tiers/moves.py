@@ -53,11 +53,13 @@ class Transfer:
     Attributes:
         pieces: pieces whose moves have not begun.
         ended: called once, with True if every piece was moved. With False, no piece is being moved any more.
+        ordered: called once the orders of all pieces are given, before `ended`; not called if that never happens.
     """
 
     kind: MoveKind
     pieces: deque[Piece]
     ended: Callable[[bool], None]
+    ordered: Callable[[], None] | None = None
     under_way: int = 0
     failed: bool = False
 
@@ -135,6 +137,8 @@ class Moves:
             self._under_way[sending] += 1
             transfer.under_way += 1
             self._order(ORDERS[transfer.kind](self._next, *arguments))
+            if transfer.ordered is not None and not transfer.pieces:
+                transfer.ordered()
 
     def reported(self, rank: int, output: KVConnectorOutput) -> None:
         """Read a rank's report. Reports on dropped moves have no effect."""

@@ -161,11 +161,13 @@ class Tiers(Part):
         count: int,
         tokens: int,
         ended: Callable[[bool], None],
+        ordered: Callable[[], None] | None = None,
     ) -> None:
-        """Start a transfer of `count` entries of `tokens` tokens each; see `pieces` for the columns."""
+        """Start a transfer of `count` entries of `tokens` tokens each; see `pieces` for the columns and `Transfer` for
+        the calls."""
         entry_bytes = tokens * self._token_bytes
         most = max(MOVE_BYTES // entry_bytes, 1)
-        self.moves.start(Transfer(kind, pieces(tuple(columns), count, most, entry_bytes), ended))
+        self.moves.start(Transfer(kind, pieces(tuple(columns), count, most, entry_bytes), ended, ordered))
 
     def reported(self, rank: int, data: bytes, now: float) -> None:
         # After a failed step the slots that moves have copied may hold anything. `emptying` follows.
@@ -348,14 +350,20 @@ class Tiers(Part):
             if missing:
                 self.moves.counters.refused("places")
             return
-        # The leaf is held until its last piece was gathered. A step may reuse the slots of a piece that is ordered.
+        # The leaf is held until its last piece is ordered: ranks gather the piece before a later step writes its slots.
+        held = [leaf]
         self._kv.copies.hold(leaf)
         self._leaving.add(leaf)
 
+        def release() -> None:
+            if held:
+                self._kv.copies.let_go(held.pop())
+
         def ended(ok: bool) -> None:
+            release()
             self._leaving.discard(leaf)
-            self._kv.copies.let_go(leaf)
-            self._copied.nodes.add(leaf)  # also if it failed: memory that cannot be used fails again at once
+            if leaf.parent is not None:
+                self._copied.nodes.add(leaf)  # also if it failed: memory that cannot be used fails again at once
             if ok:
                 self.host.adopt(above.node, tokens, places, root)
             else:
@@ -363,7 +371,7 @@ class Tiers(Part):
             copies.let_go(above.node)
 
         slots = self._cache.path_slots(leaf)[start : len(tokens)]
-        self._start(MoveKind.OUT, [(pack_i32(slots), 4), (pack_i32(places), 4)], missing, 1, ended)
+        self._start(MoveKind.OUT, [(pack_i32(slots), 4), (pack_i32(places), 4)], missing, 1, ended, release)
 
     # --- idle moments, and the end ---
 

@@ -73,6 +73,22 @@ def test_a_failed_piece_ends_the_rest_of_its_transfer(sent: Sent) -> None:
     assert sent.ended == [("a", False), ("b", True)]
 
 
+def test_a_transfer_is_ordered_before_its_last_piece_is_moved(sent: Sent) -> None:
+    seen: list[str] = []
+    cut = cut_pieces([(bytes(4 * (MAX_MOVES + 1)), 4)] * 2, MAX_MOVES + 1, most=1, entry_bytes=100)
+    sent.moves.start(
+        Transfer(MoveKind.OUT, cut, lambda ok: seen.append(f"ended {ok}"), ordered=lambda: seen.append("ordered"))
+    )
+    assert not seen, "a piece waits for a credit"
+    for rank in (0, 1):
+        sent.report(rank, 1)
+    assert seen == ["ordered"]
+    for number in range(2, MAX_MOVES + 2):
+        for rank in (0, 1):
+            sent.report(rank, number)
+    assert seen == ["ordered", "ended True"]
+
+
 def test_credits_are_never_exceeded(sent: Sent) -> None:
     sent.start("a", MoveKind.OUT, pieces=3 * MAX_MOVES)
     sent.start("b", MoveKind.SAVE)

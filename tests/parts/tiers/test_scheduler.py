@@ -81,6 +81,19 @@ def test_prefixes_are_copied_ahead_of_their_eviction() -> None:
     assert h.usages["again"].cached_tokens >= 192
 
 
+def test_a_prefix_can_be_evicted_as_soon_as_its_copies_are_ordered() -> None:
+    h = harness(num_slots=512, chunked_prefill_size=64)
+    h.eager = 0.0
+    rids = [f"r{i}" for i in range(4)]
+    for i, rid in enumerate(rids):
+        h.add(rid, [i, *PROMPT], max_tokens=2)
+    while not h.sent_orders(KVOut):
+        h.turn()
+    assert not h.tiers.moves.is_idle
+    assert not h.scheduler.kv.copies.held
+    done(h, *rids)
+
+
 def test_a_fetch_is_waited_for_though_nothing_else_runs() -> None:
     h = with_copies()
     h.add("a", PROMPT, max_tokens=3)
