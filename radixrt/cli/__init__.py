@@ -3,6 +3,7 @@
 engines.py  launch, generate, bench: commands that start an engine, with a flag for each field of the config
 clients.py  chat, replay, tree, replicas: clients of a running server
 checks.py   doctor, schema
+cache.py    cache
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from radixrt._version import __version__
+from radixrt.cli.cache import CACHE
 from radixrt.cli.checks import DOCTOR, SCHEMA
 from radixrt.cli.clients import CHAT, REPLAY, REPLICAS, TREE
 from radixrt.cli.command import trust
@@ -35,6 +37,7 @@ COMMANDS = {
     "tree": TREE,
     "replicas": REPLICAS,
     "schema": SCHEMA,
+    "cache": CACHE,
 }
 
 

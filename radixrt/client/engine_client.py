@@ -219,8 +219,11 @@ class EngineClient:
 
     # --- operators ---
 
-    def control(self, op: str, timeout_s: float = CONTROL_TIMEOUT_S) -> ControlReply:
-        """Send the scheduler "flush_cache", "check" or "drain" and wait for its reply.
+    def control(self, op: str, namespace: str = "", timeout_s: float = CONTROL_TIMEOUT_S) -> ControlReply:
+        """Send the scheduler a command and wait for its reply.
+
+        Args:
+            op, namespace: see `ControlReq`.
 
         Raises:
             EngineError: the engine has failed or does not reply in time.
@@ -232,7 +235,7 @@ class EngineClient:
                 if self.failure is not None:
                     raise EngineError(self.failure)
                 self._controls[control_id] = answer
-                self._outbox.send(ControlReq(control_id, op))  # type: ignore[arg-type]
+                self._outbox.send(ControlReq(control_id, op, namespace))  # type: ignore[arg-type]
             reply = answer.get(timeout=timeout_s)
             if isinstance(reply, EngineError):
                 raise reply

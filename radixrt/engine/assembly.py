@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Callable
@@ -252,7 +253,7 @@ def _make_tiers(settings: TierSettings, token_bytes: list[int], *, on_cpu: bool)
         on_cpu: the pool is in host memory.
     """
     from radixrt.messages.kv_moves import MAX_MOVES, MAX_RECEIVING_ON_DEVICE, KVOpen
-    from radixrt.parts.tiers.folder import write_layout
+    from radixrt.parts.tiers.folder import erase_pages, write_layout, zero_pages
     from radixrt.parts.tiers.records import PageRecords
     from radixrt.parts.tiers.scheduler import Tiers
     from radixrt.parts.tiers.settings import table_path
@@ -264,12 +265,14 @@ def _make_tiers(settings: TierSettings, token_bytes: list[int], *, on_cpu: bool)
         raise ConfigError(
             f"kv_host_gib={settings.host_bytes / 2**30:.3g} holds no page; at least {needed:.2g} is needed"
         )
-    host = Tier("host", pages * page, page, PageRecords(settings.records, pages, page))
+    zero = functools.partial(zero_pages, settings.arena, page, token_bytes)
+    host = Tier("host", pages * page, page, PageRecords(settings.records, pages, page), zero)
     disk, files = None, settings.disk_pages(token_bytes) if settings.disk else 0
     if files:
         try:
             write_layout(settings.disk, page, token_bytes, files)
-            disk = Tier("disk", files * page, page, PageRecords(table_path(settings.disk), files, page))
+            records = PageRecords(table_path(settings.disk), files, page)
+            disk = Tier("disk", files * page, page, records, functools.partial(erase_pages, settings.disk))
         except OSError as error:
             logger.warning("prefixes do not go to disk: %s", error)
     if disk is not None and disk.num_tokens:

@@ -445,6 +445,12 @@ class RadixCache:
         self._give_back([each.value_bytes for each in nodes])
         return True
 
+    def remove_below(self, node: TreeNode) -> None:
+        """Drop all nodes below a node of which no token is locked."""
+        for child in list(node.children.values()):
+            if not self.remove(child):
+                self.remove_below(child)
+
     def reset(self) -> bool:
         """Drop everything and free its slots, for a flush.
 

@@ -266,6 +266,20 @@ class KVManager:
         """Evict all tokens from the cache that no active request has locked."""
         self.cache.evict(self.cache.evictable_size)
 
+    def forget_namespace(self, is_wanted: Callable[[str], bool]) -> int:
+        """Drop all tokens of namespaces from the cache that no active request has locked.
+
+        Args:
+            is_wanted: called with the name of each namespace.
+
+        Returns:
+            Number of tokens of these namespaces that are locked.
+        """
+        roots = [root for root in self.cache.roots() if is_wanted(root.namespace)]
+        for root in roots:
+            self.cache.remove_below(root)
+        return sum(node.num_tokens for root in roots for node in root.descendants())
+
     def stats(self, recomputed_tokens: int) -> StateStats | None:
         """Return statistics of the states kept besides keys and values; None without states.
 

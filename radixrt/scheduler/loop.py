@@ -402,6 +402,10 @@ class SchedulerLoop:
         if request.op == "flush_cache":
             self._core.flush_cache()
             return [self.stats(), ControlReply(request.id, ok=True)]
+        if request.op in ("forget", "forget_owner"):
+            left = self._core.forget_namespace(request.namespace, whole_owner=request.op == "forget_owner")
+            message = f"{left} tokens are in use and stay" if left else ""
+            return [self.stats(), ControlReply(request.id, ok=not left, message=message)]
         return [self._check_reply(request)]
 
     def _check_reply(self, request: ControlReq) -> ControlReply:

@@ -257,6 +257,9 @@ class Part:
         and again, for a bounded time, and not while a request is open."""
         return False
 
+    def forgetting(self, namespace: str, *, whole_owner: bool) -> None:
+        """Drop what the part keeps of the tokens of a namespace; see `Scheduler.forget_namespace`."""
+
     def forgotten(self) -> None:
         """Note that the scheduler is about to drop all requests: a router has moved them to other replicas."""
 
@@ -365,6 +368,7 @@ class Parts:
         self.reported = {part.name: part.reported for part in self.all if _overrides(part, "reported")}
         self.turn = self._overridden("turn")
         self.tick = self._overridden("tick")
+        self.forgetting = self._overridden("forgetting")
         self.forgotten = self._overridden("forgotten")
         self.kept = self._overridden("kept")
         self.save = self._overridden("save")

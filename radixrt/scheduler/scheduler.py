@@ -155,6 +155,19 @@ class Scheduler:
         self._kv.flush()
         self.counters.cache_resets["flushed"] += 1
 
+    def forget_namespace(self, namespace: str, *, whole_owner: bool) -> int:
+        """Drop the cached tokens of a namespace that no active request has locked, from all memory.
+
+        Args:
+            namespace: the namespace, or, with `whole_owner`, the beginning of all namespaces to drop.
+
+        Returns:
+            Number of tokens of the namespace that stay, because requests use them.
+        """
+        for forgetting in self.parts.forgetting:
+            forgetting(namespace, whole_owner=whole_owner)
+        return self._kv.forget_namespace(lambda name: name.startswith(namespace) if whole_owner else name == namespace)
+
     def _expire(self, now: float) -> None:
         if now < self._next_expiry_check:
             return

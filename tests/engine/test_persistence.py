@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from radixrt import Engine
-from radixrt.parts.tiers.folder import stored_models
+from radixrt.cli import main
+from radixrt.parts.tiers.folder import stored_models, zero_pages
 from radixrt.parts.tiers.records import HEADER_BYTES
 from radixrt.parts.tiers.settings import PAGE_HEADER_BYTES, page_stride
 
@@ -116,7 +117,7 @@ def test_a_flipped_byte_of_a_page_is_computed(folder: Path, answers: dict[str, A
         assert ask(made) == (answers["prompt"], 10 * PAGE)
 
 
-@pytest.mark.parametrize("field", [0, 8, 16, 24, 40, 56, 60, 300])
+@pytest.mark.parametrize("field", [0, 8, 12, 16, 24, 40, 60, 70, 300])
 def test_a_flipped_byte_of_the_table_is_computed(folder: Path, answers: dict[str, Any], field: int) -> None:
     path = files_of(folder) / "records"
     table = np.fromfile(path, np.uint8)
@@ -167,3 +168,92 @@ def test_a_smaller_quota_keeps_the_pages_that_fit(folder: Path, answers: dict[st
         assert tokens == answers["prompt"]
         assert cached == 5 * PAGE
     assert (files_of(folder) / "pages-0").stat().st_blocks * 512 <= 6.5 * GIB_OF_PAGES * 2**30
+
+
+SECRET = [7_777] * (2 * PAGE) + PROMPT[: 2 * PAGE] + [5]
+"""A prompt whose tokens are recognized in the table."""
+
+
+def holds(folder: Path, tokens: list[int]) -> bool:
+    return np.array(tokens, np.int32).tobytes() in (files_of(folder) / "records").read_bytes()
+
+
+def used_bytes(folder: Path) -> int:
+    return (files_of(folder) / "pages-0").stat().st_blocks * 512
+
+
+def keep_three_clients(folder: Path) -> None:
+    with engine(folder) as made:
+        for salt in ("k5:alice", "k5:alicesalt", "k3:bob"):
+            made.generate(SECRET, SAMPLING, cache_salt=salt)
+
+
+def cached_of(folder: Path) -> dict[str, int]:
+    with engine(folder) as made:
+        salts = ("k5:alice", "k5:alicesalt", "k3:bob")
+        return {salt: made.generate(SECRET, SAMPLING, cache_salt=salt).usage.cached_tokens for salt in salts}
+
+
+def test_prompts_of_a_key_are_wiped_with_their_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "kv"
+    keep_three_clients(folder)
+    before = used_bytes(folder)
+    assert main(["cache", "list", "--kv-disk", str(folder)]) == 0
+    assert f"smollm2-135m-instruct  {3 * 4 * PAGE}" in capsys.readouterr().out
+    assert main(["cache", "wipe", "--kv-disk", str(folder), "--key", "alice"]) == 0
+    assert capsys.readouterr().out == f"smollm2-135m-instruct: removed {2 * 4 * PAGE} tokens\n"
+    assert before - used_bytes(folder) >= 8 * PAGE * TOKEN_BYTES
+    assert cached_of(folder) == {"k5:alice": 0, "k5:alicesalt": 0, "k3:bob": 4 * PAGE}
+    assert main(["cache", "wipe", "--kv-disk", str(folder), "--key", "alice", "--salt", "salt"]) == 0
+    assert cached_of(folder) == {"k5:alice": 4 * PAGE, "k5:alicesalt": 0, "k3:bob": 4 * PAGE}
+    assert holds(folder, SECRET[:PAGE])
+    for key in ("alice", "bob"):
+        main(["cache", "wipe", "--kv-disk", str(folder), "--key", key])
+    assert not holds(folder, SECRET[:PAGE])
+    assert used_bytes(folder) <= PAGE_HEADER_BYTES
+
+
+def test_a_model_is_wiped_unless_it_is_in_use(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with engine(folder):
+        assert main(["cache", "wipe", "--kv-disk", str(folder)]) == 1
+        assert "in use" in capsys.readouterr().out
+        assert main(["cache", "wipe", "--kv-disk", str(folder), "--salt", ""]) == 1
+    assert main(["cache", "wipe", "--kv-disk", str(folder), "--model", "other"]) == 2
+    assert stored_models(folder)
+    assert main(["cache", "wipe", "--kv-disk", str(folder), "--model", "smollm2-135m-instruct"]) == 0
+    assert stored_models(folder) == []
+
+
+def test_a_running_engine_forgets_a_key_everywhere(tmp_path: Path) -> None:
+    folder = tmp_path / "kv"
+    keep_three_clients(folder)
+    before = used_bytes(folder)
+    with engine(folder) as made:
+        for salt in ("k5:alice", "k3:bob"):  # from disk into the host tier and the pool
+            assert made.generate(SECRET, SAMPLING, cache_salt=salt).usage.cached_tokens == 4 * PAGE
+        assert made.client.control("forget_owner", "k5:alice").ok
+        assert made.generate(SECRET, SAMPLING, cache_salt="k3:bob").usage.cached_tokens >= 4 * PAGE
+        assert before - used_bytes(folder) >= 8 * PAGE * TOKEN_BYTES
+        assert made.generate(SECRET, SAMPLING, cache_salt="k5:alice").usage.cached_tokens == 0
+        assert made.generate(SECRET, SAMPLING, cache_salt="k5:alicesalt").usage.cached_tokens == 0
+        assert made.client.control("forget", "k5:alicesalt").ok
+    assert cached_of(folder) == {"k5:alice": 4 * PAGE, "k5:alicesalt": 0, "k3:bob": 4 * PAGE}
+
+
+def test_models_unused_for_the_longest_time_make_room(folder: Path) -> None:
+    with engine(folder, dtype="float32") as made:
+        ask(made)
+    assert len(stored_models(folder)) == 2
+    with engine(folder, dtype="float32", kv_disk_gib=5.5 * GIB_OF_PAGES):
+        pass
+    (left,) = stored_models(folder)
+    assert left.pages
+
+
+def test_pages_of_the_host_tier_are_overwritten(tmp_path: Path) -> None:
+    for rank, size in enumerate((10, 6)):
+        (tmp_path / f"arena-{rank}").write_bytes(b"x" * (4 * 3 * size))
+    zero_pages(str(tmp_path / "arena"), 3, [10, 6], np.array([1, 3], np.int32))
+    for rank, size in enumerate((10, 6)):
+        page = 3 * size
+        assert (tmp_path / f"arena-{rank}").read_bytes() == (b"x" * page + bytes(page)) * 2

@@ -209,6 +209,7 @@ class FakeEngine:
         self.released: list[ReleaseReq] = []
         self.aborted: list[str] = []
         self.control_reply = ControlReply("", ok=True, message="flushed")
+        self.controls: list[ControlReq] = []
         self._open: set[str] = set()
         self._inbox: queue.SimpleQueue[ToTokenizer | None] = queue.SimpleQueue()
         self._encode = msgspec.msgpack.Encoder().encode
@@ -254,6 +255,7 @@ class FakeEngine:
                 for watched in self.watched(message):
                     self.deliver(watched)
             elif isinstance(message, ControlReq):
+                self.controls.append(message)
                 self.deliver(msgspec.structs.replace(self.control_reply, id=message.id))
 
     def _play(self, request: Sent) -> None:

@@ -29,7 +29,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from radixrt.mem_cache.allocator import Int32Array
+from radixrt.messages.kv_moves import arena_path
 from radixrt.parts.tiers import records
+from radixrt.parts.tiers.namespaces import is_of
 from radixrt.parts.tiers.settings import data_path, page_stride, table_path
 from radixrt.private_files import make_private_folder, write_private
 
@@ -200,7 +203,52 @@ def write_layout(folder: str, page: int, token_bytes: Sequence[int], num_pages: 
                 os.truncate(data_path(folder, rank), end)
 
 
-def erase_pages(folder: str, pages: Sequence[int]) -> None:
+def forget_stored(folder: Path, namespace: str, *, whole_owner: bool) -> int:
+    """Drop the pages of a namespace from the files of a model that no engine uses; return their number.
+
+    Args:
+        namespace, whole_owner: see `namespaces.is_of`.
+
+    Raises:
+        FolderInUse: an engine uses the folder.
+        OSError: a file cannot be written.
+    """
+    count = 0
+    for replica in _replicas(folder):
+        lock = _lock(replica)
+        if lock is None:
+            raise FolderInUse(str(replica))
+        try:
+            table_file = Path(table_path(str(replica)))
+            table = records.open_records(table_file) if table_file.exists() else None
+            if table is not None:
+                pages = table.pages_of(lambda identity: is_of(identity, namespace, whole_owner=whole_owner))
+                table.clear(pages)
+                erase_pages(str(replica), pages)
+                count += len(pages)
+        finally:
+            os.close(lock)
+    return count
+
+
+def zero_pages(arena: str, page: int, token_bytes: Sequence[int], pages: Int32Array) -> None:
+    """Overwrite pages of the host tier. CUDA may have pinned their memory, so that they cannot be given back.
+
+    Args:
+        arena: see `TierSettings`.
+        page: tokens of a page.
+        token_bytes: bytes of one token's keys and values in each rank.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    for rank, size in enumerate(token_bytes):
+        with open(arena_path(arena, rank), "r+b", buffering=0) as file:
+            for number in pages.tolist():
+                os.pwrite(file.fileno(), bytes(page * size), number * page * size)
+
+
+def erase_pages(folder: str, pages: Int32Array) -> None:
     """Free the space of pages in the data files, so that their bytes are gone.
 
     Raises:
@@ -210,7 +258,7 @@ def erase_pages(folder: str, pages: Sequence[int]) -> None:
     for rank, token_bytes in enumerate(layout.get("token_bytes", ())):
         stride = page_stride(layout["page"] * token_bytes)
         with contextlib.suppress(FileNotFoundError), open(data_path(folder, rank), "r+b", buffering=0) as file:
-            for page in pages:
+            for page in pages.tolist():
                 _erase(file.fileno(), page * stride, stride)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -20,23 +20,23 @@ import numpy as np
 import numpy.typing as npt
 
 from radixrt.mem_cache.allocator import I32, Int32Array
-from radixrt.mem_cache.granules import HASH_BYTES
 from radixrt.messages.kv_moves import KEY_BYTES
+from radixrt.parts.tiers.namespaces import ID_BYTES
 
 VALID = 0x56_4B_58_52
 """Value of the field `valid` of a record that was written completely."""
 HEADER_BYTES = 4096
-MAGIC = b"radixrt page records 1\n"
+MAGIC = b"radixrt page records 2\n"
 
 
 def chain(before: bytes, tokens: bytes) -> bytes:
     """Return the chain hash of a page, KEY_BYTES bytes.
 
     Args:
-        before: hash of the page before; of the first page, the namespace's seed (`granules.seed_of`).
+        before: hash of the page before; of the first page, the namespace's identity (`namespaces.namespace_id`).
         tokens: int32 column of the page.
     """
-    return blake2b(before.ljust(KEY_BYTES, b"\0") + tokens, digest_size=KEY_BYTES).digest()
+    return blake2b(before + tokens, digest_size=KEY_BYTES).digest()
 
 
 class PageRecords:
@@ -77,15 +77,15 @@ class PageRecords:
         self._raw = raw
         self._records: npt.NDArray[Any] = raw.view(layout)
 
-    def write(self, pages: Int32Array, tokens: Int32Array, start: int, before: bytes, seed: bytes) -> bytes:
+    def write(self, pages: Int32Array, tokens: Int32Array, start: int, before: bytes, identity: bytes) -> bytes:
         """Write the records of pages that hold consecutive tokens.
 
         Args:
             pages: int32[n].
             tokens: int32[start + n * page], tokens from position 0 on.
             start: position of the first token of pages[0], a multiple of the page size.
-            before: chain hash of the page before; the seed if start is 0.
-            seed: seed of the namespace, HASH_BYTES bytes.
+            before: chain hash of the page before; the identity of the namespace if start is 0.
+            identity: of the namespace (`namespaces.namespace_id`).
 
         Returns:
             Chain hash of each page, KEY_BYTES bytes each.
@@ -94,19 +94,19 @@ class PageRecords:
             ValueError: the lengths do not fit together.
         """
         size = self.page
-        if start % size or len(tokens) != start + len(pages) * size or len(seed) != HASH_BYTES:
+        if start % size or len(tokens) != start + len(pages) * size or len(identity) != ID_BYTES:
             raise ValueError(f"{len(pages)} pages of {size} tokens do not hold {len(tokens)} tokens from {start} on")
         if not len(pages):
             return b""
         rows = np.ascontiguousarray(tokens[start:], dtype=I32).reshape(-1, size)
-        hashes = [before.ljust(KEY_BYTES, b"\0")]
+        hashes = [before]
         for row in rows:
             hashes.append(chain(hashes[-1], row.tobytes()))
         records, keys = self._records, b"".join(hashes)
         records["valid"][pages] = 0  # a reader may see any mix of the old and the new record, whose hash does not fit
         records["start"][pages] = start + size * np.arange(len(pages), dtype=I32)
         records["used"][pages] = int(time.time())
-        records["seed"][pages] = np.frombuffer(seed, np.uint8)
+        records["namespace"][pages] = np.frombuffer(identity, np.uint8)
         records["before"][pages] = np.frombuffer(keys[:-KEY_BYTES], np.uint8).reshape(-1, KEY_BYTES)
         records["hash"][pages] = np.frombuffer(keys[KEY_BYTES:], np.uint8).reshape(-1, KEY_BYTES)
         records["tag"][pages] = _tags(records, pages)
@@ -126,22 +126,34 @@ class PageRecords:
             self._records["valid"][pages] = 0
             self._records[pages] = np.zeros((), self._records.dtype)
 
+    def pages_of(self, is_wanted: Callable[[bytes], bool]) -> Int32Array:
+        """Return the pages with a record whose namespace is wanted, int32[n].
+
+        Args:
+            is_wanted: called with the identity of each namespace.
+        """
+        records = self._records
+        pages = np.flatnonzero(records["valid"] == VALID)
+        found = _bytes_of(records["namespace"][pages])
+        wanted = {identity for identity in set(found) if is_wanted(identity)}
+        return pages[[identity in wanted for identity in found]].astype(I32)
+
     def runs(self) -> Iterator[tuple[bytes, Int32Array, Int32Array]]:
         """Return the prefixes that the table describes, and clear every record that belongs to none. A prefix that
         several longer prefixes share is part of each of them. No record may be written before the iterator has ended.
 
         Returns:
-            For each path from position 0 to a last page, the least recently used path first: the seed of the namespace,
-            int32[n * page] tokens, int32[n] pages.
+            For each path from position 0 to a last page, the least recently used path first: the identity of the
+            namespace, int32[n * page] tokens, int32[n] pages.
         """
         parents, last = self._check()
-        seeds, tokens = self._records["seed"], self._records["tokens"]
+        namespaces, tokens = self._records["namespace"], self._records["tokens"]
         for leaf in last:
             path = [leaf]
             while (parent := parents[path[-1]]) > 0:
                 path.append(parent)
             pages = np.array(path[::-1], I32)
-            yield seeds[leaf].tobytes(), tokens[pages].ravel(), pages
+            yield namespaces[leaf].tobytes(), tokens[pages].ravel(), pages
 
     def _check(self) -> tuple[list[int], list[int]]:
         """Verify every record, and clear the others.
@@ -158,20 +170,20 @@ class PageRecords:
 
         # Parents first. The positions of a path ascend page by page, so that no path leads to itself.
         starts: list[int] = records["start"].tolist()
-        seeds = _bytes_of(records["seed"])
+        namespaces = _bytes_of(records["namespace"])
         befores, hashes = _bytes_of(records["before"]), _bytes_of(records["hash"])
         candidates.sort(key=starts.__getitem__)
         parents = [0] * len(starts)
         by_hash: dict[bytes, int] = {}
         inner: set[int] = set()
         for page in candidates:
-            start, seed, before = starts[page], seeds[page], befores[page]
+            start, namespace, before = starts[page], namespaces[page], befores[page]
             if start == 0:
-                if before != seed.ljust(KEY_BYTES, b"\0"):
+                if before != namespace:
                     continue
             else:
                 parent = by_hash.get(before, 0)
-                if not parent or starts[parent] + self.page != start or seeds[parent] != seed:
+                if not parent or starts[parent] + self.page != start or namespaces[parent] != namespace:
                     continue
                 parents[page] = parent
                 inner.add(parent)
@@ -185,6 +197,21 @@ class PageRecords:
             self.clear(np.flatnonzero(bad).astype(I32))
         used: list[int] = records["used"].tolist()
         return parents, sorted((page for page in by_hash.values() if page not in inner), key=used.__getitem__)
+
+
+def open_records(path: Path) -> PageRecords | None:
+    """Return the table of a file that no engine uses; None if the file is no table.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        header = file.read(len(MAGIC) + 4)
+    size = int.from_bytes(header[len(MAGIC) :], "little")
+    tokens = (size - _layout(0).itemsize) // I32.itemsize
+    if not header.startswith(MAGIC) or tokens < 1:
+        return None
+    return PageRecords(str(path), (path.stat().st_size - HEADER_BYTES) // size - 1, tokens)
 
 
 def summary(path: Path) -> tuple[int, int, int]:
@@ -215,7 +242,7 @@ def _layout(page: int) -> np.dtype[Any]:
             ("used", "<u4"),
             ("start", "<i4"),
             ("tag", "<u4"),
-            ("seed", "u1", (HASH_BYTES,)),
+            ("namespace", "u1", (ID_BYTES,)),
             ("hash", "u1", (KEY_BYTES,)),
             ("before", "u1", (KEY_BYTES,)),
             ("tokens", "<i4", (page,)),

@@ -448,11 +448,12 @@ class Tiers(Part):
         self._begun.pop(end.rid, None)
         self._loaded.discard(end.rid)
 
-    def forget_namespace(self, namespace: str) -> None:
-        """Drop everything of a namespace that no request uses from all tiers."""
+    def forgetting(self, namespace: str, *, whole_owner: bool) -> None:
+        """Drop a namespace from all tiers, with the moves that might bring its tokens back."""
+        self.emptying()
         for tier in (self.host, self.disk):
             if tier is not None:
-                tier.forget_namespace(root_name(namespace))
+                tier.forget_namespace(namespace, whole_owner=whole_owner)
 
     def flushing(self) -> None:
         """Empty the host tier, but for what moves hold. Files stay."""

@@ -14,11 +14,11 @@ import numpy as np
 from radixrt.errors import InvariantError
 from radixrt.mem_cache.allocator import Int32Array, TokenToKVPoolAllocator
 from radixrt.mem_cache.copies import Copies
-from radixrt.mem_cache.granules import seed_of
 from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.mem_cache.results import MatchResult
 from radixrt.mem_cache.tree_node import TreeNode
 from radixrt.messages.kv_moves import KEY_BYTES
+from radixrt.parts.tiers.namespaces import is_of, namespace_id
 from radixrt.parts.tiers.records import PageRecords, chain
 
 
@@ -46,23 +46,32 @@ class _Places(TokenToKVPoolAllocator):
 
 
 class Tier:
-    """See the module's docstring. Trees are named by the seeds of namespaces, not by their names.
+    """See the module's docstring. Trees are named by the identities of namespaces, not by their names.
 
     Args:
         name: name for usage and metrics.
         num_places: number of places, a multiple of the page.
         page: tokens of a page.
         records: table with a record for each page; pages with a record are restored.
+        erase: overwrites the keys and values of pages, int32[n].
 
     Attributes:
         cache: the prefixes.
         copies: places and nodes that moves hold.
     """
 
-    def __init__(self, name: str, num_places: int, page: int, records: PageRecords) -> None:
+    def __init__(
+        self,
+        name: str,
+        num_places: int,
+        page: int,
+        records: PageRecords,
+        erase: Callable[[Int32Array], None] = lambda pages: None,
+    ) -> None:
         self.name = name
         self.page = page
         self._records = records
+        self._erase = erase
         self.allocator = _Places(num_places, page, records.clear)
         self.cache = RadixCache(self.allocator)
         self.copies = Copies(self.cache, self.allocator)
@@ -73,9 +82,9 @@ class Tier:
         runs = list(self._records.runs())
         if runs:
             self.allocator.claim(np.concatenate([pages for _, _, pages in runs]))
-        for seed, tokens, pages in runs:
+        for identity, tokens, pages in runs:
             places = (pages[:, None] * self.page + np.arange(self.page)).ravel().astype(np.int32)
-            result = self.cache.insert(tokens, places, seed.hex())
+            result = self.cache.insert(tokens, places, identity.hex())
             # Records of an interrupted scheduler may hold the same tokens twice; the second page is free then.
             theirs = self.cache.path_slots(result.node)[: result.existing_len]
             self.allocator.free(places[: result.existing_len][theirs != places[: result.existing_len]])
@@ -107,8 +116,9 @@ class Tier:
             return
         first = start + int(is_ours.argmax())
         pages = places[first - start :: self.page] // self.page
-        seed = bytes.fromhex(root)
-        self._records.write(pages, tokens, first, self.keys(tokens[:first], root)[-KEY_BYTES:] or seed, seed)
+        identity = bytes.fromhex(root)
+        before = self.keys(tokens[:first], root)[-KEY_BYTES:] or identity
+        self._records.write(pages, tokens, first, before, identity)
 
     def keys(self, tokens: Int32Array, root: str) -> bytes:
         """Return the chain hash of each whole page of tokens, KEY_BYTES each."""
@@ -128,12 +138,21 @@ class Tier:
             node = node.parent
         self.cache.remove(node)
 
-    def forget_namespace(self, root: str) -> None:
-        """Drop all tokens of a namespace that nothing holds."""
-        for each in list(self.cache.roots()):
-            if each.namespace == root:
-                for node in list(each.children.values()):
-                    self.cache.remove(node)
+    def forget_namespace(self, namespace: str, *, whole_owner: bool) -> None:
+        """Drop all tokens of a namespace that no move holds, and overwrite their keys and values.
+
+        Args:
+            namespace, whole_owner: see `namespaces.is_of`.
+        """
+
+        def is_wanted(identity: bytes) -> bool:
+            return is_of(identity, namespace, whole_owner=whole_owner)
+
+        pages = self._records.pages_of(is_wanted)
+        for root in list(self.cache.roots()):
+            if is_wanted(bytes.fromhex(root.namespace)):
+                self.cache.remove_below(root)
+        self._erase(np.setdiff1d(pages, self._records.pages_of(is_wanted)))
 
     def check(self) -> None:
         """Check the tier's invariants.
@@ -153,4 +172,4 @@ class Tier:
 
 def root_name(namespace: str) -> str:
     """Return the name of a namespace's root in a tier, which does not disclose the namespace."""
-    return seed_of(namespace).hex()
+    return namespace_id(namespace).hex()

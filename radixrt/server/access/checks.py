@@ -39,7 +39,7 @@ OPEN_FILES = "/ui/"
 
 REPLICA_PATHS = ("/replicas", "/replicas/add", "/replicas/drain", "/replicas/remove")
 
-ADMIN_PATHS = frozenset({"/metrics", "/flush_cache", "/ui/events", "/ui/node", "/ui/text", *REPLICA_PATHS})
+ADMIN_PATHS = frozenset({"/metrics", "/flush_cache", "/forget", "/ui/events", "/ui/node", "/ui/text", *REPLICA_PATHS})
 """Paths that show or change what concerns all tenants; they need the key of an admin."""
 
 PRIVATE = (".localhost", ".local", ".internal", ".lan", ".home.arpa", ".svc")
@@ -48,7 +48,7 @@ PRIVATE = (".localhost", ".local", ".internal", ".lan", ".home.arpa", ".svc")
 _HOST = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9_.-]+))(?::[0-9]{0,5})?")
 """A Host header: a name or an address, perhaps a port, and nothing else, so no user before an @."""
 
-CHECKED_PATHS = frozenset({"/abort", "/flush_cache", "/metrics", *REPLICA_PATHS})
+CHECKED_PATHS = frozenset({"/abort", "/flush_cache", "/forget", "/metrics", *REPLICA_PATHS})
 UI = "/ui"
 
 

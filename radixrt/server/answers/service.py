@@ -135,6 +135,12 @@ class Flushed(Answer, kw_only=True):
     message: str
 
 
+class Forgotten(Answer, kw_only=True):
+    """Cached prompts were dropped."""
+
+    status: Literal["ok"] = "ok"
+
+
 class Replica(Answer):
     """One replica: its state, its processes, its load in the router and the latest numbers of its scheduler, which are
     0 until they are known."""

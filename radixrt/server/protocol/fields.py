@@ -213,6 +213,14 @@ class ReleaseRequest(msgspec.Struct, kw_only=True):
     branch: str | None = None
 
 
+class ForgetRequest(msgspec.Struct, kw_only=True):
+    """POST /forget: the cached prompts of an API key, of a group of keys, or of a client's salt."""
+
+    key: str | None = None
+    cache_group: str | None = None
+    cache_salt: str | None = None
+
+
 class AbortRequest(msgspec.Struct, kw_only=True):
     """POST /abort: one request by its id, or all open requests of this server."""
 
@@ -224,6 +232,7 @@ chat_decoder = msgspec.json.Decoder(ChatRequest)
 completion_decoder = msgspec.json.Decoder(CompletionRequest)
 native_decoder = msgspec.json.Decoder(NativeRequest)
 release_decoder = msgspec.json.Decoder(ReleaseRequest)
+forget_decoder = msgspec.json.Decoder(ForgetRequest)
 abort_decoder = msgspec.json.Decoder(AbortRequest)
 
 

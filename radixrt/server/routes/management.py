@@ -10,10 +10,11 @@ from starlette.responses import Response
 from radixrt._version import __version__
 from radixrt.errors import RequestError
 from radixrt.server.access.checks import check_admin
-from radixrt.server.access.tenants import Tenant
+from radixrt.server.access.tenants import EVERYONE, Tenant
 from radixrt.server.answers.service import (
     Aborted,
     Flushed,
+    Forgotten,
     ModelCard,
     ModelList,
     Released,
@@ -23,7 +24,7 @@ from radixrt.server.answers.service import (
 )
 from radixrt.server.http.errors import json_response, model_not_found
 from radixrt.server.http.receive import admit, is_served, receive_json
-from radixrt.server.protocol.fields import abort_decoder, release_decoder
+from radixrt.server.protocol.fields import abort_decoder, forget_decoder, release_decoder
 from radixrt.server.routes.engine_calls import engine_info, is_engine_client
 from radixrt.server.serving.service import Service
 
@@ -116,3 +117,23 @@ async def flush_cache(service: Service, request: Request) -> Response:
     if not reply.ok:
         raise RequestError(reply.message or "the cache was not flushed", code="not_flushed", status=409)
     return json_response(Flushed(message=reply.message))
+
+
+async def forget(service: Service, request: Request) -> Response:
+    """Drop the cached prompts of {"key": name}, {"cache_group": name} or {"cache_salt": salt} from the KV pool, host
+    memory and disk. A salt with a key or a group is that client's salt alone. 409 if running requests use a part.
+    """
+    body = await receive_json(service, request, forget_decoder)
+    if body.key is not None and body.cache_group is not None:
+        raise RequestError("name a key or a cache_group, not both", param="cache_group", code="invalid_value")
+    if body.key is None and body.cache_group is None and body.cache_salt is None:
+        raise RequestError("name a key, a cache_group or a cache_salt", param="key", code="missing_field")
+    tenant = EVERYONE
+    if body.key is not None or body.cache_group is not None:
+        tenant = Tenant(body.key or "", cache_group=body.cache_group)
+    op = "forget_owner" if body.cache_salt is None else "forget"
+    namespace = tenant.namespace(body.cache_salt or "")
+    reply = await asyncio.to_thread(service.client.control, op, namespace)
+    if not reply.ok:
+        raise RequestError(reply.message, code="in_use", status=409)
+    return json_response(Forgotten())

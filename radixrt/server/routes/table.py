@@ -201,6 +201,11 @@ ROUTES: tuple[Route, ...] = (
         "Empty the prefix cache, except for running requests", answer=service.Flushed,
     ),
     Route(
+        "POST", "/forget", management.forget, MANAGEMENT,
+        "Drop the cached prompts of an API key, a group of keys or a salt from all memory and from disk",
+        fields.forget_decoder, service.Forgotten, example={"key": "alice"},
+    ),
+    Route(
         "GET", "/replicas", replicas.list_replicas, MANAGEMENT, "The engine's replicas and their load",
         answer=service.Replicas,
     ),

@@ -177,7 +177,7 @@ class Events:
         self.h.host.damage_file(number % self.h.host.ranks, number // 2)
 
     def wipe(self, salt: str) -> None:
-        self.h.tiers.forget_namespace(salt)
+        self.h.tiers.forgetting(salt, whole_owner=False)
         self.h.verify()
         self.h.check_tiers()
 

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from radixrt.mem_cache.granules import seed_of
 from radixrt.mem_cache.tree_node import path_of
 from radixrt.messages.kv_moves import KEY_BYTES, MOVE_BYTES, TIERS, KVOpen, KVOrder
 from radixrt.messages.runner import ForwardStep, GrammarMask, PartOrder, PartReport, StepFailed, StepOutput
@@ -20,7 +19,7 @@ from radixrt.parts.simulated import StepRows
 from radixrt.parts.tiers.policy import Prices
 from radixrt.parts.tiers.records import HEADER_BYTES, PageRecords
 from radixrt.parts.tiers.scheduler import Tiers
-from radixrt.parts.tiers.tier import Tier
+from radixrt.parts.tiers.tier import Tier, root_name
 from radixrt.scheduler.scheduler import Scheduler
 from tests.parts.tiers.fake_mover import Cells, FakeHost, FakeMover, Move, cells_of, decode_order, no_cells
 from tests.scheduler.fake_runner import VOCAB, FakeRunner, Harness, RunnerDied, expected_output
@@ -440,7 +439,7 @@ class TieredHarness(Harness):
 
     def _check_tier(self, tier: Tier) -> None:
         pages: dict[int, bytes] = {}
-        seeds = {seed_of(namespace).hex(): namespace for namespace in self.sequences}
+        seeds = {root_name(namespace): namespace for namespace in self.sequences}
         for node in tier.cache.iter_nodes():
             tokens, root = path_of(node)
             self._check_namespace(tokens, seeds[root])

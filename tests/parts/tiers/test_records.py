@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixrt.mem_cache.granules import seed_of
 from radixrt.memory_file import MemoryFile
 from radixrt.messages.kv_moves import KEY_BYTES
-from radixrt.parts.tiers.records import HEADER_BYTES, PageRecords, chain, summary
+from radixrt.parts.tiers.namespaces import is_of, namespace_id, owner_of
+from radixrt.parts.tiers.records import HEADER_BYTES, PageRecords, chain, open_records, summary
 
 PAGE = 4
-SEED = seed_of("")
+SEED = namespace_id("")
 Path_ = tuple[bytes, list[int], list[int]]
 
 
@@ -40,14 +40,14 @@ def forked(path: Path, num_pages: int = 9) -> PageRecords:
     end = shared[-KEY_BYTES:]
     records.write(pages(3), tokens(7, 8, 9), 2 * PAGE, end, SEED)
     records.write(pages(1, 4), tokens(7, 8, 1, 2), 2 * PAGE, end, SEED)
-    records.write(pages(7), tokens(7), 0, seed_of("other"), seed_of("other"))
+    records.write(pages(7), tokens(7), 0, namespace_id("other"), namespace_id("other"))
     return records
 
 
 FORKED: list[Path_] = [
     (SEED, tokens(7, 8, 9).tolist(), [5, 2, 3]),
     (SEED, tokens(7, 8, 1, 2).tolist(), [5, 2, 1, 4]),
-    (seed_of("other"), tokens(7).tolist(), [7]),
+    (namespace_id("other"), tokens(7).tolist(), [7]),
 ]
 
 
@@ -63,7 +63,7 @@ def test_hashes_are_the_chain_over_namespace_and_tokens(tmp_path: Path) -> None:
     hashes = records.write(pages(3, 1), tokens(7, 8), 0, SEED, SEED)
     first = chain(SEED, tokens(7).tobytes())
     assert hashes == first + chain(first, tokens(8).tobytes())
-    assert chain(SEED, b"") != chain(seed_of("other"), b"")
+    assert chain(SEED, b"") != chain(namespace_id("other"), b"")
 
 
 def test_a_table_in_memory_outlives_its_writer(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_any_bytes_give_written_prefixes_or_none(
             end = random_.randrange(field, size)
             table[at + field : at + end] = table[other + field : other + end]
         case "fields":  # a record that follows itself
-            table[at + 40 : at + 56] = table[at + 24 : at + 40]
+            table[at + 48 : at + 64] = table[at + 32 : at + 48]
     path.write_bytes(table)
     found = listed(PageRecords(str(path), 9, PAGE))
     assert prefixes(found) <= prefixes(FORKED)
@@ -202,3 +202,23 @@ def test_a_large_table_is_read_in_one_pass(tmp_path: Path) -> None:
     found = list(records.runs())
     assert len(found) == 1000
     assert all(len(path) == 28 and len(whole) == 28 * 64 for _, whole, path in found)
+
+
+def test_pages_are_found_by_namespace_and_by_owner(tmp_path: Path) -> None:
+    records = PageRecords(str(tmp_path / "table"), 9, PAGE)
+    names = ["", "a salt", "k5:alice", "k5:alicesalt", "k3:bob", "g5:alice", "k5:alic"]
+    for number, name in enumerate(names, 1):
+        records.write(pages(number), tokens(7), 0, namespace_id(name), namespace_id(name))
+    table = open_records(tmp_path / "table")
+    assert table is not None
+
+    def found(namespace: str, *, whole_owner: bool) -> list[str]:
+        numbers = table.pages_of(lambda identity: is_of(identity, namespace, whole_owner=whole_owner))
+        return [names[number - 1] for number in numbers]
+
+    assert found("k5:alice", whole_owner=True) == ["k5:alice", "k5:alicesalt"]
+    assert found("g5:alice", whole_owner=True) == ["g5:alice"]
+    for name in names:
+        assert found(name, whole_owner=False) == [name]
+    assert [owner_of(name) for name in names] == ["", "", "k5:alice", "k5:alice", "k3:bob", "g5:alice", ""]
+    assert open_records(Path(__file__)) is None
