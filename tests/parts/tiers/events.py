@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
+from radixrt.messages.kv_moves import MAX_MOVES, MAX_RECEIVING_ON_DEVICE
 from radixrt.messages.parts import ProgramHint
 from radixrt.scheduler.invariants import check_scheduler
 from tests.parts.tiers.fake_mover import FakeHost
@@ -34,11 +35,13 @@ CHOICES: dict[str, Sequence[Any]] = {
     "page_size": (1, 1, 16),
     "depth": (1, 2),
     "ranks": (1, 1, 2),
+    "stages": (1, 1, 1, 2),
     "chunk": (16, 100, 1000),
     "rows": (1, 2, 4),
     "host_pages": (2, 5, 12, 30),
     "file_pages": (0, 3, 10, 40),
     "move_pages": (1, 1, 2, 4),
+    "receiving": (2, MAX_MOVES, MAX_RECEIVING_ON_DEVICE),
     "eager": (0.2, 0.6, 0.9),
     "pays": (1.0, 1.0, 0.7),
     "seed": range(2**16),
@@ -57,13 +60,16 @@ class Events:
     """
 
     def __init__(
-        self, *, pages: int, page_size: int, depth: int, ranks: int, chunk: int, rows: int, host_pages: int,
-        file_pages: int, move_pages: int, eager: float, pays: float, seed: int, check: bool = True,
+        self, *, pages: int, page_size: int, depth: int, ranks: int, stages: int, chunk: int, rows: int,
+        host_pages: int, file_pages: int, move_pages: int, receiving: int, eager: float, pays: float, seed: int,
+        check: bool = True,
         make_host: Callable[[Sizes], FakeHost] | None = None,
     ) -> None:  # fmt: skip
-        sizes = Sizes(ranks, host_pages, file_pages, move_pages)
+        ranks = max(ranks, stages)  # a rank for each stage
+        sizes = Sizes(ranks, host_pages, file_pages, move_pages, receiving)
         self.h = TieredHarness(
-            sizes, host=make_host and make_host(sizes), num_slots=64 * pages, page_size=page_size, depth=depth,
+            sizes, host=make_host and make_host(sizes), num_slots=64 * pages, page_size=page_size,
+            stages=stages, depth=max(depth, stages),
             chunked_prefill_size=chunk, max_running_requests=rows, max_queued_requests=8, request_timeout_s=50.0,
             deadly=[DEADLY], eager=eager, pays=pays, seed=seed, check=check,
         )  # fmt: skip

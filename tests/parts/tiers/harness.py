@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from radixrt.mem_cache.tree_node import path_of
-from radixrt.messages.kv_moves import KEY_BYTES, MOVE_BYTES, TIERS, KVOpen, KVOrder
+from radixrt.messages.kv_moves import KEY_BYTES, MAX_MOVES, MOVE_BYTES, TIERS, KVOpen, KVOrder
 from radixrt.messages.runner import ForwardStep, GrammarMask, PartOrder, PartReport, StepFailed, StepOutput
 from radixrt.messages.wire import Int32Array, pack_i32
 from radixrt.parts.simulated import StepRows
@@ -36,12 +36,14 @@ class Sizes:
         host_pages: pages of the arena.
         file_pages: pages of the files; 0 without a disk tier.
         move_pages: pages of a move.
+        receiving: moves towards the pool at a time.
     """
 
     ranks: int = 1
     host_pages: int = 20
     file_pages: int = 0
     move_pages: int = 1
+    receiving: int = MAX_MOVES
     page: int = PAGE
 
     @property
@@ -171,7 +173,7 @@ class TieredHarness(Harness):
         self.random = Random(seed)
         self.eager = eager
         self.pays = pays
-        self.host = host or FakeHost(sizes.ranks, sizes.host_pages * sizes.page, sizes.page)
+        self.host = host or FakeHost(sizes.ranks, sizes.host_pages * sizes.page, sizes.page, sizes.receiving)
         self.orders: list[KVOrder] = []
         self.operations = 0
         self._folder = tempfile.TemporaryDirectory()
@@ -183,7 +185,7 @@ class TieredHarness(Harness):
             len(old.content) - 64, len(old.mirror) - 1, old.mirror.shape[1], old.deadly, len(old.states), old.stages,
             host=self.host,
         )  # fmt: skip
-        self._clear_links()
+        self.clear_links()
 
     def close(self) -> None:
         for mover in self.runner.movers:
@@ -202,13 +204,13 @@ class TieredHarness(Harness):
         if files:
             disk = Tier("disk", files, sizes.page, PageRecords(self._table("disk"), sizes.file_pages, sizes.page))
         opening = KVOpen(self.host.arena, places, sizes.page, self.host.disk if files else "", sizes.file_pages)
-        self.tiers = Tiers(host, disk, opening, sizes.ranks, sizes.token_bytes)
+        self.tiers = Tiers(host, disk, opening, sizes.ranks, sizes.token_bytes, sizes.receiving)
         self.tiers.prices = Whim(self.random, self.pays)
         scheduler = self.make_scheduler(tiers=self.tiers)
         self.cache = scheduler.kv.cache
         return scheduler
 
-    def _clear_links(self) -> None:
+    def clear_links(self) -> None:
         self.sent: deque[ForwardStep | PartOrder] = deque()
         self.answers: list[deque[StepOutput | StepFailed | PartReport]] = [deque() for _ in range(self.host.ranks)]
         self.spoiled: set[int] = set()
@@ -361,7 +363,7 @@ class TieredHarness(Harness):
         self.commit()
 
     def kill(self) -> None:
-        self._clear_links()
+        self.clear_links()
         super().kill()
 
     def restart(self) -> None:
@@ -392,7 +394,7 @@ class TieredHarness(Harness):
         self._begin_again()
 
     def _begin_again(self) -> None:
-        self._clear_links()
+        self.clear_links()
         self.inflight.clear()
         self.poisoned.clear()  # the next scheduler counts its steps from 0
         for open_requests in (self.requests, self.score_requests, self.embed_requests):
@@ -419,15 +421,15 @@ class TieredHarness(Harness):
         sampling = self.requests[rid].sampling
         assert sampling is not None
         output, _ = expected_output(prompt, sampling, self.max_len)
-        self._may_compute(fields.get("cache_salt", ""), prompt + output)
+        self.may_compute(fields.get("cache_salt", ""), prompt + output)
 
     def add_score(self, rid: str, choices: dict[tuple[int, ...], list[list[int]]], **envelope: Any) -> None:
         super().add_score(rid, choices, **envelope)
         for prefix, after in choices.items():
             for choice in after:
-                self._may_compute(envelope.get("cache_salt", ""), [*prefix, *choice])
+                self.may_compute(envelope.get("cache_salt", ""), [*prefix, *choice])
 
-    def _may_compute(self, namespace: str, tokens: list[int]) -> None:
+    def may_compute(self, namespace: str, tokens: list[int]) -> None:
         self.sequences.setdefault(namespace, []).append(np.array(tokens, np.int32))
 
     def check_tiers(self) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from radixrt.messages.kv_moves import KVDrop, KVIn, KVLoad, KVOpen, KVOut, KVSave
+from radixrt.messages.kv_moves import MAX_MOVES, KVDrop, KVIn, KVLoad, KVOpen, KVOut, KVSave
+from radixrt.messages.runner import PartOrder
 from radixrt.messages.wire import unpack_i32
 from radixrt.parts.tiers.tier import Tier, root_name
 from tests.parts.tiers.harness import SIZES, Sizes, TieredHarness
@@ -235,6 +236,52 @@ def test_a_failed_step_drops_the_moves_and_the_prefix_is_fetched_again() -> None
     assert not h.moves
     done(h, "a")
     assert h.usages["a"].cached_tokens == 192
+
+
+def test_a_dropped_fetch_writes_no_slot_that_has_another_owner() -> None:
+    h = with_copies()
+    h.add("b", [8] * 20, max_tokens=30, ignore_eos=True)
+    h.submit()
+    h.add("a", PROMPT, max_tokens=3)
+    h.commit()
+    h.submit()
+    (fetched,) = [np.concatenate([unpack_i32(order.slots) for order in h.sent_orders(KVIn)])]
+    while h.sent and h.sent[0] is not h.inflight[0].step:
+        h.execute()
+    h.fail()
+    h.scheduler.abort("a", h.now)
+    h.add("c", [9] * 200, max_tokens=3, ignore_eos=True)
+    h.submit()
+    assert np.isin(fetched, unpack_i32(h.inflight[0].step.out_cache_loc)).any()
+    while h.sent:
+        h.execute()
+    h.finish_moves()
+    done(h, "c")
+
+
+def test_a_leaf_is_kept_until_its_last_piece_is_gathered() -> None:
+    h = harness(num_slots=1024, max_context=1024)
+    long = [1 + i * i % 41 for i in range(64 * (MAX_MOVES + 2))]
+    h.add("long", long, max_tokens=1)
+    h.drain()
+    h.eager = 0.0
+    for _ in range(3):
+        h.now += 1.0
+        h.turn()
+    assert len(h.sent_orders(KVOut)) == MAX_MOVES, "two pieces wait"
+    h.add("next", [9] * 600, max_tokens=2, ignore_eos=True)
+    h.submit()
+    while h.sent:
+        h.execute()
+    for _ in range(3):
+        h.finish_moves()
+        h.take_reports()
+        h.send_orders()
+        while h.sent and isinstance(h.sent[0], PartOrder):
+            h.execute()
+    assert len(h.sent_orders(KVOut)) == MAX_MOVES + 2
+    done(h, "next")
+    assert h.tiers.host.num_tokens >= len(long)
 
 
 def test_a_failed_step_spoils_no_copy() -> None:
