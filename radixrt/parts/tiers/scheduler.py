@@ -362,7 +362,7 @@ class Tiers(Part):
         def ended(ok: bool) -> None:
             release()
             self._leaving.discard(leaf)
-            if leaf.parent is not None:
+            if leaf.parent is not None and not self._dropping:
                 self._copied.nodes.add(leaf)  # also if it failed: memory that cannot be used fails again at once
             if ok:
                 self.host.adopt(above.node, tokens, places, root)

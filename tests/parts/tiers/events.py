@@ -17,6 +17,7 @@ from typing import Any
 
 from radixrt.messages.kv_moves import MAX_MOVES, MAX_RECEIVING_ON_DEVICE
 from radixrt.messages.parts import ProgramHint
+from radixrt.parts.tiers.tier import root_name
 from radixrt.scheduler.invariants import check_scheduler
 from tests.parts.tiers.fake_mover import FakeHost
 from tests.parts.tiers.harness import Sizes, TieredHarness
@@ -183,9 +184,11 @@ class Events:
         self.h.host.damage_file(number % self.h.host.ranks, number // 2)
 
     def wipe(self, salt: str) -> None:
-        self.h.tiers.forgetting(salt, whole_owner=False)
+        self.h.scheduler.forget_namespace(salt, whole_owner=False)
         self.h.verify()
         self.h.check_tiers()
+        for tier in (self.h.tiers.host, self.h.tiers.disk):
+            assert tier is None or root_name(salt) not in [root.namespace for root in tier.cache.roots()]
 
     # --- the end ---
 

@@ -474,6 +474,25 @@ def test_a_copy_that_fails_is_not_made_again_at_once() -> None:
     done(h)
 
 
+def test_copies_that_were_dropped_for_another_namespace_are_made_again() -> None:
+    h = harness(Sizes(file_pages=8))
+    h.add("a", PROMPT, max_tokens=2)
+    h.drain()
+    h.eager = 0.0
+    while not h.moves:
+        h.now += 1.0
+        h.turn()
+        while h.sent:
+            h.execute()
+    h.scheduler.forget_namespace("another", whole_owner=False)
+    assert h.tiers.moves.is_idle
+    h.eager = 0.9
+    h.rest()
+    assert h.tiers.disk is not None
+    assert (length_in(h.tiers.host), length_in(h.tiers.disk)) == (192, 192)
+    done(h)
+
+
 def test_a_failed_save_leaves_no_record() -> None:
     h = harness(Sizes(file_pages=8))
     h.add("a", PROMPT, max_tokens=2)
