@@ -49,8 +49,8 @@ IDLE_S = 0.25
 IDLE_LEAVES = 64
 """Leaves that one iteration of the loop looks at while the scheduler is idle."""
 LATE_S, LATE_SHARE = 1.0, 4.0
-"""A request waits for a fetch for at most LATE_S seconds and LATE_SHARE times the predicted time, and is computed then.
-"""
+"""A request waits for a fetch for at most LATE_S seconds and LATE_SHARE times the predicted time and the time of a
+step, because a CPU makes moves between steps. After that the request is computed."""
 MAX_FETCHES = 4
 """Largest number of fetches for one request; after that the request computes what was evicted again."""
 
@@ -196,7 +196,7 @@ class Tiers(Part):
         if not self._pays(tier, cached, end, fetch_s):
             self.moves.counters.refused("price")
             return False
-        until = now + LATE_S + LATE_SHARE * fetch_s
+        until = now + LATE_S + LATE_SHARE * (fetch_s + self._core.step_time.recent_s)
         if not (self._load(req, root, until) if tier == DISK else self._fetch(req, root, until)):
             return False
         self._begun[req.rid] = self._begun.get(req.rid, 0) + 1
@@ -209,9 +209,10 @@ class Tiers(Part):
 
     def _pays(self, tier: str, start: int, end: int, fetch_s: float) -> bool:
         """Return True if fetching the tokens [start, end) of a waiting request is predicted to cost less time than
-        computing them."""
+        computing them. A fetch from memory may take longer, because the device computes other requests meanwhile. A
+        disk is so slow that its queue then grows without end."""
         requests, fetching = self._core.requests, sum(len(fetch.rids) for fetch in self._fetches)
-        others = max(len(requests.active) + len(requests.waiting) - fetching - 1, 0)
+        others = 0 if tier == DISK else max(len(requests.active) + len(requests.waiting) - fetching - 1, 0)
         return self.prices.pays(tier, fetch_s, compute_s(self._core.step_time.times, start, end - start), others)
 
     def _fetch(self, req: Req, root: str, until: float) -> bool:
