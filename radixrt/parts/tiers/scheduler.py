@@ -269,6 +269,7 @@ class Tiers(Part):
             disk.copies.let_go(found.node)
             if ok:
                 self.host.adopt(above.node, fetch.tokens, places, root)
+                disk.touch(found.slots)
                 self._loaded.update(fetch.rids)
             else:
                 copies.cancel(places)

@@ -120,6 +120,10 @@ class Tier:
         before = self.keys(tokens[:first], root)[-KEY_BYTES:] or identity
         self._records.write(pages, tokens, first, before, identity)
 
+    def touch(self, places: Int32Array) -> None:
+        """Note in the records of pages that they are used now, for the order of eviction after a restart."""
+        self._records.touch(places[:: self.page] // self.page)
+
     def keys(self, tokens: Int32Array, root: str) -> bytes:
         """Return the chain hash of each whole page of tokens, KEY_BYTES each."""
         key, data, keys = bytes.fromhex(root), tokens.astype(np.int32).tobytes(), []

@@ -409,6 +409,17 @@ def test_a_start_finds_what_the_files_hold() -> None:
     assert h.usages["a"].cached_tokens == 192
 
 
+def test_records_know_when_their_files_were_read() -> None:
+    h = with_copies(Sizes(file_pages=8))
+    h.restart_engine()
+    assert h.tiers.disk is not None
+    used = h.tiers.disk._records._records["used"]
+    used[:] = 0
+    h.add("a", PROMPT, max_tokens=1)
+    done(h, "a")
+    assert (used > 0).sum() == 3
+
+
 @pytest.mark.parametrize("fault", ["bytes", "missing", "another"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_damaged_file_page_is_computed_and_forgotten(fault: str, rank: int) -> None:
