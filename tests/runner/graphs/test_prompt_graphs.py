@@ -52,6 +52,8 @@ class Stream:
 class Attention:
     """Records the batches and layers that it is called for."""
 
+    gathers = False  # the pool has the model's dtype
+
     def __init__(self) -> None:
         self.prepared: list[ForwardBatch] = []
         self.attended: list[tuple[int, int]] = []
@@ -214,6 +216,16 @@ def test_long_steps_give_attention_their_keys_and_values(runner: Any, monkeypatc
     for tokens in (20, 36, 16):
         assert made.graphs.forward(prompt(made.builder, tokens)).shape == (tokens, 8)
     assert made.attention.given == [20] * 3 + [36] * 3 + [None] * 3
+
+
+def test_keys_and_values_of_another_dtype_are_stored_first(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_graph_runner, "MIN_FRESH_TOKENS", 32)
+    monkeypatch.setattr(Attention, "gathers", True)
+    made = runner(Model())
+    while made.graphs.capture_next():
+        pass
+    assert made.graphs.forward(prompt(made.builder, 36)).shape == (36, 8)
+    assert made.attention.given == [None] * 3
 
 
 @pytest.mark.parametrize("fails_from", [1, 2])
