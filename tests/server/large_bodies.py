@@ -25,6 +25,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "/detokenize": ("tokens",),
     "/abort": ("rid",),
     "/release": ("program",),
+    "/forget": ("key", "cache_group", "cache_salt"),
     "/replicas/drain": ("replica",),
     "/replicas/remove": ("replica",),
 }
