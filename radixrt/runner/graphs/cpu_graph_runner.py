@@ -148,6 +148,12 @@ class _StepMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     cache: of the layer before, the addend is still needed.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: nothing here is ever compiled. Otherwise torch imports its compiler at the first recorded step,
+        which takes more than a second."""
+        return False
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._kept: list[torch.Tensor] = []

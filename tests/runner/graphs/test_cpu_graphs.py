@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +114,14 @@ class TestRecording:
         with Recording(ops.library) as later:
             ops.silu_and_mul(torch.randn(1, 64))
         assert later.names == ["radixrt_silu_and_mul_f32"]
+
+
+def test_recording_a_step_does_not_import_torchs_compiler() -> None:
+    """The import takes more than a second, which the first request after each start would wait."""
+    code = (
+        "import sys, torch; from radixrt.runner.graphs.cpu_graph_runner import _StepMemory\n"
+        "with _StepMemory(): torch.empty(2)\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert ran.stdout.strip() == "False"
