@@ -74,25 +74,15 @@ class WriteBack(Tiers):
     def evicting(self, leaf: TreeNode) -> None:
         """Copy a leaf that is about to be evicted."""
         tokens, namespace = path_of(leaf)
-        tokens, root, copies = self.host.whole(tokens), root_name(namespace), self.host.copies
-        above = self.host.match(tokens, root)
-        start = len(above.slots)
-        copies.hold(above.node)
-        places = copies.reserve(len(tokens) - start) if len(tokens) > start else None
-        if places is None:
-            copies.let_go(above.node)
+        copies = self.host.copies
+        arrival = copies.begin(self.host.whole(tokens), root_name(namespace))
+        if arrival is None or not len(arrival.slots):
+            if arrival is not None:
+                copies.end(arrival, copied=False)
             return
-        reserved: Int32Array = places
-
-        def ended(ok: bool) -> None:
-            if ok:
-                self.host.adopt(above.node, tokens, reserved, root)
-            else:
-                copies.cancel(reserved)
-            copies.let_go(above.node)
-
-        slots = self._cache.path_slots(leaf)[start : len(tokens)]
-        self._start(MoveKind.OUT, [(pack_i32(slots), 4), (pack_i32(places), 4)], len(slots), 1, ended)
+        slots = self._cache.path_slots(leaf)[arrival.start : len(arrival.tokens)]
+        columns = [(pack_i32(slots), 4), (pack_i32(arrival.slots), 4)]
+        self._start(MoveKind.OUT, columns, len(slots), 1, lambda ok: copies.end(arrival, copied=ok))
 
 
 class SecondHit(Tiers):

@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from radixrt.mem_cache.allocator import Int32Array, TokenToKVPoolAllocator
 from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.mem_cache.tree_node import TreeNode
+
+
+class Arrival(NamedTuple):
+    """Prefix that is being copied into a pool.
+
+    Attributes:
+        node: held node in which the part of the prefix ends that is in the tree.
+        tokens: int32[n], the prefix from position 0 on.
+        slots: int32[n - start], reserved slots for the rest of the prefix; empty if the tree has all of it.
+    """
+
+    node: TreeNode
+    tokens: Int32Array
+    slots: Int32Array
+    namespace: str
+
+    @property
+    def start(self) -> int:
+        """Position of the first token that is copied."""
+        return len(self.tokens) - len(self.slots)
 
 
 class Copies:
@@ -31,6 +53,33 @@ class Copies:
                 return False
             self._cache.evict(missing)
         return self._allocator.available() >= need
+
+    def begin(self, tokens: Int32Array, namespace: str, *, evicts: bool = True) -> Arrival | None:
+        """Hold the part of a prefix that is in the tree, and reserve slots for the rest, until the matching `end`.
+
+        Args:
+            tokens: int32[n], whole pages.
+            evicts: other tokens may be evicted for the prefix.
+
+        Returns:
+            None, with nothing held, if slots are missing.
+        """
+        match = self._cache.match_prefix(tokens, namespace)
+        count = len(tokens) - len(match.slots)
+        self.hold(match.node)
+        slots = self.reserve(count) if evicts or count <= self._allocator.available() else None
+        if slots is None:
+            self.let_go(match.node)
+            return None
+        return Arrival(match.node, tokens, slots, namespace)
+
+    def end(self, arrival: Arrival, *, copied: bool) -> None:
+        """Put a copied prefix into the tree, or free its slots, into which no copy may happen any more."""
+        if copied:
+            self.adopt(arrival.node, arrival.tokens, arrival.slots, arrival.namespace)
+        else:
+            self.cancel(arrival.slots)
+        self.let_go(arrival.node)
 
     def hold(self, node: TreeNode) -> None:
         """Protect the path to a node from eviction until the matching `let_go`."""

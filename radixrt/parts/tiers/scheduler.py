@@ -217,33 +217,27 @@ class Tiers(Part):
 
     def _fetch(self, req: Req, root: str, until: float) -> bool:
         """Begin to copy a request's prefix from the host tier into the pool; return False if slots are missing."""
-        match = self._cache.match_prefix(req.reusable_ids, req.namespace)
-        found = self.host.match(req.reusable_ids, root)
-        start, copies = len(match.slots), self._kv.copies
-        copies.hold(match.node)
-        slots = copies.reserve(len(found.slots) - start)
-        if slots is None:
-            copies.let_go(match.node)
+        found, copies = self.host.match(req.reusable_ids, root), self._kv.copies
+        arrival = copies.begin(req.reusable_ids[: len(found.slots)].copy(), req.namespace)
+        if arrival is None:
             self.moves.counters.refused("slots")
             return False
         self.host.copies.hold(found.node)
         tier = DISK if req.rid in self._loaded else HOST
-        fetch = Fetch(req.reusable_ids[: len(found.slots)].copy(), root, start, {req.rid: tier}, until)
+        fetch = Fetch(arrival.tokens, root, arrival.start, {req.rid: tier}, until)
         self._fetches.append(fetch)
-        namespace = req.namespace
 
         def ended(ok: bool) -> None:
             self._fetches.remove(fetch)
             self.host.copies.let_go(found.node)
+            copies.end(arrival, copied=ok)
             if ok:
-                copies.adopt(match.node, fetch.tokens, slots, namespace)
                 self._note(fetch)
             else:
-                copies.cancel(slots)
                 self._failed(self.host, fetch)
-            copies.let_go(match.node)
 
-        self._start(MoveKind.IN, [(pack_i32(found.slots[start:]), 4), (pack_i32(slots), 4)], len(slots), 1, ended)
+        columns = [(pack_i32(found.slots[arrival.start :]), 4), (pack_i32(arrival.slots), 4)]
+        self._start(MoveKind.IN, columns, len(arrival.slots), 1, ended)
         return True
 
     def _load(self, req: Req, root: str, until: float) -> bool:
@@ -252,29 +246,24 @@ class Tiers(Part):
         assert self.disk is not None
         disk, copies, page = self.disk, self.host.copies, self.host.page
         found = disk.match(req.reusable_ids, root)
-        fetch = Fetch(req.reusable_ids[: len(found.slots)].copy(), root, 0, {req.rid: DISK}, until)
-        above = self.host.match(fetch.tokens, root)
-        fetch.start = start = len(above.slots)
-        copies.hold(above.node)
-        places = copies.reserve(len(fetch.tokens) - start)
-        if places is None:
-            copies.let_go(above.node)
+        arrival = copies.begin(req.reusable_ids[: len(found.slots)].copy(), root)
+        if arrival is None:
             self.moves.counters.refused("places")
             return False
         disk.copies.hold(found.node)
+        start, places = arrival.start, arrival.slots
+        fetch = Fetch(arrival.tokens, root, start, {req.rid: DISK}, until)
         self._fetches.append(fetch)
 
         def ended(ok: bool) -> None:
             self._fetches.remove(fetch)
             disk.copies.let_go(found.node)
+            copies.end(arrival, copied=ok)
             if ok:
-                self.host.adopt(above.node, fetch.tokens, places, root)
                 disk.touch(found.slots)
                 self._loaded.update(fetch.rids)
             else:
-                copies.cancel(places)
                 self._failed(disk, fetch)
-            copies.let_go(above.node)
 
         files, pages = pack_i32(found.slots[start::page] // page), pack_i32(places[::page] // page)
         keys = disk.keys(fetch.tokens, root)[start // page * KEY_BYTES :]
@@ -339,18 +328,14 @@ class Tiers(Part):
             evicts: prefixes of the host tier may be evicted for the leaf.
         """
         tokens, namespace = path_of(leaf)
-        tokens, root, copies = self.host.whole(tokens), root_name(namespace), self.host.copies
-        above = self.host.match(tokens, root)
-        start = len(above.slots)
-        missing = len(tokens) - start
-        copies.hold(above.node)
-        fits = missing and (evicts or missing <= self.host.allocator.available())
-        places = copies.reserve(missing) if fits else None
-        if places is None:
-            copies.let_go(above.node)
+        copies = self.host.copies
+        arrival = copies.begin(self.host.whole(tokens), root_name(namespace), evicts=evicts)
+        if arrival is None or not len(arrival.slots):
             self._copied.nodes.add(leaf)  # it is there, or there is no room for the leaf now
-            if missing:
+            if arrival is None:
                 self.moves.counters.refused("places")
+            else:
+                copies.end(arrival, copied=False)
             return
         # The leaf is held until its last piece is ordered: ranks gather the piece before a later step writes its slots.
         held = [leaf]
@@ -366,14 +351,11 @@ class Tiers(Part):
             self._leaving.discard(leaf)
             if leaf.parent is not None and not self._dropping:
                 self._copied.nodes.add(leaf)  # also if it failed: memory that cannot be used fails again at once
-            if ok:
-                self.host.adopt(above.node, tokens, places, root)
-            else:
-                copies.cancel(places)
-            copies.let_go(above.node)
+            copies.end(arrival, copied=ok)
 
-        slots = self._cache.path_slots(leaf)[start : len(tokens)]
-        self._start(MoveKind.OUT, [(pack_i32(slots), 4), (pack_i32(places), 4)], missing, 1, ended, release)
+        slots = self._cache.path_slots(leaf)[arrival.start : len(arrival.tokens)]
+        columns = [(pack_i32(slots), 4), (pack_i32(arrival.slots), 4)]
+        self._start(MoveKind.OUT, columns, len(slots), 1, ended, release)
 
     # --- idle moments, and the end ---
 
@@ -416,14 +398,11 @@ class Tiers(Part):
     def _save_leaf(self, disk: Tier, leaf: TreeNode) -> None:
         """Begin to save the path to a leaf of the host tier."""
         tokens, root = path_of(leaf)
-        above = disk.match(tokens, root)
-        start, page = len(above.slots), disk.page
-        missing = len(tokens) - start
-        disk.copies.hold(above.node)
-        files = disk.copies.reserve(missing) if missing else None
-        if files is None:
-            disk.copies.let_go(above.node)
+        arrival, page = disk.copies.begin(tokens, root), disk.page
+        if arrival is None or not len(arrival.slots):
             self._saved.nodes.add(leaf)
+            if arrival is not None:
+                disk.copies.end(arrival, copied=False)
             return
         self.host.copies.hold(leaf)
         self._leaving.add(leaf)
@@ -433,16 +412,13 @@ class Tiers(Part):
             self.host.copies.let_go(leaf)
             if not self._dropping:
                 self._saved.nodes.add(leaf)  # also if it failed: a full disk stays full
-            if ok:
-                disk.adopt(above.node, tokens, files, root)
-            else:
-                disk.copies.cancel(files)
-            disk.copies.let_go(above.node)
+            disk.copies.end(arrival, copied=ok)
 
+        start, files = arrival.start, arrival.slots
         pages = pack_i32(self.host.cache.path_slots(leaf)[start::page] // page)
         keys = disk.keys(tokens, root)[start // page * KEY_BYTES :]
         columns = [(pages, 4), (pack_i32(files[::page] // page), 4), (keys, KEY_BYTES)]
-        self._start(MoveKind.SAVE, columns, missing // page, page, ended)
+        self._start(MoveKind.SAVE, columns, len(files) // page, page, ended)
 
     # --- requests and operators ---
 

@@ -45,6 +45,19 @@ class _Places(TokenToKVPoolAllocator):
         self._top = len(free)
 
 
+class _RecordedCopies(Copies):
+    """Copies into a tier, whose pages get their records as soon as they are in the tree."""
+
+    def __init__(self, tier: Tier) -> None:
+        super().__init__(tier.cache, tier.allocator)
+        self._tier = tier
+
+    def adopt(self, node: TreeNode, tokens: Int32Array, slots: Int32Array, namespace: str) -> TreeNode:
+        end = super().adopt(node, tokens, slots, namespace)
+        self._tier.record(end, tokens, slots, namespace)
+        return end
+
+
 class Tier:
     """See the module's docstring. Trees are named by the identities of namespaces, not by their names.
 
@@ -74,7 +87,7 @@ class Tier:
         self._erase = erase
         self.allocator = _Places(num_places, page, records.clear)
         self.cache = RadixCache(self.allocator)
-        self.copies = Copies(self.cache, self.allocator)
+        self.copies: Copies = _RecordedCopies(self)
         self._restore()
 
     def _restore(self) -> None:
@@ -106,12 +119,16 @@ class Tier:
         """Find the longest prefix in the tier, and mark it as used. The slots of the result are places."""
         return self.cache.match_prefix(tokens, root)
 
-    def adopt(self, node: TreeNode, tokens: Int32Array, places: Int32Array, root: str) -> None:
-        """Put tokens whose keys and values are in reserved places into the tier, and write the records of their pages;
-        see `Copies.adopt`."""
-        end = self.copies.adopt(node, tokens, places, root)
+    def record(self, node: TreeNode, tokens: Int32Array, places: Int32Array, root: str) -> None:
+        """Write the records of pages that were put into the tree.
+
+        Args:
+            node: node in which the tokens end.
+            tokens: int32[n], all tokens from the first one on; the last len(places) were copied to `places`, and the
+                tree has other places of some of them if it had these tokens before.
+        """
         start = len(tokens) - len(places)
-        is_ours = self.cache.path_slots(end)[start : len(tokens)] == places
+        is_ours = self.cache.path_slots(node)[start : len(tokens)] == places
         if not is_ours.any():
             return
         first = start + int(is_ours.argmax())

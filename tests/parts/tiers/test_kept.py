@@ -27,9 +27,9 @@ PROMPT = [1 + i * i % 37 for i in range(100)]
 def put(tier: Tier, tokens: list[int], namespace: str = "") -> None:
     """Put the whole pages of tokens into a tier, as a finished move does."""
     whole, root = tier.whole(np.array(tokens, np.int32)), root_name(namespace)
-    places = tier.copies.reserve(len(whole))
-    assert places is not None
-    tier.adopt(tier.match(whole, root).node, whole, places, root)
+    arrival = tier.copies.begin(whole, root)
+    assert arrival is not None
+    tier.copies.end(arrival, copied=True)
 
 
 class Reader:

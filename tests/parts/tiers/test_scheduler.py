@@ -217,13 +217,19 @@ def test_a_price_that_does_not_pay_means_that_the_prefix_is_computed() -> None:
     assert h.usages["a"].cached_tokens == 0
 
 
-def test_a_failed_step_drops_the_moves_and_the_prefix_is_fetched_again() -> None:
+def with_a_fetch_beside_a_step() -> TieredHarness:
+    """A harness with a step of request "b" in flight, while request "a" waits for the fetch of PROMPT."""
     h = with_copies()
     h.add("b", [8] * 20, max_tokens=30, ignore_eos=True)
     h.submit()
     h.add("a", PROMPT, max_tokens=3)
     h.commit()
     h.submit()
+    return h
+
+
+def test_a_failed_step_drops_the_moves_and_the_prefix_is_fetched_again() -> None:
+    h = with_a_fetch_beside_a_step()
     assert h.scheduler.kv.copies.reserved == 192
     while h.sent and h.sent[0] is not h.inflight[0].step:
         h.execute()
@@ -239,12 +245,7 @@ def test_a_failed_step_drops_the_moves_and_the_prefix_is_fetched_again() -> None
 
 
 def test_a_dropped_fetch_writes_no_slot_that_has_another_owner() -> None:
-    h = with_copies()
-    h.add("b", [8] * 20, max_tokens=30, ignore_eos=True)
-    h.submit()
-    h.add("a", PROMPT, max_tokens=3)
-    h.commit()
-    h.submit()
+    h = with_a_fetch_beside_a_step()
     (fetched,) = [np.concatenate([unpack_i32(order.slots) for order in h.sent_orders(KVIn)])]
     while h.sent and h.sent[0] is not h.inflight[0].step:
         h.execute()
