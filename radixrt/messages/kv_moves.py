@@ -105,8 +105,8 @@ class KVLoad(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class KVDrop(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """End of all moves under way, of which none is reported any more. After this order no `KVIn` of before writes into
-    the pool, and no move writes into the arena or the files."""
+    """End of all moves under way, of which none is reported any more. An earlier `KVIn` writes into the pool before the
+    steps that follow this order, or not at all. Later moves access the arena and the files after the earlier moves."""
 
 
 class KVConnectorOutput(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

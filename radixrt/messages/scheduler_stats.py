@@ -171,7 +171,7 @@ class TierStats(msgspec.Struct, frozen=True, array_like=True):
     scheduler started.
 
     Attributes:
-        tokens_total, tokens_used: tokens for which the tier has places, and tokens that it keeps.
+        tokens_total, tokens_used: tokens for which the tier has places, and tokens that the tier keeps.
         moves: by kind: "out" and "in" from and to the KV pool, "save" and "load" to and from files.
         refused: moves that did not begin, by reason.
         fetched_tokens: cached prompt tokens that were fetched for a request, by tier.

@@ -18,7 +18,7 @@ def packed_weights(weight: Codes) -> PackedWeights | None:
     """Return the weight [E, rows, columns] of experts in the order that the kernels read; None where they do not
     support it.
 
-    Codes move behind one another by the expert, so that the temporary memory is that of one.
+    Codes are moved expert by expert, so that the temporary memory is as large as the codes of one expert.
     """
     from radixrt.kernels.triton import mxfp4
     from radixrt.kernels.triton.weight_formats import BLOCK_4, BLOCK_8, in_fragment_order

@@ -57,8 +57,9 @@ class PoolCopies(ABC):
 
     @abstractmethod
     def drop(self) -> None:
-        """End all copies. No dropped copy writes into the pool, or is reported. A later copy may use the same rows of
-        the arena: the device makes its accesses after those of dropped copies."""
+        """End all copies. A dropped copy is not reported, and writes into the pool before the steps that are launched
+        later, or not at all. A later copy may use the same rows of the arena: the device makes its accesses after those
+        of dropped copies."""
 
     def fence(self) -> Callable[[], None]:
         """Return a function that waits until no dropped copy writes into the arena; for other threads."""
