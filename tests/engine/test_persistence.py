@@ -117,7 +117,7 @@ def test_a_flipped_byte_of_a_page_is_computed(folder: Path, answers: dict[str, A
         assert ask(made) == (answers["prompt"], 10 * PAGE)
 
 
-@pytest.mark.parametrize("field", [0, 8, 12, 16, 24, 40, 60, 70, 300])
+@pytest.mark.parametrize("field", [0, 12, 16, 20, 28, 44, 64, 74, 304])
 def test_a_flipped_byte_of_the_table_is_computed(folder: Path, answers: dict[str, Any], field: int) -> None:
     path = files_of(folder) / "records"
     table = np.fromfile(path, np.uint8)

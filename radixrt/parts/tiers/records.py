@@ -5,6 +5,9 @@ namespace and all tokens from position 0 to the page's end. A record checks itse
 its other fields, and the hashes of the records before it check the path from position 0 to the page. So a reader needs
 no order of writes and no lock: whatever bytes a crash, a full disk or another program leaves in the table,
 `PageRecords.runs` returns prefixes that were written, or nothing.
+
+A process of another replica reads keys and values of a page without asking anybody: `SharedRecords` tells whether the
+page held the expected tokens before and after its bytes were read, and whether its record has changed in between.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from radixrt.parts.tiers.namespaces import ID_BYTES
 VALID = 0x56_4B_58_52
 """Value of the field `valid` of a record that was written completely."""
 HEADER_BYTES = 4096
-MAGIC = b"radixrt page records 2\n"
+MAGIC = b"radixrt page records 3\n"
 
 
 def chain(before: bytes, tokens: bytes) -> bytes:
@@ -104,6 +107,7 @@ class PageRecords:
             hashes.append(chain(hashes[-1], row.tobytes()))
         records, keys = self._records, b"".join(hashes)
         records["valid"][pages] = 0  # a reader may see any mix of the old and the new record, whose hash does not fit
+        records["changes"][pages] += 1
         records["start"][pages] = start + size * np.arange(len(pages), dtype=I32)
         records["used"][pages] = int(time.time())
         records["namespace"][pages] = np.frombuffer(identity, np.uint8)
@@ -120,11 +124,12 @@ class PageRecords:
 
     def clear(self, pages: Int32Array | None = None) -> None:
         """Make the records of pages empty, or all records. Their tokens are overwritten."""
-        if pages is None:
-            self._records[:] = 0
-        else:
-            self._records["valid"][pages] = 0
-            self._records[pages] = np.zeros((), self._records.dtype)
+        chosen = slice(None) if pages is None else pages
+        self._records["valid"][chosen] = 0
+        self._records["changes"][chosen] += 1
+        for name in self._records.dtype.names or ():
+            if name != "changes":
+                self._records[name][chosen] = 0
 
     def pages_of(self, is_wanted: Callable[[bytes], bool]) -> Int32Array:
         """Return the pages with a record whose namespace is wanted, int32[n].
@@ -199,6 +204,43 @@ class PageRecords:
         return parents, sorted((page for page in by_hash.values() if page not in inner), key=used.__getitem__)
 
 
+class SharedRecords:
+    """Records of a table that another process writes at the same time.
+
+    Args:
+        path: of the table.
+
+    Raises:
+        OSError: the table cannot be read, or the file is no table.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        header = os.pread(self._fd, len(MAGIC) + 4, 0)
+        if not header.startswith(MAGIC):
+            self.close()
+            raise OSError(f"{path} is no table of records")
+        self._size = int.from_bytes(header[len(MAGIC) :], "little")
+
+    def changes(self, page: int, key: bytes) -> int | None:
+        """Return the number of changes of a page's record so far; None if the page does not hold the expected tokens.
+
+        As long as the number is the same, the page's keys and values have not been overwritten: a record is cleared
+        before its page is free.
+
+        Args:
+            key: chain hash of the page.
+        """
+        data = os.pread(self._fd, _HEAD.itemsize, HEADER_BYTES + page * self._size)
+        if len(data) < _HEAD.itemsize:
+            return None
+        record = np.frombuffer(data, _HEAD)[0]
+        return int(record["changes"]) if record["valid"] == VALID and record["hash"].tobytes() == key else None
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
 def open_records(path: Path) -> PageRecords | None:
     """Return the table of a file that no engine uses; None if the file is no table.
 
@@ -234,20 +276,23 @@ def summary(path: Path) -> tuple[int, int, int]:
     return len(used), tokens, int(used.max(initial=0))
 
 
+_HEAD = np.dtype(
+    [
+        ("valid", "<u4"),
+        ("used", "<u4"),
+        ("changes", "<u4"),
+        ("start", "<i4"),
+        ("tag", "<u4"),
+        ("namespace", "u1", (ID_BYTES,)),
+        ("hash", "u1", (KEY_BYTES,)),
+    ]
+)
+"""Fields of a record that `SharedRecords` reads. `changes` counts how often the record was written or cleared."""
+
+
 def _layout(page: int) -> np.dtype[Any]:
     # The hash before and the tokens are neighbours: the hash of a record is taken over one piece of memory.
-    return np.dtype(
-        [
-            ("valid", "<u4"),
-            ("used", "<u4"),
-            ("start", "<i4"),
-            ("tag", "<u4"),
-            ("namespace", "u1", (ID_BYTES,)),
-            ("hash", "u1", (KEY_BYTES,)),
-            ("before", "u1", (KEY_BYTES,)),
-            ("tokens", "<i4", (page,)),
-        ]
-    )
+    return np.dtype([*_HEAD.descr, ("before", "u1", (KEY_BYTES,)), ("tokens", "<i4", (page,))])
 
 
 def _tags(records: npt.NDArray[Any], pages: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.uint32]:

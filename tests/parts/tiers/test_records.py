@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from radixrt.memory_file import MemoryFile
 from radixrt.messages.kv_moves import KEY_BYTES
 from radixrt.parts.tiers.namespaces import is_of, namespace_id, owner_of
-from radixrt.parts.tiers.records import HEADER_BYTES, PageRecords, chain, open_records, summary
+from radixrt.parts.tiers.records import HEADER_BYTES, PageRecords, SharedRecords, chain, open_records, summary
 
 PAGE = 4
 SEED = namespace_id("")
@@ -222,3 +222,31 @@ def test_pages_are_found_by_namespace_and_by_owner(tmp_path: Path) -> None:
         assert found(name, whole_owner=False) == [name]
     assert [owner_of(name) for name in names] == ["", "", "k5:alice", "k5:alice", "k3:bob", "g5:alice", ""]
     assert open_records(Path(__file__)) is None
+
+
+def test_another_process_sees_whether_a_page_has_changed(tmp_path: Path) -> None:
+    records = PageRecords(str(tmp_path / "table"), 4, PAGE)
+    key = records.write(pages(3), tokens(7), 0, SEED, SEED)
+    shared = SharedRecords(str(tmp_path / "table"))
+    before = shared.changes(3, key)
+    assert before is not None
+    records.touch(pages(3))
+    assert shared.changes(3, key) == before
+    assert shared.changes(2, key) is None
+    assert shared.changes(99, key) is None
+    assert shared.changes(3, key[::-1]) is None
+    records.clear(pages(3))
+    assert shared.changes(3, key) is None
+    # The same tokens are in the page again, but other tokens may have been there in between.
+    assert records.write(pages(3), tokens(7), 0, SEED, SEED) == key
+    assert shared.changes(3, key) not in (None, before)
+    records.clear()
+    records.write(pages(3), tokens(7), 0, SEED, SEED)
+    assert shared.changes(3, key) > before + 2
+    shared.close()
+
+
+def test_a_file_that_is_no_table_is_not_shared(tmp_path: Path) -> None:
+    (tmp_path / "table").write_bytes(bytes(HEADER_BYTES))
+    with pytest.raises(OSError, match="is no table of records"):
+        SharedRecords(str(tmp_path / "table"))
