@@ -24,6 +24,7 @@ MAX_SOURCE_BYTES = {
     "structural_tag": 4 * 1024 * 1024,
 }
 MAX_WHITESPACE = 64
+MIN_DIGITS, MAX_DIGITS = 1, 307
 MAX_REASONING_MARKER_CHARS = 64
 
 
@@ -39,6 +40,8 @@ class StructuredOptions(msgspec.Struct, frozen=True, omit_defaults=True, kw_only
             does by default.
         bounded: parts that a schema leaves free have the bounds of `radixrt.constrained.schema.emit.free_parts`: number
             and length of undeclared names, length of free strings, digits of numbers.
+        max_digits: most digits after the first digit of a number, and after its point, where the schema sets no bound
+            on that side; None is 40, or 307 if not `bounded`.
         max_repetition: an output whose last so many tokens repeat a few is closed early; 0 never closes for that.
         on_unsupported: "error" refuses a schema with a keyword that cannot be enforced; "ignore" drops such keywords
             and lists them in the answer.
@@ -54,6 +57,7 @@ class StructuredOptions(msgspec.Struct, frozen=True, omit_defaults=True, kw_only
     closed: bool | None = None
     formats: Literal["assert", "annotate"] = "assert"
     bounded: bool = True
+    max_digits: int | None = None
     max_repetition: int = 512
     on_unsupported: Literal["error", "ignore"] = "error"
     backend: BackendChoice = "auto"
@@ -73,6 +77,13 @@ class StructuredOptions(msgspec.Struct, frozen=True, omit_defaults=True, kw_only
         for name in ("jump_forward", "bounded"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} must be true or false", param=name)
+        digits = self.max_digits
+        if digits is not None and (type(digits) is not int or not MIN_DIGITS <= digits <= MAX_DIGITS):
+            raise RequestError(
+                f"max_digits must be an integer between {MIN_DIGITS} and {MAX_DIGITS}, not {shown(digits)}; readers of "
+                "doubles take longer numbers for infinity",
+                param="max_digits",
+            )
         if self.closed is not None and not isinstance(self.closed, bool):
             raise RequestError("closed must be true or false", param="closed")
         for name, allowed in _CHOICES.items():
@@ -147,6 +158,7 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
             bool(o.closed),
             o.formats,
             o.bounded,
+            o.max_digits,
             o.on_unsupported,
             o.backend,
             self.source,

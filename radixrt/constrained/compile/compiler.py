@@ -285,6 +285,7 @@ def _json_schema(constraint: Constraint, deadline: float | None) -> ParsedConstr
         closed=bool(options.closed),
         formats=options.formats,
         bounded=options.bounded,
+        max_digits=options.max_digits,
         limits=limits,
     )
     ignored = tuple(f"{one.pointer}: {one.keyword}" for one in normal.ignored)

@@ -30,10 +30,19 @@ class NormalSchema:
         annotations: keywords (pointer of their schema, name) that are not enforced because they only annotate.
     """
 
-    def __init__(self, graph: Graph, productions: Productions, ignored: list[Unsupported], *, bounded: bool) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        productions: Productions,
+        ignored: list[Unsupported],
+        *,
+        bounded: bool,
+        max_digits: int | None,
+    ) -> None:
         self._graph = graph
         self._productions = {0: productions}
         self._bounded = bounded
+        self._max_digits = max_digits
         self.draft = graph.document.dialect.name
         self.ignored = ignored
         self.annotations = list(graph.reader.annotations)
@@ -47,7 +56,9 @@ class NormalSchema:
         """
         if whitespace not in self._productions:
             self._graph.budget.restart()
-            self._productions[whitespace] = emit_productions(self._graph, whitespace, bounded=self._bounded)
+            self._productions[whitespace] = emit_productions(
+                self._graph, whitespace, bounded=self._bounded, max_digits=self._max_digits
+            )
         return self._productions[whitespace]
 
     def to_schema(self) -> dict[str, Any]:
@@ -77,6 +88,7 @@ def normalize(
     closed: bool = False,
     formats: FormatMode = "assert",
     bounded: bool = False,
+    max_digits: int | None = None,
     limits: Limits | None = None,
 ) -> NormalSchema:
     """Normalize a schema.
@@ -87,6 +99,8 @@ def normalize(
         closed: objects that declare members have no others; see `Graph`.
         formats: "annotate" leaves `format` unenforced, as the drafts do by default.
         bounded: parts that the schema leaves free have the bounds of `emit.free_parts` in the productions.
+        max_digits: digits after the first digit of a number, and after its point, where the schema sets no bound; None
+            is 40, or 307 if not `bounded`.
         limits: bounds on the work.
 
     Raises:
@@ -100,7 +114,7 @@ def normalize(
     for _ in range(MAX_PASSES):
         budget = Budget(limits, deadline)
         try:
-            normal, found = _attempt(schema, budget, formats, closed, refusals, bounded=bounded)
+            normal, found = _attempt(schema, budget, formats, closed, refusals, bounded=bounded, max_digits=max_digits)
         except EmptySchema:
             if not refusals:
                 raise
@@ -125,12 +139,13 @@ def _attempt(
     ignored: Mapping[tuple[str, str], Unsupported],
     *,
     bounded: bool,
+    max_digits: int | None,
 ) -> tuple[NormalSchema | None, list[Unsupported]]:
     """Return the schema without some keywords, if it can be normalized, and further keywords to refuse."""
     graph = None
     try:
         graph = normal_form(schema, budget, formats=formats, closed=closed, ignored=frozenset(ignored))
-        productions = emit_productions(graph, 0, bounded=bounded)
+        productions = emit_productions(graph, 0, bounded=bounded, max_digits=max_digits)
     except RecursionError:
         return None, [over_limit("", "schema", "it is nested too deeply")]
     except Unsupported as refusal:
@@ -139,4 +154,5 @@ def _attempt(
         if graph is None or not graph.refusals:
             raise
         return None, graph.refusals
-    return NormalSchema(graph, productions, list(ignored.values()), bounded=bounded), graph.refusals
+    normal = NormalSchema(graph, productions, list(ignored.values()), bounded=bounded, max_digits=max_digits)
+    return normal, graph.refusals

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
 
 from radixrt.constrained.recognizer import Recognizer
 from radixrt.constrained.schema import normalize
-from radixrt.constrained.schema.emit.free_parts import MAX_DIGITS, MAX_KEY_CHARS, MAX_STRING_CHARS, MAX_UNDECLARED
+from radixrt.constrained.schema.emit.free_parts import (
+    MAX_DIGITS,
+    MAX_KEY_CHARS,
+    MAX_READABLE_DIGITS,
+    MAX_STRING_CHARS,
+    MAX_UNDECLARED,
+)
 
 OPEN = {"type": "object", "properties": {"a": {"type": "integer"}}}
 ANY = {"type": "object"}
 
 
-def accepts(schema: Any, text: str, *, bounded: bool = True) -> bool:
-    recognizer = Recognizer(normalize(schema, bounded=bounded).productions())
+def accepts(schema: Any, text: str, *, bounded: bool = True, max_digits: int | None = None) -> bool:
+    recognizer = Recognizer(normalize(schema, bounded=bounded, max_digits=max_digits).productions())
     state = recognizer.advance(recognizer.start(), text)
     return state is not None and recognizer.is_complete(state)
 
@@ -84,6 +91,30 @@ def test_digits_are_bounded_where_no_bound_does_it(kind: str, bound: Any) -> Non
     if kind == "number":
         assert accepts(schema, f"2.{digits}")
         assert not accepts(schema, f"2.{digits}7")
+
+
+@pytest.mark.parametrize("kind", ["integer", "number"])
+@pytest.mark.parametrize("bound", [{}, {"minimum": 0}, {"exclusiveMinimum": 1.5}])
+@pytest.mark.parametrize("most", [None, 1, 15, 100, MAX_READABLE_DIGITS])
+def test_digits_end_where_the_caller_says_and_always(kind: str, bound: Any, most: int | None) -> None:
+    schema = {"type": kind, **bound}
+    digits = "7" * (most or MAX_READABLE_DIGITS)
+    for bounded in (False, True) if most else (False,):
+        assert accepts(schema, "7" + digits, bounded=bounded, max_digits=most)
+        assert not accepts(schema, "77" + digits, bounded=bounded, max_digits=most)
+        if kind == "number":
+            assert accepts(schema, f"2.{digits}", bounded=bounded, max_digits=most)
+            assert not accepts(schema, f"2.{digits}7", bounded=bounded, max_digits=most)
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_every_number_of_the_grammar_is_a_finite_double(bounded: bool) -> None:
+    largest = next(k for k in range(400, 0, -1) if accepts({"type": "number"}, "9" * k, bounded=bounded))
+    assert math.isfinite(float("9" * largest))
+    scaled = [k for k in range(1, 400) if accepts({"type": "number"}, "9" * k + "e99", bounded=bounded)]
+    assert scaled
+    assert math.isfinite(float("9" * scaled[-1] + "e99"))
+    assert accepts({"type": "number"}, "9" * scaled[-1] + "." + "9" * 40 + "e-99", bounded=bounded)
 
 
 def test_a_number_beyond_the_bound_can_still_be_required() -> None:

@@ -12,6 +12,7 @@ from typing import Final
 from radixrt.constrained.regex import ANY_CHAR, CharSet, Regex, alternate, chars, concat, json_string, repeat
 from radixrt.constrained.regex.charset import DIGITS
 from radixrt.constrained.regex.nodes import Alternate, Concat, Repeat, subterms
+from radixrt.constrained.schema.normal_form.numbers import NUMBER_TEXT, PLAIN_NUMBER_TEXT
 
 MAX_UNDECLARED: Final = 16
 """Most members of an object that declares others and of which no keyword says anything."""
@@ -20,7 +21,13 @@ MAX_KEY_CHARS: Final = 256
 MAX_STRING_CHARS: Final = 8_000
 """Longest string among values of which no keyword says anything, in code points."""
 MAX_DIGITS: Final = 40
-"""Most digits before and after the point, and of an exponent, of a number without a bound on that side."""
+"""Most digits after the first digit and after the point, of a number without a bound on that side."""
+MAX_READABLE_DIGITS: Final = 307
+"""Most digits after the first digit where the caller asks for as many as there can be. A number of 308 digits is the
+longest that every double holds, whatever its digits are; a reader of doubles would read a longer one as infinity, and
+CPython refuses integers of more than 4,300 digits."""
+MAX_SCALED_DIGITS: Final = 40
+"""Most digits after the first digit of a number with an exponent, so that the number is a double."""
 
 FREE_KEY: Final = json_string(repeat(ANY_CHAR, 0, MAX_KEY_CHARS), ":")
 """Names as JSON strings, each with its colon."""
@@ -30,21 +37,28 @@ _DIGITS: Final = frozenset((chars(DIGITS), chars(CharSet.of("0"))))
 
 
 @lru_cache(maxsize=1024)
-def with_bounded_digits(number: Regex) -> Regex:
-    """Return the texts of numbers without the texts that have more than MAX_DIGITS digits in a row.
+def with_bounded_digits(number: Regex, most: int) -> Regex:
+    """Return the texts of numbers without the texts that have more than `most` digits in a row.
 
     A language of intersections and complements, such as multiples, is returned as it is, because the states of its
     automaton would be multiplied by the counts.
+
+    Args:
+        number: the texts of numbers.
+        most: digits after the first digit, and digits after the point. Numbers with an exponent have at most
+            MAX_SCALED_DIGITS.
     """
     if number.has_boolean:
         return number
+    if number is NUMBER_TEXT and most > MAX_SCALED_DIGITS:
+        return alternate(with_bounded_digits(PLAIN_NUMBER_TEXT, most), with_bounded_digits(number, MAX_SCALED_DIGITS))
     bounded: dict[Regex, Regex] = {}
     for part in subterms(number):
         if isinstance(part, Repeat):
-            most = part.high
-            if most is None and part.item in _DIGITS:
-                most = max(part.low, MAX_DIGITS)
-            bounded[part] = repeat(bounded[part.item], part.low, most)
+            high = part.high
+            if high is None and part.item in _DIGITS:
+                high = max(part.low, most)
+            bounded[part] = repeat(bounded[part.item], part.low, high)
         elif isinstance(part, Concat):
             bounded[part] = concat(bounded[part.head], bounded[part.tail])
         elif isinstance(part, Alternate):

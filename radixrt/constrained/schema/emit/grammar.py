@@ -26,18 +26,21 @@ MAX_LISTED_OPTIONS = 4
 """Maximum number of listed values that are separate options. A longer list becomes a single terminal."""
 
 
-def emit_productions(graph: Graph, whitespace: int, *, bounded: bool = False) -> Productions:
+def emit_productions(
+    graph: Graph, whitespace: int, *, bounded: bool = False, max_digits: int | None = None
+) -> Productions:
     """Return the productions of the graph's root, without rules that derive nothing.
 
     Args:
         whitespace: maximum number of characters after `{ [ , :` and before `} ]`.
         bounded: parts that the schema leaves free have the bounds of `free_parts`.
+        max_digits: see `TextStyle`.
 
     Raises:
         Unsupported: some part of the schema cannot be expressed.
         EmptySchema: no value satisfies the schema.
     """
-    return GrammarEmitter(graph, TextStyle(whitespace, bounded=bounded)).emit()
+    return GrammarEmitter(graph, TextStyle(whitespace, bounded=bounded, max_digits=max_digits)).emit()
 
 
 CLOSED = (
@@ -170,7 +173,7 @@ class GrammarEmitter:
         options.extend(listed)
         if plan.strings is not None:
             options.append(Term(FREE_STRING if bounded and free else json_string(plan.strings)))
-        options.extend(Term(with_bounded_digits(numbers) if bounded else numbers) for numbers in plan.numbers)
+        options.extend(Term(with_bounded_digits(numbers, self.style.max_digits)) for numbers in plan.numbers)
         options.extend(Lit("true" if flag else "false") for flag in plan.booleans)
         if plan.null:
             options.append(Lit("null"))

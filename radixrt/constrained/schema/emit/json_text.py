@@ -6,6 +6,7 @@ from typing import Any, Literal, Protocol
 
 from radixrt.constrained.productions import NOTHING, Alt, Expr, Lit, Ref, Rep, Seq, Term, alt, optional, seq
 from radixrt.constrained.regex import CharSet, chars, repeat
+from radixrt.constrained.schema.emit.free_parts import MAX_DIGITS, MAX_READABLE_DIGITS
 from radixrt.constrained.schema.errors import Unsupported
 from radixrt.constrained.schema.normal_form.graph import Graph
 from radixrt.constrained.schema.normal_form.nodes import Node
@@ -24,13 +25,17 @@ class TextStyle:
     Args:
         whitespace: maximum number of characters (space, newline, tab) after `{ [ , :` and before `} ]`.
         bounded: parts that the schema leaves free have the bounds of `free_parts`.
+        max_digits: digits after the first digit of a number, and after its point, where the schema sets no bound; None
+            is the bound of `free_parts`, or the longest readable number if not `bounded`.
 
     Attributes:
         bounded: as above.
+        max_digits: as above, never None.
     """
 
-    def __init__(self, whitespace: int, *, bounded: bool) -> None:
+    def __init__(self, whitespace: int, *, bounded: bool, max_digits: int | None = None) -> None:
         self.bounded = bounded
+        self.max_digits = (MAX_DIGITS if bounded else MAX_READABLE_DIGITS) if max_digits is None else max_digits
         self._gap = Term(repeat(chars(CharSet.of(" \n\t")), 0, whitespace)) if whitespace else None
         self._members: dict[tuple[str, Expr, str], Expr] = {}  # those with short values, which objects often share
 

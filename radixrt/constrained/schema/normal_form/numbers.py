@@ -33,6 +33,8 @@ TINIEST = Decimal("1e-30")
 """Distance from 0 of an open bound at 0, which a double distinguishes from 0."""
 NUMBER_TEXT = parse_regex(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?", search=False)
 """Any number whose exponent overflows no double; a parser would read infinity."""
+PLAIN_NUMBER_TEXT = parse_regex(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?", search=False)
+"""Any number without an exponent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ class NumberSet:
         if self.integer is False:
             pieces = intersect(pieces, _fractional())
         if self.not_multiples:
-            pieces = intersect(pieces, _plain_decimals())
+            pieces = intersect(pieces, PLAIN_NUMBER_TEXT)
         for number in sorted(self.not_multiples):
             pieces = intersect(pieces, complement(multiple_of(number)))
         return pieces
@@ -220,12 +222,6 @@ def _decimals(low: Decimal | None, low_open: bool, high: Decimal | None, high_op
     if low is not None and high is not None and low > high:
         return EMPTY
     return NUMBER_TEXT if low is None and high is None else number_range(low, high)
-
-
-@cache
-def _plain_decimals() -> Regex:
-    """Return the texts of numbers without exponent."""
-    return parse_regex(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?", search=False)
 
 
 @cache
