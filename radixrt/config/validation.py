@@ -76,7 +76,7 @@ def _checked(section: type, name: str, value: Any) -> Any:
         raise ConfigError(
             f"{name} must be one of {', '.join(meta['choices'])}, not {shown(value)}{nearest_value(name, value)}"
         )
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value) and not (meta["unbounded"] and value == math.inf):
         raise ConfigError(f"{name} must be a finite number, not {value}")
     if meta["low"] is not None and not value >= meta["low"]:
         raise ConfigError(f"{name} must be at least {meta['low']:g}, not {shown(value)}")

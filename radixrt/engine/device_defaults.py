@@ -10,11 +10,11 @@ from radixrt.config import Config
 DEVICE_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "cpu": {
         "cache": {"memory_fraction": 0.5},
-        "scheduler": {"max_running_requests": 64, "chunked_prefill_size": 1024},
+        "scheduler": {"max_running_requests": 64, "chunked_prefill_size": 1024, "max_gap_ms": 250.0},
     },
     "cuda": {
         "cache": {"memory_fraction": 0.9},
-        "scheduler": {"max_running_requests": 256, "chunked_prefill_size": 8192},
+        "scheduler": {"max_running_requests": 256, "chunked_prefill_size": 8192, "max_gap_ms": 50.0},
     },
 }
 """Values of options that were left at 0, by device."""

@@ -97,6 +97,16 @@ class StepTimes(msgspec.Struct, frozen=True, array_like=True):
         """Return the predicted time that prompt chunks add to a step."""
         return self.extend + self.token * tokens + self.pair * pairs
 
+    def seconds_beside_rows(self, rows: float, context: float, max_gap_s: float) -> float:
+        """Return the longest time of the prompt chunks of a step that shall take `max_gap_s` at most. Chunks may take
+        as long as the rows of the step even if it then takes longer: prompts must not starve beside many rows.
+
+        Args:
+            rows, context: see `radixrt.messages.step_shape.StepShape`.
+        """
+        rows_s = self.seconds(rows, context)
+        return max(max_gap_s - rows_s, rows_s)
+
     def prompt_seconds(self, tokens: int) -> float:
         """Return the predicted time that a prompt without cached tokens adds to a step."""
         return self.chunk_seconds(tokens, tokens * (tokens + 1) / 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from radixrt.config import SchedulerConfig
@@ -23,6 +24,7 @@ from radixrt.parts.tenants.scheduler import Tenants
 from radixrt.parts.tiers.scheduler import Tiers
 from radixrt.parts.watch.scheduler import Watch
 from radixrt.scheduler.kv_manager import KVManager
+from radixrt.scheduler.pacing import Pacing
 from radixrt.scheduler.part import Part
 from radixrt.scheduler.scheduler import Scheduler
 
@@ -54,6 +56,7 @@ def assemble(
         stages: pipeline stages of the model.
         tiers: memory that keeps prefixes beside the KV pool; None without.
     """
+    max_gap_s = config.max_gap_ms / 1e3 or math.inf
     parts: list[Part] = [
         ReadsPart(),
         Constraints(vocab_size, grammars, shared_cores=shared_cores),
@@ -78,5 +81,5 @@ def assemble(
         eos_ids=eos_ids,
         random_seed=random_seed,
         parts=parts,
-        pacing=StagePacing(stages) if stages > 1 else None,
+        pacing=StagePacing(stages, max_gap_s) if stages > 1 else Pacing(max_gap_s),
     )

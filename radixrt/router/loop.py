@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -90,7 +91,7 @@ class RouterLoop:
         replies: messages of replicas.
         connect: opens an outbox to a scheduler at an endpoint.
         epoch: epoch of the router and the tokenizer, for `SchedulerReady`.
-        chunked_prefill_size: option of all schedulers.
+        chunked_prefill_size, max_gap_s: options of all schedulers.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class RouterLoop:
         *,
         epoch: int,
         chunked_prefill_size: int,
+        max_gap_s: float = math.inf,
     ) -> None:
         self._router = router
         self._inbox = inbox
@@ -110,7 +112,7 @@ class RouterLoop:
         self._tokenizer = tokenizer
         self._connect = connect
         self._epoch = epoch
-        self._chunk = chunked_prefill_size
+        self._chunk, self._max_gap_s = chunked_prefill_size, max_gap_s
         self._replicas: dict[int, _Replica] = {}
         self._fences: Counter[int] = Counter()  # by replica, through all of its lives
         self._controls = Controls()
@@ -257,7 +259,13 @@ class RouterLoop:
         replica = notice.replica
         self._replicas[replica] = _Replica(notice, self._connect(notice.endpoint))
         has_states = ready.num_states > 0
-        info = ReplicaInfo(ready.num_slots, ready.max_running_requests, self._chunk, has_states=has_states)
+        info = ReplicaInfo(
+            ready.num_slots,
+            ready.max_running_requests,
+            self._chunk,
+            has_states=has_states,
+            max_gap_s=self._max_gap_s,
+        )
         epoch = self._router.add_replica(replica, info, now, takes_new=notice.takes_new)
         self._reset(replica, epoch, Reset(keeps_cache=True))  # a scheduler that served an earlier router has a cache
         logger.info("replica %d has joined, with %d slots", replica, ready.num_slots)

@@ -42,7 +42,9 @@ def wait_s(load: ReplicaLoad, work: Work, *, is_first: bool = False) -> float:
     # Prompt tokens before the first output, each chunk in a step with the rows that decode.
     wait = tokens * times.token
     if started:
-        wait += (tokens / info.chunked_prefill_size + 0.5) * step_s
+        chunks_s = times.seconds_beside_rows(started, load.context, info.max_gap_s)
+        chunks = max(tokens / info.chunked_prefill_size, tokens * times.token / chunks_s)
+        wait += (chunks + 0.5) * step_s
     # Number of open requests that must end before this request has a row and slots. They end evenly over time.
     ends: float = rows - info.max_running_requests
     missing = work.miss + work.output - slots

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -26,7 +27,7 @@ class ReplicaInfo:
 
     Attributes:
         num_slots: tokens that the KV pool holds.
-        max_running_requests, chunked_prefill_size: options of its scheduler.
+        max_running_requests, chunked_prefill_size, max_gap_s: options of its scheduler.
         has_states: the model has recurrent layers.
         times: model of step times that counts until a replica has fitted one.
     """
@@ -36,6 +37,7 @@ class ReplicaInfo:
     chunked_prefill_size: int
     has_states: bool = False
     times: StepTimes = PRIOR
+    max_gap_s: float = math.inf
 
 
 class ReplicaLoad:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Protocol
 
 from radixrt.messages.scheduler_stats import StepTimes
 from radixrt.scheduler.req import Req
+
+MIN_CHUNK_TOKENS = 64
+"""Chunks that are bounded by their time have a multiple of MIN_CHUNK_TOKENS tokens, except the last chunk of a
+prompt."""
+MIN_STEPS = 8
+"""Number of steps with prompts that the model of their time needs."""
 
 
 class HasTimes(Protocol):
@@ -42,9 +49,46 @@ class StepBudget:
         self._tokens -= tokens
 
 
+class TimedBudget(StepBudget):
+    """Prompt tokens that one step may still get, bounded by their predicted time.
+
+    Args:
+        tokens: maximum number of tokens.
+        seconds: longest time of the step's chunks, as predicted by `times`. The first chunk may have MIN_CHUNK_TOKENS
+            tokens even if they take longer.
+    """
+
+    def __init__(self, tokens: int, seconds: float, times: StepTimes) -> None:
+        super().__init__(tokens)
+        self._seconds, self._times = seconds, times
+        self._is_new = True
+
+    def tokens_behind(self, start: int) -> int:
+        token, pair = self._times.token + self._times.pair * start, self._times.pair
+        # The positive root of pair / 2 * n^2 + token * n = seconds, in a form that bears a pair of almost 0.
+        fitting = int(2 * self._seconds / (token + math.sqrt(token * token + 2 * pair * max(self._seconds, 0.0))))
+        fitting -= fitting % MIN_CHUNK_TOKENS
+        if self._is_new:
+            fitting = max(fitting, MIN_CHUNK_TOKENS)
+        return min(self._tokens, fitting)
+
+    def spend(self, start: int, tokens: int) -> None:
+        super().spend(start, tokens)
+        self._is_new = False
+        self._seconds -= tokens * (self._times.token + self._times.pair * (start + tokens / 2))
+        if self.tokens_behind(0) <= 0:
+            self._tokens = 0
+
+
 class Pacing:
     """Pacing of a model without pipeline stages: each step has all decode rows, and takes their input tokens on the
     device from the previous step.
+
+    A step with decode rows is the time between two tokens of each of these rows. So beside decode rows the chunks of a
+    step get the time that `max_gap_s` leaves (`StepTimes.seconds_beside_rows`).
+
+    Args:
+        max_gap_s: longest predicted time of a step with decode rows and chunks, in seconds; inf: no bound.
 
     Attributes:
         stages: number of pipeline stages, and so of steps that are computed at the same time.
@@ -55,15 +99,20 @@ class Pacing:
     stages = 1
     gives_ids = False
 
+    def __init__(self, max_gap_s: float = math.inf) -> None:
+        self._max_gap_s = max_gap_s
+        self._decoding: list[Req] = []
+
     def rows(self, growing: list[Req]) -> list[Req]:
         """Return the decode rows of the next step, among all rows that may decode."""
+        self._decoding = growing
         return growing
 
     def no_prompts(self) -> None:
         """Note that the next step is decided while no prompt is under way and no request waits."""
 
     def budget(self, max_tokens: int, step_time: HasTimes, prompts: Iterable[tuple[int, int]]) -> StepBudget:
-        """Return the budget of the next step.
+        """Return the budget of the next step, whose decode rows are the result of the last call of `rows`.
 
         Args:
             max_tokens: maximum number of prompt tokens in a step.
@@ -72,4 +121,27 @@ class Pacing:
             prompts: (number of computed tokens, number of tokens to compute) for each prompt under way and for the
                 first waiting requests; a pacing that does not need the prompts does not consume the iterator.
         """
-        return StepBudget(max_tokens)
+        if not self._bounds_gaps:
+            return StepBudget(max_tokens)
+        times = step_time.times
+        if times.extend_steps < MIN_STEPS:
+            return StepBudget(max_tokens)
+        return TimedBudget(max_tokens, self._seconds_beside_rows(times), times)
+
+    def chunk_tokens(self, max_tokens: int, step_time: HasTimes) -> int:
+        """Return the number of prompt tokens that a step like the last one gets, at the beginning of a prompt."""
+        if not self._bounds_gaps or (times := step_time.times).extend_steps < MIN_STEPS:
+            return max_tokens
+        return TimedBudget(max_tokens, self._seconds_beside_rows(times), times).tokens_behind(0)
+
+    @property
+    def _bounds_gaps(self) -> bool:
+        """The next step has decode rows whose wait is bounded."""
+        return bool(self._decoding) and self._max_gap_s < math.inf
+
+    def _seconds_beside_rows(self, times: StepTimes) -> float:
+        """Return the longest time of the chunks of a step beside the decode rows."""
+        # With several stages a row is in every `stages`-th step, and its next token comes after as many steps.
+        rows = len(self._decoding) / self.stages
+        context = sum(req.kv.length for req in self._decoding) / self.stages
+        return times.seconds_beside_rows(rows, context, self._max_gap_s / self.stages) - times.extend

@@ -12,8 +12,8 @@ from radixrt.messages.scheduler_stats import StepTimes
 from radixrt.messages.step_shape import step_shape
 from radixrt.messages.wire import unpack_i32
 from radixrt.parts.overload.scheduler import Overload
-from radixrt.parts.stages.scheduler import MIN_CHUNK_TOKENS, StagePacing, TimedBudget
-from radixrt.scheduler.pacing import Pacing
+from radixrt.parts.stages.scheduler import StagePacing
+from radixrt.scheduler.pacing import MIN_CHUNK_TOKENS, Pacing, TimedBudget
 from radixrt.scheduler.schedule_batch import DECODE
 from radixrt.scheduler.step_time import StepTimeFit
 from tests.scheduler.fake_runner import Harness

@@ -21,6 +21,7 @@ from radixrt.parts.overload.output_lengths import OutputLengths
 from radixrt.parts.overload.queued_prompts import QueuedPrompts, prefix_hashes
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.new_token_ratio import CLIP_TOKENS, NewTokenRatio
+from radixrt.scheduler.pacing import Pacing
 from radixrt.scheduler.part import Parts
 from radixrt.scheduler.req import Req, ReqState
 from radixrt.scheduler.request_table import RequestTable
@@ -121,6 +122,7 @@ class LoadPredictor:
         requests: RequestTable,
         ratio: NewTokenRatio,
         step_time: StepTimeFit,
+        pacing: Pacing,
         outputs: OutputLengths,
         parts: Parts,
     ) -> None:
@@ -129,6 +131,7 @@ class LoadPredictor:
         self._requests = requests
         self._ratio = ratio
         self._step_time = step_time
+        self._pacing = pacing
         self._outputs = outputs
         self._parts = parts
         self._prompts = QueuedPrompts()
@@ -274,7 +277,7 @@ class LoadPredictor:
         forecast = QueueForecast(
             self._step_time.turn_times,
             max_rows=self._config.max_running_requests,
-            chunk_tokens=self._config.chunked_prefill_size,
+            chunk_tokens=self._pacing.chunk_tokens(self._config.chunked_prefill_size, self._step_time),
             free_slots=kv.reachable_slots - sum(reserves),
             begin_s=self._step_time.recent_s / 2 if active else 0.0,
         )

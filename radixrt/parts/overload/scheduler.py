@@ -53,7 +53,14 @@ class Overload(Part):
         parts = core.scheduler.parts
         self._taker = parts.taker
         self.load = LoadPredictor(
-            core.config, core.kv, core.requests, core.admission.ratio, core.step_time, self._outputs, parts
+            core.config,
+            core.kv,
+            core.requests,
+            core.admission.ratio,
+            core.step_time,
+            core.scheduler.pacing,
+            self._outputs,
+            parts,
         )
 
     def refuse(self, message: Request, now: float, *, compiling: int) -> FinishError | None:

@@ -11,45 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from radixrt.messages.scheduler_stats import StepTimes
-from radixrt.scheduler.pacing import HasTimes, Pacing, StepBudget
+from radixrt.scheduler.pacing import MIN_STEPS, HasTimes, Pacing, StepBudget, TimedBudget
 from radixrt.scheduler.req import Req
-
-MIN_CHUNK_TOKENS = 64
-"""Chunks have a multiple of MIN_CHUNK_TOKENS tokens, except the last chunk of a prompt."""
-MIN_STEPS = 8
-"""Number of steps with prompts that the model of their time needs."""
-
-
-class TimedBudget(StepBudget):
-    """Prompt tokens that one step may still get, bounded by their predicted time.
-
-    Args:
-        tokens: maximum number of tokens.
-        seconds: longest time of the step's chunks, as predicted by `times`. The first chunk may have MIN_CHUNK_TOKENS
-            tokens even if they take longer.
-    """
-
-    def __init__(self, tokens: int, seconds: float, times: StepTimes) -> None:
-        super().__init__(tokens)
-        self._seconds, self._times = seconds, times
-        self._is_new = True
-
-    def tokens_behind(self, start: int) -> int:
-        token, pair = self._times.token + self._times.pair * start, self._times.pair
-        # The positive root of pair / 2 * n^2 + token * n = seconds, in a form that bears a pair of almost 0.
-        fitting = int(2 * self._seconds / (token + math.sqrt(token * token + 2 * pair * max(self._seconds, 0.0))))
-        fitting -= fitting % MIN_CHUNK_TOKENS
-        if self._is_new:
-            fitting = max(fitting, MIN_CHUNK_TOKENS)
-        return min(self._tokens, fitting)
-
-    def spend(self, start: int, tokens: int) -> None:
-        super().spend(start, tokens)
-        self._is_new = False
-        self._seconds -= tokens * (self._times.token + self._times.pair * (start + tokens / 2))
-        if self.tokens_behind(0) <= 0:
-            self._tokens = 0
 
 
 class StagePacing(Pacing):
@@ -64,7 +27,8 @@ class StagePacing(Pacing):
 
     gives_ids = True
 
-    def __init__(self, stages: int) -> None:
+    def __init__(self, stages: int, max_gap_s: float = math.inf) -> None:
+        super().__init__(max_gap_s)
         self.stages = stages
         self._seconds = 0.0
 
@@ -73,6 +37,7 @@ class StagePacing(Pacing):
 
         A step gets at most an equal share of all rows, so that rows are left for the steps of the other stages.
         """
+        self._decoding = growing
         free = sorted((req for req in growing if not req.num_pending), key=lambda req: req.last_step)
         return free[: -(-len(growing) // self.stages)]
 
@@ -87,4 +52,5 @@ class StagePacing(Pacing):
         longest = max_tokens * (times.token + times.pair * max_tokens / 2)
         wanted = math.sqrt(work * (times.step + times.extend) / (self.stages - 1))
         self._seconds = max(self._seconds, min(wanted, longest))
-        return TimedBudget(max_tokens, self._seconds, times)
+        seconds = min(self._seconds, self._seconds_beside_rows(times)) if self._bounds_gaps else self._seconds
+        return TimedBudget(max_tokens, seconds, times)
