@@ -63,11 +63,11 @@ class WriteBack(Tiers):
     def committed(self, batch: ScheduleBatch) -> None:
         """Copy nothing ahead of evictions."""
 
-    def _fetch(self, req: Req, root: str, until: float) -> bool:
+    def _fetch(self, req: Req, tokens: Int32Array, root: str, until: float) -> bool:
         # The fetch evicts prefixes of the pool, which may evict prefixes of the host tier, but not the fetched prefix.
-        node = self.host.match(req.reusable_ids, root).node
+        node = self.host.match(tokens, root).node
         self.host.copies.hold(node)
-        begun = super()._fetch(req, root, until)
+        begun = super()._fetch(req, tokens, root, until)
         self.host.copies.let_go(node)
         return begun
 

@@ -34,11 +34,11 @@ from radixrt.messages.kv_moves import (
 )
 from radixrt.messages.scheduler_stats import TierStats
 from radixrt.messages.wire import pack_i32
+from radixrt.parts.tiers.ends import PageEnds
 from radixrt.parts.tiers.moves import MoveKind, Moves, Transfer, pieces
 from radixrt.parts.tiers.policy import DISK, HOST, Prices, compute_s
 from radixrt.parts.tiers.tier import Tier, root_name
 from radixrt.scheduler.part import Core, End, Part
-from radixrt.scheduler.prefix_index import common_len
 from radixrt.scheduler.req import Req
 from radixrt.scheduler.schedule_batch import ScheduleBatch
 
@@ -78,6 +78,7 @@ class Fetch:
 
     Attributes:
         tokens: tokens of the prefix, from position 0 on.
+        key: the tokens under which tiers keep the prefix (`PageEnds.key`).
         root: name of the namespace's root in the tiers.
         start: position of the first token that moves.
         rids: requests that wait for the prefix, each with the tier that its tokens come from.
@@ -85,6 +86,7 @@ class Fetch:
     """
 
     tokens: Int32Array
+    key: Int32Array
     root: str
     start: int
     rids: dict[str, str]
@@ -139,8 +141,8 @@ class Tiers(Part):
 
     def attach(self, core: Core) -> None:
         self._core = core
-        self._kv = core.kv
         self._cache = core.kv.cache
+        self._ends = PageEnds(core.kv, self.host.page)
         self.moves = Moves(
             self._num_ranks,
             self._order,
@@ -181,14 +183,14 @@ class Tiers(Part):
         tokens, root, page = req.reusable_ids, root_name(req.namespace), self.host.page
         cached = self._cache.match_len(tokens, req.namespace)
         for fetch in self._fetches:
-            if fetch.root == root and common_len(fetch.tokens, tokens) >= max(cached, fetch.start) + page:
+            if fetch.root == root and self._ends.gained(fetch.tokens, tokens) >= max(cached, fetch.start) + page:
                 if now >= fetch.until:
                     self.moves.counters.refused("late")
                     return False
                 fetch.rids.setdefault(req.rid, HOST)
                 return True
-        in_host = self.host.match_len(tokens, root)
-        on_disk = 0 if self.disk is None else self.disk.match_len(tokens, root)
+        in_host = self._ends.found(self.host, tokens, root)
+        on_disk = 0 if self.disk is None else self._ends.found(self.disk, tokens, root)
         tier, end = (DISK, on_disk) if on_disk > max(in_host, cached) else (HOST, in_host)
         if end < cached + page or self._begun.get(req.rid, 0) >= MAX_FETCHES:
             return False
@@ -197,7 +199,8 @@ class Tiers(Part):
             self.moves.counters.refused("price")
             return False
         until = now + LATE_S + LATE_SHARE * (fetch_s + self._core.step_time.recent_s)
-        if not (self._load(req, root, until) if tier == DISK else self._fetch(req, root, until)):
+        begin = self._load if tier == DISK else self._fetch
+        if not begin(req, tokens[:end].copy(), root, until):
             return False
         self._begun[req.rid] = self._begun.get(req.rid, 0) + 1
         return True
@@ -215,44 +218,45 @@ class Tiers(Part):
         others = 0 if tier == DISK else max(len(requests.active) + len(requests.waiting) - fetching - 1, 0)
         return self.prices.pays(tier, fetch_s, compute_s(self._core.step_time.times, start, end - start), others)
 
-    def _fetch(self, req: Req, root: str, until: float) -> bool:
+    def _fetch(self, req: Req, tokens: Int32Array, root: str, until: float) -> bool:
         """Begin to copy a request's prefix from the host tier into the pool; return False if slots are missing."""
-        found, copies = self.host.match(req.reusable_ids, root), self._kv.copies
-        arrival = copies.begin(req.reusable_ids[: len(found.slots)].copy(), req.namespace)
-        if arrival is None:
+        key = self._ends.key(tokens)
+        found, coming = self.host.match(key, root), self._ends.begin(tokens, req.namespace)
+        if coming is None:
             self.moves.counters.refused("slots")
             return False
         self.host.copies.hold(found.node)
+        start, slots = coming.arrival.start, coming.slots
         tier = DISK if req.rid in self._loaded else HOST
-        fetch = Fetch(arrival.tokens, root, arrival.start, {req.rid: tier}, until)
+        fetch = Fetch(tokens, key, root, start, {req.rid: tier}, until)
         self._fetches.append(fetch)
 
         def ended(ok: bool) -> None:
             self._fetches.remove(fetch)
             self.host.copies.let_go(found.node)
-            copies.end(arrival, copied=ok)
+            self._ends.end(coming, copied=ok)
             if ok:
                 self._note(fetch)
             else:
                 self._failed(self.host, fetch)
 
-        columns = [(pack_i32(found.slots[arrival.start :]), 4), (pack_i32(arrival.slots), 4)]
-        self._start(MoveKind.IN, columns, len(arrival.slots), 1, ended)
+        columns = [(pack_i32(found.slots[start : start + len(slots)]), 4), (pack_i32(slots), 4)]
+        self._start(MoveKind.IN, columns, len(slots), 1, ended)
         return True
 
-    def _load(self, req: Req, root: str, until: float) -> bool:
+    def _load(self, req: Req, tokens: Int32Array, root: str, until: float) -> bool:
         """Begin to copy a request's prefix from disk into the host tier, from where a fetch continues; return False if
         places are missing."""
         assert self.disk is not None
-        disk, copies, page = self.disk, self.host.copies, self.host.page
-        found = disk.match(req.reusable_ids, root)
-        arrival = copies.begin(req.reusable_ids[: len(found.slots)].copy(), root)
+        disk, copies, page, key = self.disk, self.host.copies, self.host.page, self._ends.key(tokens)
+        found = disk.match(key, root)
+        arrival = copies.begin(key, root)
         if arrival is None:
             self.moves.counters.refused("places")
             return False
         disk.copies.hold(found.node)
         start, places = arrival.start, arrival.slots
-        fetch = Fetch(arrival.tokens, root, start, {req.rid: DISK}, until)
+        fetch = Fetch(tokens, key, root, start, {req.rid: DISK}, until)
         self._fetches.append(fetch)
 
         def ended(ok: bool) -> None:
@@ -266,7 +270,7 @@ class Tiers(Part):
                 self._failed(disk, fetch)
 
         files, pages = pack_i32(found.slots[start::page] // page), pack_i32(places[::page] // page)
-        keys = disk.keys(fetch.tokens, root)[start // page * KEY_BYTES :]
+        keys = disk.keys(key, root)[start // page * KEY_BYTES :]
         self._start(MoveKind.LOAD, [(files, 4), (keys, KEY_BYTES), (pages, 4)], len(places) // page, page, ended)
         return True
 
@@ -275,7 +279,7 @@ class Tiers(Part):
         forgotten."""
         if not self._dropping:
             self.moves.counters.refused("failed")
-            tier.forget(fetch.tokens, fetch.start - fetch.start % tier.page, fetch.root)
+            tier.forget(fetch.key, fetch.start - fetch.start % tier.page, fetch.root)
 
     def _note(self, fetch: Fetch) -> None:
         """Note a prefix that came into the pool, at the requests that wait for it."""
@@ -287,8 +291,8 @@ class Tiers(Part):
 
     def committed(self, batch: ScheduleBatch) -> None:
         """Copy the prefixes that would be evicted next, once the pool has evicted anything."""
-        evicted = self._cache.evicted_tokens
-        if evicted:
+        if self._ends.has_evicted:
+            evicted = self._cache.evicted_tokens
             self._copy_out(AHEAD * self._core.config.chunked_prefill_size + evicted - self._evicted)
             self._evicted = evicted
 
@@ -311,25 +315,20 @@ class Tiers(Part):
             self._copied.nodes.clear()
 
     def _dirty(self, ahead: int) -> list[TreeNode]:
-        """Return those of the coldest leaves of the pool that are not known to be in the host tier."""
-        leaves = []
-        for leaf in self._cache.coldest():
-            if leaf not in self._copied.nodes and leaf not in self._leaving and leaf.retention != RETAIN_DONE:
-                leaves.append(leaf)
-            ahead -= leaf.num_tokens
-            if ahead <= 0:
-                break
-        return leaves
+        """Return the ends of the coldest prefixes of the pool that are not known to be in the host tier."""
+        known = (self._copied.nodes, self._leaving)
+        ends = self._ends.coldest(ahead)
+        return [end for end in ends if end.retention != RETAIN_DONE and not any(end in each for each in known)]
 
     def _copy_leaf(self, leaf: TreeNode, *, evicts: bool) -> None:
-        """Begin to copy the path to a leaf of the pool to the host tier.
+        """Begin to copy the prefix that ends in a leaf of the pool to the host tier.
 
         Args:
             evicts: prefixes of the host tier may be evicted for the leaf.
         """
-        tokens, namespace = path_of(leaf)
+        key, slots, namespace = self._ends.leaving(leaf)
         copies = self.host.copies
-        arrival = copies.begin(self.host.whole(tokens), root_name(namespace), evicts=evicts)
+        arrival = copies.begin(key, root_name(namespace), evicts=evicts)
         if arrival is None or not len(arrival.slots):
             self._copied.nodes.add(leaf)  # it is there, or there is no room for the leaf now
             if arrival is None:
@@ -339,12 +338,12 @@ class Tiers(Part):
             return
         # The leaf is held until its last piece is ordered: ranks gather the piece before a later step writes its slots.
         held = [leaf]
-        self._kv.copies.hold(leaf)
+        self._ends.hold(leaf)
         self._leaving.add(leaf)
 
         def release() -> None:
             if held:
-                self._kv.copies.let_go(held.pop())
+                self._ends.let_go(held.pop())
 
         def ended(ok: bool) -> None:
             release()
@@ -353,9 +352,8 @@ class Tiers(Part):
                 self._copied.nodes.add(leaf)  # also if it failed: memory that cannot be used fails again at once
             copies.end(arrival, copied=ok)
 
-        slots = self._cache.path_slots(leaf)[arrival.start : len(arrival.tokens)]
-        columns = [(pack_i32(slots), 4), (pack_i32(arrival.slots), 4)]
-        self._start(MoveKind.OUT, columns, len(slots), 1, ended, release)
+        columns = [(pack_i32(slots[arrival.start :]), 4), (pack_i32(arrival.slots), 4)]
+        self._start(MoveKind.OUT, columns, len(arrival.slots), 1, ended, release)
 
     # --- idle moments, and the end ---
 
@@ -448,7 +446,7 @@ class Tiers(Part):
 
     def kept(self, tokens: Int32Array, namespace: str) -> dict[str, int]:
         root = root_name(namespace)
-        return {tier.name: tier.match_len(tokens, root) for tier in (self.host, self.disk) if tier is not None}
+        return {tier.name: self._ends.found(tier, tokens, root) for tier in (self.host, self.disk) if tier is not None}
 
     def stats(self, now: float) -> dict[str, TierStats]:
         tiers = [tier for tier in (self.host, self.disk) if tier is not None]
