@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
@@ -138,16 +139,17 @@ class Ghosts(Tiers):
             if kind is not None:
                 self._asked[kind] += 1
 
-    def _copy_leaf(self, leaf: TreeNode, *, evicts: bool) -> None:
+    def _copy_leaf(self, leaf: TreeNode, *, evicts: bool, then: Callable[[], None] = lambda: None) -> None:
         if evicts and self.host.allocator.available() < leaf.num_tokens + self.host.page:
             kind = _kind(leaf)
             shares = {each: self._asked[each] / count for each, count in self._evictions.items()}
             self._credit[kind] += shares.get(kind, 1.0) / max(shares.values(), default=1.0)
             if self._credit[kind] < 1.0:
                 self._copied.nodes.add(leaf)
+                then()
                 return
             self._credit[kind] -= 1.0
-        super()._copy_leaf(leaf, evicts=evicts)
+        super()._copy_leaf(leaf, evicts=evicts, then=then)
 
 
 def _kind(leaf: TreeNode) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from statistics import fmean
 import msgspec
 
 from benchmarks.cache.tiers_traces import Call, Session
-from radixrt.messages.kv_moves import TIERS, KVConnectorOutput, KVDrop, KVIn, KVOpen, KVOrder, KVOut, KVSave
+from radixrt.messages.kv_moves import TIERS, KVConnectorOutput, KVDrop, KVIn, KVLoad, KVOpen, KVOrder, KVOut, KVSave
 from radixrt.messages.request import Request
 from radixrt.messages.runner import PartReport
 from radixrt.messages.scheduler_stats import StepTimes
@@ -114,6 +114,7 @@ class SimulatedMover:
             num_bytes = len(order.files) // 4 * self._page * self._token_bytes
             self._begin("save", order.move, "file", num_bytes, links.save, now)
         else:
+            assert isinstance(order, KVLoad), "there is no other replica"
             num_bytes = len(order.files) // 4 * self._page * self._token_bytes
             self._begin("load", order.move, "file", num_bytes, links.load, now)
 

@@ -48,7 +48,7 @@ class Moving(Placement):
 
     def moved(self, request: RoutedRequest, hit: int, load: ReplicaLoad) -> int:
         """Return the number of tokens to fetch for a request that has a hit of so many tokens on a replica."""
-        return max(self.index.held_len(request.prefix) - hit, 0) if self.token_s < load.times.token else 0
+        return max(self.index.longest(request.prefix)[0] - hit, 0) if self.token_s < load.times.token else 0
 
     def equivalent(self, moved: int, load: ReplicaLoad) -> int:
         """Return the number of tokens whose computation takes as long as that transfer."""

@@ -286,7 +286,7 @@ def _make_tiers(settings: TierSettings, token_bytes: list[int], *, on_cpu: bool)
         model=bytes.fromhex(settings.model),
     )
     receiving = MAX_MOVES if on_cpu else MAX_RECEIVING_ON_DEVICE
-    return Tiers(host, disk, opening, settings.ranks, max(token_bytes), receiving)
+    return Tiers(host, disk, opening, settings.ranks, max(token_bytes), receiving, settings.records)
 
 
 def _make_grammars(config: Config, settings: EngineSettings) -> GrammarManager:

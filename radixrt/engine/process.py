@@ -124,6 +124,7 @@ def run_tokenizer(setup: WorkerSetup) -> NoReturn:
 
 def run_router(setup: WorkerSetup) -> NoReturn:
     from radixrt.router.loop import RouterLoop
+    from radixrt.router.placement import Placement
     from radixrt.router.router import Router
 
     config, endpoints, context, epoch = setup.config, setup.endpoints, setup.context, setup.notices.epoch
@@ -139,6 +140,7 @@ def run_router(setup: WorkerSetup) -> NoReturn:
         stall_s=config.recovery.replica_stall_s,
         seed=config.executor.random_seed,
         first_epoch=(epoch << 32) + 1,
+        placement=Placement(moves=config.cache.kv_host_gib > 0),
     )
     loop = RouterLoop(
         router,

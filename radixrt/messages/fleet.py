@@ -17,6 +17,7 @@ from typing import Literal
 import msgspec
 
 from radixrt.messages.cache_events import FromWatched, PageWatched
+from radixrt.messages.peers import PrefixPages
 from radixrt.messages.scheduler import ControlReply, SchedulerReady, TokenBatch, ToScheduler
 from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.messages.wire import Message
@@ -150,5 +151,5 @@ FromRouter = ReplicaStats | RouterQueue
 ToRouter = ToScheduler | ReplicaNotice
 """Messages from the tokenizer and from main."""
 
-FromReplica = TokenBatch | SchedulerStats | ControlReply | FromWatched | PageWatched
+FromReplica = TokenBatch | SchedulerStats | ControlReply | FromWatched | PageWatched | PrefixPages
 """Messages from schedulers."""

@@ -4,7 +4,7 @@ An order is the data of a `PartOrder`, a report the data of a `PartReport`. Ever
 orders on the pool between the steps before and after them, and moves the heads and layers that it has. A *place* is a
 token's row in the arena, which is memory of the host; a *file page* is a page of the rank's file on disk.
 
-scheduler -> ranks   KVOpen, KVOut, KVIn, KVSave, KVLoad, KVDrop
+scheduler -> ranks   KVOpen, KVOut, KVIn, KVSave, KVLoad, KVPull, KVDrop
 ranks -> scheduler   KVConnectorOutput
 """
 
@@ -104,6 +104,26 @@ class KVLoad(msgspec.Struct, frozen=True, array_like=True, tag=True):
     pages: bytes
 
 
+class KVPull(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Copy from the arena of another replica to the arena. The move fails if a page of the other arena does not have
+    its key from the begin of the copy to the end.
+
+    Attributes:
+        theirs: int32[m], pages of the other arena.
+        keys: KEY_BYTES of each page.
+        pages: int32[m], page of the arena for each.
+        arena: prefix of the paths of the other replica's arenas.
+        records: path of the records of these arenas' pages.
+    """
+
+    move: int
+    theirs: bytes
+    keys: bytes
+    pages: bytes
+    arena: str
+    records: str
+
+
 class KVDrop(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """End of all moves under way, of which none is reported any more. An earlier `KVIn` writes into the pool before the
     steps that follow this order, or not at all. Later moves access the arena and the files after the earlier moves."""
@@ -114,7 +134,7 @@ class KVConnectorOutput(msgspec.Struct, frozen=True, array_like=True, kw_only=Tr
 
     Attributes:
         finished_sending, failed_sending: moves out of the pool and to the files.
-        finished_recving, failed_recving: moves into the pool and from the files.
+        finished_recving, failed_recving: moves into the pool, from the files, and from other replicas.
         seconds: seconds on the link of each finished move, those of finished_sending first.
     """
 
@@ -125,7 +145,7 @@ class KVConnectorOutput(msgspec.Struct, frozen=True, array_like=True, kw_only=Tr
     seconds: list[float] = []
 
 
-KVOrder = KVOpen | KVOut | KVIn | KVSave | KVLoad | KVDrop
+KVOrder = KVOpen | KVOut | KVIn | KVSave | KVLoad | KVPull | KVDrop
 
 
 def arena_path(prefix: str, rank: int) -> str:

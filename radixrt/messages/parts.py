@@ -66,7 +66,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
             for a model with recurrent layers: the nearest state was further up, after cached_tokens tokens. 0 for a
             request that generates nothing.
         fetched_tokens: the cached tokens that were copied into the KV pool for this request, by the tier that had them,
-            "host" or "disk". The other cached tokens were in the pool.
+            "host", "disk", or "peer" for another replica. The other cached tokens were in the pool.
     """
 
     prompt_tokens: int = 0

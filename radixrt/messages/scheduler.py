@@ -2,7 +2,7 @@
 
 tokenizer -> scheduler   Request (`radixrt.messages.request`), AbortReq, ReleaseReq, ControlReq
 main      -> scheduler   RunnerRestarted
-router    -> scheduler   Reset, in place of the tokenizer (`radixrt.messages.fleet`)
+router    -> scheduler   Reset, in place of the tokenizer (`radixrt.messages.fleet`), and `radixrt.messages.peers`
 scheduler -> tokenizer   TokenBatch, SchedulerReady, ControlReply, SchedulerStats (`radixrt.messages.scheduler_stats`)
 
 The messages of `radixrt.messages.cache_events` travel in both directions too, between the scheduler and readers of
@@ -17,6 +17,7 @@ import msgspec
 
 from radixrt.messages.cache_events import PageWatch, ToWatched
 from radixrt.messages.parts import ConstraintInfo, Finish, LogprobColumns, ReadValues, Timings, Usage
+from radixrt.messages.peers import ToPeer
 from radixrt.messages.request import Request
 from radixrt.messages.runner import WeightsInfo
 from radixrt.messages.wire import Message
@@ -147,4 +148,4 @@ class ControlReply(Message, frozen=True, array_like=True, tag=True):
     message: str = ""
 
 
-ToScheduler = Request | AbortReq | ReleaseReq | ControlReq | RunnerRestarted | Reset | ToWatched | PageWatch
+ToScheduler = Request | AbortReq | ReleaseReq | ControlReq | RunnerRestarted | Reset | ToWatched | PageWatch | ToPeer

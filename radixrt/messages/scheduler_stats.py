@@ -182,9 +182,11 @@ class TierStats(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         tokens_total, tokens_used: tokens for which the tier has places, and tokens that the tier keeps.
-        moves: by kind: "out" and "in" from and to the KV pool, "save" and "load" to and from files.
+        moves: by kind: "out" and "in" from and to the KV pool, "save" and "load" to and from files, "pull" from the
+            host memory of another replica.
         refused: moves that did not begin, by reason.
-        fetched_tokens: cached prompt tokens that were fetched for a request, by tier.
+        fetched_tokens: cached prompt tokens that were fetched for a request, by tier; "peer" for another replica.
+        pull_token_s: predicted seconds of a token that comes from another replica; 0 before any has come.
     """
 
     tokens_total: dict[str, int] = {}
@@ -192,6 +194,7 @@ class TierStats(msgspec.Struct, frozen=True, array_like=True):
     moves: dict[str, MoveStats] = {}
     refused: dict[str, int] = {}
     fetched_tokens: dict[str, int] = {}
+    pull_token_s: float = 0.0
 
 
 class SchedulerStats(Message, frozen=True, array_like=True, tag=True):

@@ -228,6 +228,8 @@ class RouterLoop:
         asked = [replica for replica in self._replicas if not loads[replica].is_fenced]
         for replica in asked:
             self._replicas[replica].outbox.send_tagged(Tag(replica, loads[replica].epoch), request)
+        # Answers of replicas may name pages with prompts that the command drops.
+        self._router.placement.transfers.clear()
         fenced = self._replicas.keys() - asked
         self._answer(self._controls.ask(request, asked, now, fenced=fenced))
 

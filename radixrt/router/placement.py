@@ -7,10 +7,11 @@ from collections.abc import Iterable
 
 from radixrt.mem_cache.granules import GRANULE_TOKENS
 from radixrt.messages.parts import ProgramHint
-from radixrt.router.prices import divide_fork, price_s, wait_s
+from radixrt.router.prices import EVICTION, divide_fork, price_s, wait_s
 from radixrt.router.replica_index import ReplicaIndex
 from radixrt.router.replica_load import ReplicaLoad
 from radixrt.router.routed_request import RoutedRequest, Work
+from radixrt.router.transfers import Transfers
 
 MAX_PROGRAMS = 65_536
 """Maximum number of programs, and of forks, that are remembered; the least recently seen are forgotten first."""
@@ -23,14 +24,19 @@ _ForkKey = tuple[str, int]
 class Placement:
     """See the module's docstring.
 
+    Args:
+        moves: replicas can get prefixes from one another.
+
     Attributes:
         loads: replicas by number, fenced and draining ones too.
         index: prefixes of these replicas.
+        transfers: prefixes that replicas get from one another.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, moves: bool = False) -> None:
         self.loads: dict[int, ReplicaLoad] = {}
         self.index = ReplicaIndex()
+        self.transfers = Transfers(self.loads, self.index, is_on=moves)
         self._forks: OrderedDict[_ForkKey, dict[int, int]] = OrderedDict()
         self._programs: OrderedDict[str, tuple[int, set[int]]] = OrderedDict()  # first seq, replicas
 
@@ -85,7 +91,14 @@ class Placement:
 
     def price_s(self, request: RoutedRequest, load: ReplicaLoad, work: Work, *, is_first: bool = False) -> float:
         """Return the price of a replica for a request; see `prices.py`. Simulations override it to compare prices."""
-        return price_s(load, work, is_first=is_first)
+        transfer = self.transfers.find(request, load.number, work.length - work.miss)
+        if transfer is None:
+            return price_s(load, work, is_first=is_first)
+        price = price_s(load, work._replace(miss=work.miss - transfer.saved), is_first=is_first)
+        if load.free < work.miss:  # moved and computed prefixes evict the same number of tokens
+            others = len(load.open) + load.queue.size
+            price += (EVICTION - 1) * transfer.saved * load.times.token * others
+        return price
 
     def hits(self, request: RoutedRequest, loads: Iterable[int]) -> dict[int, int]:
         """Return the number of cached input tokens on each replica; replicas without any may be missing."""
@@ -138,6 +151,11 @@ class Placement:
 
     # --- forks ---
 
+    def _nearly(self, request: RoutedRequest, replica: int, hit: int) -> int:
+        """Return the hit of a replica that would compute as long as this one moves and computes."""
+        transfer = self.transfers.find(request, replica, hit)
+        return hit if transfer is None else hit + transfer.saved
+
     def _fork_place(
         self, request: RoutedRequest, loads: dict[int, ReplicaLoad], hits: dict[int, int], output: float
     ) -> int | None:
@@ -152,6 +170,7 @@ class Placement:
         key = (hint.program, request.prefix.hashes[granules - 1])
         left = self._forks.get(key)
         if left is None:
+            hits = {replica: self._nearly(request, replica, hits.get(replica, 0)) for replica in loads}
             # The first branch decides for all of the fork.
             shared = granules * GRANULE_TOKENS
             branch = Work(max(request.length - shared, 1), request.length, output)

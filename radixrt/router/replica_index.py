@@ -159,9 +159,12 @@ class ReplicaIndex:
                     return max(fitting)
         return 0
 
-    def held_len(self, prefix: Prefix) -> int:
-        """Return the number of leading tokens that any replica's events have reported, in whole granules."""
-        return prefix.known(self._holders) * GRANULE_TOKENS
+    def longest(self, prefix: Prefix) -> tuple[int, list[int]]:
+        """Return the number of leading tokens that any replica's events have reported, in whole granules, and the
+        replicas that hold all of them."""
+        known = prefix.known(self._holders)
+        mask = self._holders[prefix.hashes[known - 1]] if known else 0
+        return known * GRANULE_TOKENS, [replica for replica in self._trees if mask >> replica & 1]
 
     # --- bookings ---
 

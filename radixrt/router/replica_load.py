@@ -44,6 +44,7 @@ class ReplicaLoad:
     """See the module's docstring. Written by `Router` alone.
 
     Attributes:
+        number: of the replica.
         epoch: number of this life of the replica; messages of earlier lives are dropped.
         is_draining: the replica gets no new requests.
         is_fenced: the replica was silent for too long, and counts as dead until the router hears from it.
@@ -59,9 +60,11 @@ class ReplicaLoad:
         free: free slots.
         fitted: model of step times from the replica's scheduler; None before the scheduler has fitted one.
         times: model that prices use: the mean over all replicas (`share_times`).
+        pull_token_s: predicted seconds of a token that comes from another replica (`TierStats.pull_token_s`).
     """
 
-    def __init__(self, info: ReplicaInfo, epoch: int, now: float) -> None:
+    def __init__(self, info: ReplicaInfo, epoch: int, now: float, number: int = 0) -> None:
+        self.number = number
         self.info = info
         self.epoch = epoch
         self.is_draining = False
@@ -78,6 +81,7 @@ class ReplicaLoad:
         self.outputs = 0.0
         self.reachable = float(info.num_slots)
         self.free = float(info.num_slots)
+        self.pull_token_s = 0.0
 
     @property
     def takes_new(self) -> bool:
@@ -172,6 +176,8 @@ class ReplicaLoad:
         self.reachable = stats.slots_free + stats.slots_evictable - taken
         if stats.load is not None and stats.load.step_times is not None and stats.load.step_times.extend_steps:
             self.fitted = stats.load.step_times
+        if stats.tiers is not None:
+            self.pull_token_s = stats.tiers.pull_token_s
 
 
 def share_times(loads: Collection[ReplicaLoad]) -> None:

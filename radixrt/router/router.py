@@ -31,6 +31,7 @@ from radixrt.messages.parts import (
     Usage,
     deadline_passed,
 )
+from radixrt.messages.peers import PrefixComing, PrefixPages, ToPeer
 from radixrt.messages.request import Request
 from radixrt.messages.scheduler import AbortReq, ReleaseReq, Reset, TokenBatch, TokenDelta
 from radixrt.messages.scheduler_stats import SchedulerStats
@@ -59,7 +60,7 @@ class Send(NamedTuple):
 
     target: int
     epoch: int
-    message: Request | AbortReq | ReleaseReq | WatchCacheReq | CacheAck | TokenBatch | Reset
+    message: Request | AbortReq | ReleaseReq | WatchCacheReq | CacheAck | TokenBatch | Reset | ToPeer
 
 
 class Router:
@@ -117,7 +118,7 @@ class Router:
 
     def add_replica(self, replica: int, info: ReplicaInfo, now: float, *, takes_new: bool = True) -> int:
         """Add a replica without requests; returns its epoch."""
-        load = self.placement.loads[replica] = ReplicaLoad(info, self._next_epoch, now)
+        load = self.placement.loads[replica] = ReplicaLoad(info, self._next_epoch, now, replica)
         load.is_draining = not takes_new
         self._next_epoch += 1
         share_times(self.placement.loads.values())
@@ -149,6 +150,7 @@ class Router:
             request.deaths += 1
             request.resumed_ids += load.sampled.of(request.rid)
             request.booked, request.replica = (), None
+            self.placement.transfers.ended(request.rid)
             request.is_sent = request.has_started = False
             if request.is_aborted:
                 self._finish(request, Finish(FINISH_ABORT))
@@ -163,7 +165,7 @@ class Router:
         """Treat a silent replica as dead until the router hears from it."""
         load = self.placement.loads[replica]
         self.died(replica, now)
-        fenced = self.placement.loads[replica] = ReplicaLoad(load.info, 0, now)
+        fenced = self.placement.loads[replica] = ReplicaLoad(load.info, 0, now, replica)
         fenced.is_fenced, fenced.is_draining = True, load.is_draining
 
     def tick(self, now: float) -> dict[int, int]:
@@ -242,7 +244,9 @@ class Router:
 
     # --- replicas' messages ---
 
-    def receive(self, replica: int, epoch: int, message: TokenBatch | CacheEvents | SchedulerStats, now: float) -> None:
+    def receive(
+        self, replica: int, epoch: int, message: TokenBatch | CacheEvents | SchedulerStats | PrefixPages, now: float
+    ) -> None:
         """Take a message of a replica; a message of an earlier epoch is dropped."""
         load = self.heard(replica, epoch, now)
         if load is None:
@@ -253,6 +257,10 @@ class Router:
             load.reported(message)
             share_times(self.placement.loads.values())
             self._fill(replica, load, now)
+        elif isinstance(message, PrefixPages):
+            target = self.placement.transfers.target(replica, message)
+            if target in self.placement.loads:
+                self._send(target, message)
         elif self.placement.index.apply(replica, message):
             self._acks[replica] = message.seq
         else:
@@ -395,12 +403,18 @@ class Router:
         self.placement.went(request.message.envelope.program, replica)
         if not load.open:
             load.heard_at = now  # without requests the replica had nothing to send
+        transfer = self.placement.transfers.find(request, replica, hit)
+        if transfer is not None:  # what is moved is not computed
+            request.work = request.work._replace(miss=request.work.miss - transfer.saved)
         load.sent(request)
+        if transfer is not None:
+            self._send(replica, PrefixComing(request.rid, transfer.end))
+            self._send(transfer.source, self.placement.transfers.begin(request, replica, transfer))
         self._send(replica, request.resumed(now))
         if load.queue.size:
             self.placement.advance(replica, request.booked)
 
-    def _send(self, replica: int, message: Request | AbortReq | ReleaseReq | WatchCacheReq | CacheAck) -> None:
+    def _send(self, replica: int, message: Request | AbortReq | ReleaseReq | WatchCacheReq | CacheAck | ToPeer) -> None:
         self._outgoing.append(Send(replica, self.placement.loads[replica].epoch, message))
 
     # --- ends ---
@@ -408,6 +422,7 @@ class Router:
     def _close(self, request: RoutedRequest, load: ReplicaLoad | None) -> None:
         """Forget a request that has a finish."""
         del self.open[request.rid]
+        self.placement.transfers.ended(request.rid)
         if load is not None and request.is_sent and request.replica is not None:
             self.placement.index.release(request.replica, request.booked)
             load.ended(request)

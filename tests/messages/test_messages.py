@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixrt.messages import cache_events, client, fleet, parts, runner, scheduler, scheduler_stats, wire
+from radixrt.messages import cache_events, client, fleet, parts, peers, runner, scheduler, scheduler_stats, wire
 from radixrt.messages.client import OutputBatch, RequestOutput, ToMain, ToTokenizer
 from radixrt.messages.fleet import ToRouter
 from radixrt.messages.parts import Finish
@@ -30,7 +30,7 @@ UNIONS: dict[str, Any] = {
     "ToMain": ToMain,
     "ToRouter": ToRouter,
 }
-MODULES = (cache_events, client, fleet, parts, runner, scheduler, scheduler_stats, wire)
+MODULES = (cache_events, client, fleet, parts, peers, runner, scheduler, scheduler_stats, wire)
 MEMBERS = [(name, kind) for name, union in UNIONS.items() for kind in typing.get_args(union)]
 
 SCALARS: dict[Any, st.SearchStrategy[Any]] = {

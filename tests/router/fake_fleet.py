@@ -14,12 +14,14 @@ from typing import Any
 from radixrt.mem_cache.granules import HASH_BYTES, prompt_hashes
 from radixrt.messages.cache_events import CacheAck, CacheEvents, WatchCacheReq
 from radixrt.messages.parts import FINISH_ERROR, Finish, FinishError
+from radixrt.messages.peers import PrefixAsk, PrefixComing, PrefixPages
 from radixrt.messages.request import Request
 from radixrt.messages.scheduler import AbortReq, ReleaseReq, Reset, TokenBatch
 from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.messages.wire import pack_i32, unpack_f32, unpack_i32
 from radixrt.parts.programs.scheduler import Programs
 from radixrt.parts.watch.scheduler import CacheStream
+from radixrt.router.placement import Placement
 from radixrt.router.replica_load import ReplicaInfo
 from radixrt.router.router import TOKENIZER, Router
 from radixrt.sampling_params import SamplingParams
@@ -35,6 +37,7 @@ class FakeReplica(Harness):
     Attributes:
         inbox: messages on their way to it, with their epochs.
         tokens, events: messages on their way back.
+        prefixes: messages about prefixes of other replicas.
     """
 
     def __init__(self, num_slots: int, num_states: int = 0) -> None:
@@ -43,8 +46,9 @@ class FakeReplica(Harness):
         )
         self.epoch = 0
         self.stream = CacheStream(self.scheduler.core)
+        self.prefixes: list[PrefixComing | PrefixPages] = []
         self.inbox: deque[tuple[int, Any]] = deque()
-        self.tokens: deque[tuple[int, TokenBatch | SchedulerStats]] = deque()
+        self.tokens: deque[tuple[int, TokenBatch | SchedulerStats | PrefixPages]] = deque()
         self.events: deque[tuple[int, CacheEvents]] = deque()
 
     def take(self) -> None:
@@ -63,6 +67,10 @@ class FakeReplica(Harness):
             self.scheduler.abort(message.rid, self.now)
         elif isinstance(message, ReleaseReq):
             self.scheduler.part(Programs).release(message.program, message.branch)
+        elif isinstance(message, PrefixAsk):
+            self.tokens.append((self.epoch, PrefixPages(message.rid)))
+        elif isinstance(message, PrefixComing | PrefixPages):
+            self.prefixes.append(message)
         else:
             assert isinstance(message, WatchCacheReq | CacheAck)
             self.stream.handle(message)
@@ -99,11 +107,19 @@ class FakeFleet:
     """
 
     def __init__(
-        self, replicas: int, *, num_slots: int = 1500, seed: int = 0, num_states: int = 0, **options: Any
+        self,
+        replicas: int,
+        *,
+        num_slots: int = 1500,
+        seed: int = 0,
+        num_states: int = 0,
+        moves: bool = False,
+        **options: Any,
     ) -> None:
         self.rng = random.Random(seed)
         self.options = options
-        self.router = Router(context_length=MAX_CONTEXT, **options)
+        self.moves = moves
+        self.router = self._new_router()
         self.routers = 1
         self.num_slots, self.num_states = num_slots, num_states
         self.now = 0.0
@@ -117,6 +133,10 @@ class FakeFleet:
         self.sent: dict[str, list[int]] = {}
         for replica in range(replicas):
             self.add_replica(replica)
+
+    def _new_router(self, first_epoch: int = 1) -> Router:
+        placement = Placement(moves=self.moves)
+        return Router(context_length=MAX_CONTEXT, first_epoch=first_epoch, placement=placement, **self.options)
 
     def add_replica(self, replica: int) -> None:
         self.replicas[replica] = FakeReplica(self.num_slots, self.num_states)
@@ -132,7 +152,7 @@ class FakeFleet:
         for rid in self.router.open:
             self.cut_off.add(rid)
             self.finishes[rid] = Finish(FINISH_ERROR, error=FinishError("the router died", code="engine_dead"))
-        self.router = Router(context_length=MAX_CONTEXT, first_epoch=(self.routers << 32) + 1, **self.options)
+        self.router = self._new_router((self.routers << 32) + 1)
         self.routers += 1
         for replica, engine in self.replicas.items():
             engine.inbox.append((self._join(replica), Reset(keeps_cache=True)))

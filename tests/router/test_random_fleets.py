@@ -24,7 +24,9 @@ class Chaos:
     def __init__(self, seed: int, num_states: int = 0) -> None:
         self.rng = random.Random(seed)
         replicas = self.rng.randint(2, 4)
-        self.fleet = FakeFleet(replicas, num_slots=900, seed=seed, stall_s=1.0, num_states=num_states)
+        self.fleet = FakeFleet(
+            replicas, num_slots=900, seed=seed, stall_s=1.0, num_states=num_states, moves=seed % 2 > 0
+        )
         self.prefixes = [[self.rng.randint(1, 49) for _ in range(self.rng.randint(60, 300))] for _ in range(4)]
         self.aborted: set[str] = set()
         self.num_requests = 0

@@ -17,8 +17,8 @@ from radixrt.sampling_params import SamplingParams
 from tests.server.fake_engine import MODEL, FakeEngine, Sent, answer
 from tests.server.helpers import Caller, events
 
-USAGE = Usage(2048, 1, 2047, 2047, {"host": 1024, "disk": 512})
-DETAILS = {"device": 511, "host": 1024, "disk": 512}
+USAGE = Usage(2048, 1, 2047, 2047, {"host": 1024, "disk": 512, "peer": 10})
+DETAILS = {"device": 501, "host": 1024, "disk": 512, "peer": 10}
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,7 @@ async def test_programs_over_openai(live: str) -> None:
     backend = OpenAI(f"{live}/v1", MODEL, max_retries=0, timeout_s=30)
     prompt = Prompt([], [{"role": "user", "content": "hi"}])
     (output,) = [delta async for delta in backend.generate(Call(prompt, SamplingParams(max_tokens=4)))]
-    assert output.usage == Usage(2048, 1, 2047, 0, {"host": 1024, "disk": 512})
+    assert output.usage == Usage(2048, 1, 2047, 0, {"host": 1024, "disk": 512, "peer": 10})
 
 
 def test_native_answers_and_decisions(engine: FakeEngine, caller: Caller) -> None:
@@ -83,7 +83,7 @@ def test_native_answers_and_decisions(engine: FakeEngine, caller: Caller) -> Non
     question = {"type": "predicate", "instructions": "It is about money."}
     found = caller.post("/v1/decisions", {"model": MODEL, "input": "a", "questions": [question, question]}).json()
     details = found["usage"]["input_tokens_details"]["cached_tokens_details"]
-    assert details == {"device": 2, "host": 6, "disk": 0}
+    assert details == {"device": 2, "host": 6, "disk": 0, "peer": 0}
 
 
 def test_prompts_add_up_and_choices_of_a_prompt_count_once(caller: Caller) -> None:

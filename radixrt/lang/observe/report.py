@@ -11,7 +11,7 @@ from radixrt.lang.observe.run_log import TEXT_KINDS, BranchRecord, CallRecord, R
 FULL_FORK = 8
 """Forks with more branches are summarized."""
 
-TIERS = {"host": "from host memory", "disk": "from disk"}
+TIERS = {"host": "from host memory", "disk": "from disk", "peer": "from another replica"}
 OUTPUT_CHARS = 44
 NAME_CHARS = 30
 

@@ -217,7 +217,8 @@ class ProgramUsage:
     Attributes:
         calls: number of calls, failed ones included.
         cached_tokens: prompt tokens that were found in the cache.
-        fetched_tokens: the cached tokens that were fetched from a tier, by tier: "host" or "disk".
+        fetched_tokens: the cached tokens that were fetched from a tier, by tier: "host", "disk" or "peer"
+            (another replica).
         forced_tokens: output tokens that a grammar forced.
         rerendered: calls whose whole conversation was tokenized again, because the chat template rewrote earlier text.
         errors: number of failed calls.

@@ -49,16 +49,19 @@ class TierCounters:
         """Count a move that did not begin. `reason` is a word, which metrics show as a label."""
         self._refused[reason] += 1
 
-    def stats(self, total: Mapping[str, int], used: Mapping[str, int], fetched: Mapping[str, int]) -> TierStats:
+    def stats(
+        self, total: Mapping[str, int], used: Mapping[str, int], fetched: Mapping[str, int], pull_s: float = 0.0
+    ) -> TierStats:
         """Return a snapshot with copies of all counts.
 
         Args:
             total, used: places by tier, and tokens that the tier keeps.
             fetched: cached prompt tokens that were fetched for a request, by tier.
+            pull_s: see `TierStats.pull_token_s`.
         """
         moves = {
             kind: MoveStats(each.bytes, each.finished, each.failed, each.seconds.copy())
             for kind, each in self._moves.items()
             if each.finished or each.failed
         }
-        return TierStats(dict(total), dict(used), moves, dict(self._refused), dict(fetched))
+        return TierStats(dict(total), dict(used), moves, dict(self._refused), dict(fetched), pull_s)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from radixrt.messages.kv_moves import MAX_MOVES, KVConnectorOutput, KVIn, KVLoad, KVOrder, KVOut, KVSave
+from radixrt.messages.kv_moves import MAX_MOVES, KVConnectorOutput, KVIn, KVLoad, KVOrder, KVOut, KVPull, KVSave
 from radixrt.parts.tiers.counters import TierCounters
 
 
@@ -19,6 +19,7 @@ class MoveKind(enum.Enum):
     IN = "in"
     SAVE = "save"
     LOAD = "load"
+    PULL = "pull"
 
     @property
     def is_sending(self) -> bool:
@@ -31,6 +32,7 @@ ORDERS: dict[MoveKind, Callable[..., KVOrder]] = {
     MoveKind.IN: KVIn,
     MoveKind.SAVE: KVSave,
     MoveKind.LOAD: KVLoad,
+    MoveKind.PULL: KVPull,
 }
 
 
@@ -54,12 +56,14 @@ class Transfer:
         pieces: pieces whose moves have not begun.
         ended: called once, with True if every piece was moved. With False, no piece is being moved any more.
         ordered: called once the orders of all pieces are given, before `ended`; not called if that never happens.
+        source: further arguments of each order, behind those of the piece.
     """
 
     kind: MoveKind
     pieces: deque[Piece]
     ended: Callable[[bool], None]
     ordered: Callable[[], None] | None = None
+    source: tuple[str, ...] = ()
     under_way: int = 0
     failed: bool = False
 
@@ -136,7 +140,7 @@ class Moves:
             self._moves[self._next] = _Move(transfer, num_bytes, set(self._ranks))
             self._under_way[sending] += 1
             transfer.under_way += 1
-            self._order(ORDERS[transfer.kind](self._next, *arguments))
+            self._order(ORDERS[transfer.kind](self._next, *arguments, *transfer.source))
             if transfer.ordered is not None and not transfer.pieces:
                 transfer.ordered()
 

@@ -1,8 +1,9 @@
 """`Prices`: whether a prefix is fetched from a tier or computed, by the measured times of moves and of steps.
 
-Four kinds of moves are priced, each over a link of its own: "out" and "in" between the KV pool and the host tier,
-"save" and "load" between the host tier and files. A move over a link takes a time in proportion to its bytes. Moves are
-cut into pieces of about the same size, so a fixed time per move needs no term of its own.
+Five kinds of moves are priced, each over a link of its own: "out" and "in" between the KV pool and the host tier,
+"save" and "load" between the host tier and files, "pull" from the host tier of another replica. A move over a link
+takes a time in proportion to its bytes. Moves are cut into pieces of about the same size, so a fixed time per move
+needs no term of its own.
 
 Computing is always right, so a price decides about time alone, the time of all requests: a fetch delays the request
 that waits for the prefix, while a computation takes its time from every request that the device has to serve. So with
@@ -17,8 +18,10 @@ from statistics import median_low
 
 from radixrt.messages.scheduler_stats import StepTimes
 
-OUT, IN, SAVE, LOAD = KINDS = ("out", "in", "save", "load")
-HOST, DISK = "host", "disk"
+OUT, IN, SAVE, LOAD, PULL = KINDS = ("out", "in", "save", "load", "pull")
+HOST, DISK, PEER = "host", "disk", "peer"
+WAYS = {HOST: (IN,), DISK: (LOAD, IN), PEER: (PULL, IN)}
+"""Links by which the keys and values of a tier come into the KV pool, the first one first."""
 
 MOVES = 15
 """Number of moves whose median is the price of a link: a few slow moves (first use of memory, a busy disk) change
@@ -71,13 +74,16 @@ class Prices:
         """Return the predicted seconds until tokens of a tier are in the KV pool; 0 before the first measured move.
 
         Args:
-            tier: HOST or DISK.
-            queued_bytes: bytes that the tier's link moves first.
+            tier: HOST, DISK or PEER.
+            queued_bytes: bytes that the tier's first link moves first.
         """
-        num_bytes = tokens * self._token_bytes
-        if tier == HOST:
-            return self._byte_s[IN] * (num_bytes + queued_bytes)
-        return self._byte_s[LOAD] * (num_bytes + queued_bytes) + self._byte_s[IN] * num_bytes
+        ways, num_bytes = WAYS[tier], tokens * self._token_bytes
+        return self._byte_s[ways[0]] * queued_bytes + sum(self._byte_s[kind] for kind in ways) * num_bytes
+
+    def pull_token_s(self) -> float:
+        """Return the predicted seconds of a token from the KV pool of another replica, which runs on an equal device;
+        0 before the first measured move."""
+        return self._byte_s[OUT] * self._token_bytes + self.fetch_s(PEER, 1)
 
     def pays(self, tier: str, fetch_s: float, compute_s: float, others: int) -> bool:
         """Return True if a fetch is predicted to cost all requests together less time than the computation.
@@ -89,6 +95,6 @@ class Prices:
         """
         if fetch_s < compute_s * (1 + others):
             return True
-        for kind in (IN,) if tier == HOST else (IN, LOAD):
+        for kind in WAYS[tier]:
             self._byte_s[kind] *= 1.0 - FORGIVENESS
         return False

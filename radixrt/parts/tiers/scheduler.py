@@ -5,14 +5,14 @@ Out: nothing moves before the pool has evicted something. From then on the colde
 ahead of their eviction (`AHEAD`), so that evicting stays free. When the scheduler is idle, all prefixes are copied for
 which the host tier has room, and prefixes of the host tier are saved to disk: a start and a crash find them there.
 In: a request that could be admitted waits while a prefix comes from the host tier, or from disk by way of the host
-tier, if that is predicted to take less time than computing the prefix (`Prices`).
+tier, if that is predicted to take less time than computing the prefix (`Prices`). From other replicas: see `Peers`.
 
 A move that is late, lost, damaged or refused means that tokens are computed; no step waits for a move.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -36,7 +36,8 @@ from radixrt.messages.scheduler_stats import TierStats
 from radixrt.messages.wire import pack_i32
 from radixrt.parts.tiers.ends import PageEnds
 from radixrt.parts.tiers.moves import MoveKind, Moves, Transfer, pieces
-from radixrt.parts.tiers.policy import DISK, HOST, Prices, compute_s
+from radixrt.parts.tiers.peers import Links, Peers
+from radixrt.parts.tiers.policy import DISK, HOST, PEER, Prices, compute_s
 from radixrt.parts.tiers.tier import Tier, root_name
 from radixrt.scheduler.part import Core, End, Part
 from radixrt.scheduler.req import Req
@@ -51,6 +52,8 @@ IDLE_LEAVES = 64
 LATE_S, LATE_SHARE = 1.0, 4.0
 """A request waits for a fetch for at most LATE_S seconds and LATE_SHARE times the predicted time and the time of a
 step, because a CPU makes moves between steps. After that the request is computed."""
+FIRST = {HOST: MoveKind.IN, DISK: MoveKind.LOAD, PEER: MoveKind.PULL}
+"""Move with which a fetch from a tier begins."""
 MAX_FETCHES = 4
 """Largest number of fetches for one request; after that the request computes what was evicted again."""
 
@@ -103,6 +106,7 @@ class Tiers(Part):
         num_ranks: number of ranks.
         token_bytes: bytes of one token's keys and values in one rank.
         max_receiving: moves towards the pool at a time.
+        records: path of the records of the host tier, for other replicas.
 
     Attributes:
         prices: fitted times of moves.
@@ -119,10 +123,13 @@ class Tiers(Part):
         num_ranks: int,
         token_bytes: int,
         max_receiving: int = MAX_MOVES,
+        records: str = "",
     ) -> None:
         self.host = host
         self.disk = disk
         self.prices = Prices(token_bytes)
+        layout = repr((opening.model, host.page, num_ranks, token_bytes)).encode()
+        self.peers = Peers(host, layout, opening.arena, records)
         self._opening = opening
         self._num_ranks = num_ranks
         self._max_receiving = max_receiving
@@ -149,6 +156,8 @@ class Tiers(Part):
             lambda kind, size, s: self.prices.moved(kind.value, size, s),
             self._max_receiving,
         )
+        refused = self.moves.counters.refused
+        self.peers.attach(core, Links(self._start, self._pull_until, self._pull_pays, self._copy_for_peer, refused))
         self._cache.watch(self._copied)
         self.host.cache.watch(self._saved)
         self._order(self._opening)
@@ -164,12 +173,13 @@ class Tiers(Part):
         tokens: int,
         ended: Callable[[bool], None],
         ordered: Callable[[], None] | None = None,
+        source: tuple[str, ...] = (),
     ) -> None:
         """Start a transfer of `count` entries of `tokens` tokens each; see `pieces` for the columns and `Transfer` for
         the calls."""
         entry_bytes = tokens * self._token_bytes
         most = max(MOVE_BYTES // entry_bytes, 1)
-        self.moves.start(Transfer(kind, pieces(tuple(columns), count, most, entry_bytes), ended, ordered))
+        self.moves.start(Transfer(kind, pieces(tuple(columns), count, most, entry_bytes), ended, ordered, source))
 
     def reported(self, rank: int, data: bytes, now: float) -> None:
         # After a failed step the slots that moves have copied may hold anything. `emptying` follows.
@@ -182,6 +192,8 @@ class Tiers(Part):
         """Return True while a prefix of the request is on its way; begin a fetch if that is predicted to pay."""
         tokens, root, page = req.reusable_ids, root_name(req.namespace), self.host.page
         cached = self._cache.match_len(tokens, req.namespace)
+        if self.peers.awaits(req, cached, now):
+            return True
         for fetch in self._fetches:
             if fetch.root == root and self._ends.gained(fetch.tokens, tokens) >= max(cached, fetch.start) + page:
                 if now >= fetch.until:
@@ -198,16 +210,26 @@ class Tiers(Part):
         if not self._pays(tier, cached, end, fetch_s):
             self.moves.counters.refused("price")
             return False
-        until = now + LATE_S + LATE_SHARE * (fetch_s + self._core.step_time.recent_s)
+        until = self._until(fetch_s, now)
         begin = self._load if tier == DISK else self._fetch
         if not begin(req, tokens[:end].copy(), root, until):
             return False
         self._begun[req.rid] = self._begun.get(req.rid, 0) + 1
         return True
 
+    def _until(self, fetch_s: float, now: float) -> float:
+        """Return the time until which a request waits for a fetch of so many predicted seconds."""
+        return now + LATE_S + LATE_SHARE * (fetch_s + self._core.step_time.recent_s)
+
+    def _pull_until(self, tokens: int, now: float) -> float:
+        return self._until(self._fetch_s(PEER, tokens), now)
+
+    def _pull_pays(self, start: int, end: int) -> bool:
+        return self._pays(PEER, start, end, self._fetch_s(PEER, end - start))
+
     def _fetch_s(self, tier: str, tokens: int) -> float:
         """Return the predicted seconds of a fetch that begins now."""
-        queued = self.moves.queued_bytes(MoveKind.IN if tier == HOST else MoveKind.LOAD)
+        queued = self.moves.queued_bytes(FIRST[tier])
         return self.prices.fetch_s(tier, tokens, queued)
 
     def _pays(self, tier: str, start: int, end: int, fetch_s: float) -> bool:
@@ -227,7 +249,7 @@ class Tiers(Part):
             return False
         self.host.copies.hold(found.node)
         start, slots = coming.arrival.start, coming.slots
-        tier = DISK if req.rid in self._loaded else HOST
+        tier = DISK if req.rid in self._loaded else PEER if req.rid in self.peers.pulled else HOST
         fetch = Fetch(tokens, key, root, start, {req.rid: tier}, until)
         self._fetches.append(fetch)
 
@@ -320,11 +342,15 @@ class Tiers(Part):
         ends = self._ends.coldest(ahead)
         return [end for end in ends if end.retention != RETAIN_DONE and not any(end in each for each in known)]
 
-    def _copy_leaf(self, leaf: TreeNode, *, evicts: bool) -> None:
-        """Begin to copy the prefix that ends in a leaf of the pool to the host tier.
+    def _copy_for_peer(self, node: TreeNode, then: Callable[[], None]) -> None:
+        self._copy_leaf(node, evicts=True, then=then)
+
+    def _copy_leaf(self, leaf: TreeNode, *, evicts: bool, then: Callable[[], None] = lambda: None) -> None:
+        """Begin to copy the prefix that ends in a leaf, or in any other node, of the pool to the host tier.
 
         Args:
             evicts: prefixes of the host tier may be evicted for the leaf.
+            then: called when the copy has ended, or does not begin.
         """
         key, slots, namespace = self._ends.leaving(leaf)
         copies = self.host.copies
@@ -335,6 +361,7 @@ class Tiers(Part):
                 self.moves.counters.refused("places")
             else:
                 copies.end(arrival, copied=False)
+            then()
             return
         # The leaf is held until its last piece is ordered: ranks gather the piece before a later step writes its slots.
         held = [leaf]
@@ -351,6 +378,7 @@ class Tiers(Part):
             if leaf.parent is not None and not self._dropping:
                 self._copied.nodes.add(leaf)  # also if it failed: memory that cannot be used fails again at once
             copies.end(arrival, copied=ok)
+            then()
 
         columns = [(pack_i32(slots[arrival.start :]), 4), (pack_i32(arrival.slots), 4)]
         self._start(MoveKind.OUT, columns, len(arrival.slots), 1, ended, release)
@@ -358,14 +386,15 @@ class Tiers(Part):
     # --- idle moments, and the end ---
 
     def turn(self, now: float) -> Iterable[Any]:
-        """Copy and save while no request is open."""
+        """Copy and save while no request is open. Return answers to other replicas."""
         if not self._core.scheduler.is_idle:
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now
         elif now - self._idle_since >= IDLE_S:
             self.save()
-        return ()
+        answers, self.peers.outgoing = self.peers.outgoing, []
+        return answers
 
     def save(self) -> bool:
         """Begin moves that make the cache outlive the processes; return True while moves are under way.
@@ -420,7 +449,14 @@ class Tiers(Part):
 
     # --- requests and operators ---
 
+    def handles(self) -> Mapping[type, Callable[[Any, float], Iterable[Any]]]:
+        return self.peers.handles()
+
+    def forgotten(self) -> None:
+        self.peers.forgotten()
+
     def ended(self, end: End) -> None:
+        self.peers.ended(end.rid)
         self._begun.pop(end.rid, None)
         self._loaded.discard(end.rid)
 
@@ -452,7 +488,8 @@ class Tiers(Part):
         tiers = [tier for tier in (self.host, self.disk) if tier is not None]
         total = {tier.name: tier.allocator.num_slots for tier in tiers}
         used = {tier.name: tier.num_tokens for tier in tiers}
-        return {"tiers": self.moves.counters.stats(total, used, self._core.counters.fetched_tokens)}
+        fetched, pull_s = self._core.counters.fetched_tokens, self.prices.pull_token_s()
+        return {"tiers": self.moves.counters.stats(total, used, fetched, pull_s)}
 
     def check(self) -> None:
         for tier in (self.host, self.disk):

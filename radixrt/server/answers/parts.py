@@ -34,19 +34,20 @@ def stop_reason(finish: engine.Finish) -> int | str | None:
 
 
 class CachedTokensDetails(Answer):
-    """Cached tokens by the memory that had them: the KV pool of the device, host memory, files."""
+    """Cached tokens by the memory that had them: the KV pool of the device, host memory, files, another replica."""
 
     device: int
     host: int
     disk: int
+    peer: int
 
 
 def cached_tokens_details(usage: engine.Usage | None) -> CachedTokensDetails | UnsetType:
     """Return the cached tokens by tier; UNSET if the KV pool had all of them."""
     if usage is None or not usage.fetched_tokens:
         return UNSET
-    host, disk = (usage.fetched_tokens.get(tier, 0) for tier in ("host", "disk"))
-    return CachedTokensDetails(usage.cached_tokens - host - disk, host, disk)
+    host, disk, peer = (usage.fetched_tokens.get(tier, 0) for tier in ("host", "disk", "peer"))
+    return CachedTokensDetails(usage.cached_tokens - host - disk - peer, host, disk, peer)
 
 
 class CachedTokens(Answer):

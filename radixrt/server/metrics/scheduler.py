@@ -34,7 +34,13 @@ _COUNTERS = {
 }
 """Name without prefix -> field of `SchedulerStats`, and help text. Names that vLLM has too mean the same there."""
 
-_MOVES = {"out": ("out", "host"), "in": ("in", "host"), "save": ("out", "disk"), "load": ("in", "disk")}
+_MOVES = {
+    "out": ("out", "host"),
+    "in": ("in", "host"),
+    "save": ("out", "disk"),
+    "load": ("in", "disk"),
+    "pull": ("in", "peer"),
+}
 """Kind of moves in `TierStats.moves` -> direction, and tier that the keys and values are moved to or from."""
 
 
@@ -111,7 +117,7 @@ def _tier_metrics(stats: SchedulerStats, tiers: TierStats) -> Iterator[Metric]:
     fetched = sum(tiers.fetched_tokens.values())
     sources.add_metric(["computed"], stats.prompt_tokens - stats.cached_tokens)
     sources.add_metric(["device"], stats.cached_tokens - fetched)
-    for tier in tiers.tokens_total:
+    for tier in dict.fromkeys([*tiers.tokens_total, *tiers.fetched_tokens]):
         sources.add_metric([tier], tiers.fetched_tokens.get(tier, 0))
     yield sources
     yield from _move_metrics({kind: moves for kind, moves in tiers.moves.items() if kind in _MOVES})

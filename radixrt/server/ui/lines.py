@@ -106,9 +106,11 @@ def router_line(message: RouterQueue) -> bytes:
 
 def tiers_line(tiers: TierStats) -> bytes:
     """Return the line of the tiers: for each its name, tokens that it keeps, places, and prompt tokens fetched from it
-    so far."""
+    so far. "peer" stands for other replicas, and has no places."""
     rows = [
         [tier, tiers.tokens_used.get(tier, 0), total, tiers.fetched_tokens.get(tier, 0)]
         for tier, total in tiers.tokens_total.items()
     ]
+    if peer := tiers.fetched_tokens.get("peer"):
+        rows.append(["peer", 0, 0, peer])
     return line("tiers", rows=rows)

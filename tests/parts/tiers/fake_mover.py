@@ -30,9 +30,11 @@ from radixrt.messages.kv_moves import (
     KVOpen,
     KVOrder,
     KVOut,
+    KVPull,
     KVSave,
 )
 from radixrt.messages.wire import Int32Array, unpack_i32
+from radixrt.parts.tiers.records import SharedRecords
 from tests.scheduler.fake_runner import digest
 
 Cells = npt.NDArray[np.int64]
@@ -90,6 +92,7 @@ class FakeHost:
         files: for each rank the file pages that were written, by number.
         arena, disk: paths for `KVOpen`.
         receiving: moves towards the pool that a rank takes at a time.
+        others: hosts of other replicas, by their arenas.
     """
 
     arena = "arena"
@@ -100,6 +103,7 @@ class FakeHost:
         self.receiving = receiving
         self.page = page
         self.num_places = num_places
+        self.others: dict[str, FakeHost] = {}
         self.arenas: list[Cells] = []
         self.files: list[dict[int, FilePage]] = [{} for _ in range(ranks)]
         self.reboot()
@@ -205,7 +209,7 @@ class FakeMover:
         beside = sum(move.sends == begun.sends for move in self.moves)
         assert beside <= (MAX_MOVES if begun.sends else self._host.receiving), f"{beside} moves in a direction at once"
 
-    def _begin(self, order: KVOut | KVIn | KVSave | KVLoad) -> tuple[str, Iterator[None]]:
+    def _begin(self, order: KVOut | KVIn | KVSave | KVLoad | KVPull) -> tuple[str, Iterator[None]]:
         if isinstance(order, KVOut):
             slots, places = unpack_i32(order.slots), self._places(order.places)
             assert len(slots) == len(places)
@@ -215,6 +219,8 @@ class FakeMover:
             slots, places = unpack_i32(order.slots), self._places(order.places)
             assert len(slots) == len(places)
             return "in", self._in(places, slots)
+        if isinstance(order, KVPull):
+            return "pull", self._pull(order)
         pages, files = unpack_i32(order.pages), unpack_i32(order.files)
         keys = [order.keys[at : at + KEY_BYTES] for at in range(0, len(order.keys), KEY_BYTES)]
         assert len(pages) == len(files) == len(keys) > 0
@@ -313,6 +319,20 @@ class FakeMover:
                 self._arena[self._page(page)][half] = found.cells[half]
                 yield
             if found.key != key or not found.is_whole or files.get(file) is not found:
+                raise LinkError
+
+    def _pull(self, order: KVPull) -> Iterator[None]:
+        other, records = self._host.others[order.arena], SharedRecords(order.records)
+        for i, (theirs, page) in enumerate(zip(unpack_i32(order.theirs).tolist(), unpack_i32(order.pages).tolist())):
+            key = order.keys[i * KEY_BYTES : (i + 1) * KEY_BYTES]
+            before = records.changes(theirs, key)
+            if before is None:
+                raise LinkError
+            for half in _halves(self._host.page):
+                yield
+                self._arena[self._page(page)][half] = other.arenas[self._rank][self._page(theirs)][half]
+            yield
+            if records.changes(theirs, key) != before:
                 raise LinkError
 
     def _page(self, page: int) -> slice:

@@ -156,6 +156,7 @@ class TieredHarness(Harness):
         operations: number of iterations of the loop, and of units of work of the device and the links, so far.
         sent: steps and orders that the ranks have not executed.
         orders: all orders that the schedulers have sent.
+        messages: what parts have sent to the tokenizer, or to the router.
         answers: for each rank what it has sent and the scheduler has not received; rank 0 answers steps.
     """
 
@@ -175,6 +176,7 @@ class TieredHarness(Harness):
         self.pays = pays
         self.host = host or FakeHost(sizes.ranks, sizes.host_pages * sizes.page, sizes.page, sizes.receiving)
         self.orders: list[KVOrder] = []
+        self.messages: list[Any] = []
         self.operations = 0
         self._folder = tempfile.TemporaryDirectory()
         self.sequences: dict[str, list[Int32Array]] = {}  # by namespace: all tokens that requests may have computed
@@ -204,7 +206,7 @@ class TieredHarness(Harness):
         if files:
             disk = Tier("disk", files, sizes.page, PageRecords(self._table("disk"), sizes.file_pages, sizes.page))
         opening = KVOpen(self.host.arena, places, sizes.page, self.host.disk if files else "", sizes.file_pages)
-        self.tiers = Tiers(host, disk, opening, sizes.ranks, sizes.token_bytes, sizes.receiving)
+        self.tiers = Tiers(host, disk, opening, sizes.ranks, sizes.token_bytes, sizes.receiving, self._table("host"))
         self.tiers.prices = Whim(self.random, self.pays)
         scheduler = self.make_scheduler(tiers=self.tiers)
         self.cache = scheduler.kv.cache
@@ -280,8 +282,13 @@ class TieredHarness(Harness):
             did = True
         did |= self.commit()
         for turn in self.scheduler.parts.turn:
-            list(turn(self.now))
+            self.messages += turn(self.now)
         return did or bool(self.scheduler.orders or self.sent or self.moves)
+
+    def handle(self, message: Any) -> None:
+        """Let the part handle a message."""
+        assert not self.tiers.handles()[type(message)](message, self.now)
+        self.verify()
 
     # --- the device ---
 

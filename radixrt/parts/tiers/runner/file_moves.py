@@ -1,4 +1,4 @@
-"""`FileMoves`: a thread that copies pages between the arena and a rank's file."""
+"""`FileMoves`: a thread that copies pages between the arena and a rank's file, and from arenas of other replicas."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from radixrt.messages.kv_moves import KEY_BYTES, KVLoad, KVSave
+from radixrt.messages.kv_moves import KEY_BYTES, KVLoad, KVPull, KVSave
 from radixrt.messages.wire import unpack_i32
 from radixrt.parts.tiers.runner.page_file import PageError, PageFile
+from radixrt.parts.tiers.runner.peer_pages import PageGone, PeerPages
 from radixrt.parts.tiers.runner.pool_copies import Ended
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ class _Dropped(Exception):
 
 @dataclass(frozen=True)
 class _Job:
-    order: KVSave | KVLoad
+    order: KVSave | KVLoad | KVPull
     epoch: int
     fence: Callable[[], None]
 
@@ -43,16 +44,18 @@ class _Job:
 
 
 class FileMoves:
-    """Executes `KVSave` and `KVLoad` in a thread. Loads overtake saves, because requests wait for them.
+    """Executes `KVSave`, `KVLoad` and `KVPull` in a thread. Loads and pulls overtake saves, because requests wait for
+    them.
 
     A page goes through the file's buffer: the arena gets verified bytes only, and a page of the file has the bytes that
     belonged to its key, even if a dropped move's pages of the arena are used again.
 
     Args:
+        file: None without a disk tier.
         pages: uint8 [pages, page_bytes], the arena.
     """
 
-    def __init__(self, file: PageFile, pages: npt.NDArray[np.uint8]) -> None:
+    def __init__(self, file: PageFile | None, pages: npt.NDArray[np.uint8]) -> None:
         self._file = file
         self._pages = pages
         # The lock guards the queues, the epoch, and the copies into and out of the arena.
@@ -72,7 +75,7 @@ class FileMoves:
         """True while `poll` may return something."""
         return self._under_way > 0
 
-    def begin(self, order: KVSave | KVLoad, fence: Callable[[], None]) -> None:
+    def begin(self, order: KVSave | KVLoad | KVPull, fence: Callable[[], None]) -> None:
         """Begin a move.
 
         Args:
@@ -110,7 +113,7 @@ class FileMoves:
             self._closing = True
             self._changed.notify()
         self._thread.join(CLOSE_S)
-        if not self._thread.is_alive():
+        if not self._thread.is_alive() and self._file is not None:
             self._file.close()
 
     def _run(self) -> None:
@@ -127,6 +130,8 @@ class FileMoves:
                 seconds = time.perf_counter() - started
             except _Dropped:
                 continue
+            except PageGone:
+                pass  # the other replica has evicted the page, as it may at any time
             except (OSError, PageError) as error:
                 self._warn(job, error)
             except Exception:
@@ -137,14 +142,37 @@ class FileMoves:
         order = job.order
         if not job.saves:
             job.fence()
+        if isinstance(order, KVPull):
+            self._pull(job, order)
+            return
+        file_of_rank = self._file
+        assert file_of_rank is not None
         for i, (page, file) in enumerate(zip(unpack_i32(order.pages).tolist(), unpack_i32(order.files).tolist())):
             key = order.keys[i * KEY_BYTES : (i + 1) * KEY_BYTES]
             if job.saves:
-                self._copy(job, self._pages[page], self._file.page)
-                self._file.write(file, key)
+                self._copy(job, self._pages[page], file_of_rank.page)
+                file_of_rank.write(file, key)
             else:
-                self._file.read(file, key)
-                self._copy(job, self._file.page, self._pages[page])
+                file_of_rank.read(file, key)
+                self._copy(job, file_of_rank.page, self._pages[page])
+
+    def _pull(self, job: _Job, order: KVPull) -> None:
+        """Copy pages of another replica into the arena. A page that turns out to be another one makes the move fail:
+        the scheduler then frees the places."""
+        pages, theirs = unpack_i32(order.pages).tolist(), unpack_i32(order.theirs).tolist()
+        peer = PeerPages(order.arena, order.records, self._pages.shape[1])
+        try:
+            for i, (page, their) in enumerate(zip(pages, theirs, strict=True)):
+                before = peer.changes(their, order.keys[i * KEY_BYTES : (i + 1) * KEY_BYTES])
+                for first in range(0, self._pages.shape[1], COPIED_BYTES):
+                    with self._changed:
+                        if job.epoch != self._epoch:
+                            raise _Dropped
+                        peer.read(their, first, self._pages[page, first : first + COPIED_BYTES])
+                if peer.changes(their, order.keys[i * KEY_BYTES : (i + 1) * KEY_BYTES]) != before:
+                    raise PageGone("the page has changed while it was copied")
+        finally:
+            peer.close()
 
     def _copy(self, job: _Job, source: npt.NDArray[np.uint8], target: npt.NDArray[np.uint8]) -> None:
         """Copy a page, unless the move is dropped."""
@@ -159,5 +187,8 @@ class FileMoves:
         now = time.monotonic()
         if self._warned is None or now - self._warned >= WARNING_S:
             self._warned = now
+            if isinstance(job.order, KVPull):
+                logger.warning("cannot copy keys and values of another replica, requests compute them: %s", error)
+                return
             what = "save keys and values to" if job.saves else "load keys and values from"
             logger.warning("cannot %s disk, requests compute them: %s", what, error)

@@ -1,4 +1,5 @@
-"""Runner end of tiers: moves keys and values between the KV pool, the arena and the rank's file on disk."""
+"""Runner end of tiers: moves keys and values between the KV pool, the arena, the rank's file on disk, and
+arenas of other replicas."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ import logging
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from radixrt.attention.kv_cache import KVCache
@@ -19,6 +22,7 @@ from radixrt.messages.kv_moves import (
     KVOpen,
     KVOrder,
     KVOut,
+    KVPull,
     KVSave,
     arena_path,
 )
@@ -54,6 +58,7 @@ class Mover(RunnerPart):
         self._decoder = msgspec.msgpack.Decoder(KVOrder)
         self._opening: KVOpen | None = None
         self._copies: PoolCopies | None = None
+        self._pages: npt.NDArray[np.uint8] | None = None
         self._files: FileMoves | None = None
         self._ended: list[Ended] = []  # moves that have failed at once
 
@@ -92,10 +97,21 @@ class Mover(RunnerPart):
                 self._copies.out(order.move, slots, places)
             else:
                 self._copies.into(order.move, places, slots)
+        elif isinstance(order, KVPull):
+            self._pull(order)
         elif self._files is None or self._copies is None:
             self._ended.append(Ended(order.move, isinstance(order, KVSave), None))
         else:
             self._files.begin(order, self._copies.fence())
+
+    def _pull(self, order: KVPull) -> None:
+        if self._pages is None or self._copies is None:
+            self._ended.append(Ended(order.move, False, None))
+            return
+        if self._files is None:  # no disk tier has started the thread
+            self._files = FileMoves(None, self._pages)
+        arena = arena_path(order.arena, self._rank_info.rank)
+        self._files.begin(msgspec.structs.replace(order, arena=arena), self._copies.fence())
 
     def _check(self, slots: Int32Array, places: Int32Array) -> None:
         """Check indices, because a kernel would write anywhere.
@@ -130,10 +146,11 @@ class Mover(RunnerPart):
             except torch.OutOfMemoryError as error:
                 logger.warning("no memory for staging, nothing is copied to the host tier: %s", error)
                 return
+        self._pages = arena.memory.view(-1, opening.page * row_bytes).numpy()
         if opening.disk and opening.num_files:
             path = data_path(opening.disk, self._rank_info.rank)
             file = PageFile(path, opening.page * row_bytes, self._layout(opening))
-            self._files = FileMoves(file, arena.memory.view(-1, opening.page * row_bytes).numpy())
+            self._files = FileMoves(file, self._pages)
 
     def _layout(self, opening: KVOpen) -> bytes:
         """Return 16 bytes for the model and the part of its keys and values that is in this rank."""
@@ -163,7 +180,7 @@ class Mover(RunnerPart):
             self._files.close()
         if self._copies is not None:
             self._copies.close()
-        self._opening, self._files, self._copies = None, None, None
+        self._opening, self._files, self._copies, self._pages = None, None, None, None
 
 
 def _report(ended: list[Ended]) -> KVConnectorOutput:

@@ -180,7 +180,7 @@ function showTiers() {
   if (holder.children.length !== 2 * tiers.length) holder.replaceChildren(...tiers.flatMap(() => [make("div", { class: "stack" }), make("div", { class: "legend" })]));
   tiers.forEach(([name, used, places, fetched], i) => {
     fillStack(holder.children[2 * i], [[used, "cached"], [places - used, "queued"]], places);
-    const words = `${count(used)} of ${count(places)} tokens ${TIERS[name] ?? name}, ${count(fetched)} prompt tokens fetched from there`;
+    const words = name === "peer" ? `${count(fetched)} prompt tokens fetched from other replicas` : `${count(used)} of ${count(places)} tokens ${TIERS[name] ?? name}, ${count(fetched)} prompt tokens fetched from there`;
     legend(holder.children[2 * i + 1], [[words, "cached"]]);
   });
 }

@@ -14,7 +14,7 @@ export function make(tag, attributes = {}, ...children) {
 }
 
 export const count = (n) => Math.round(n).toLocaleString("en-US");
-export const TIERS = { host: "in host memory", disk: "on disk" };
+export const TIERS = { host: "in host memory", disk: "on disk", peer: "on another replica" };
 export const percent = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(1)} %` : "–");
 export const plural = (n, noun) => `${count(n)} ${noun}${n === 1 ? "" : /[hx]$/.test(noun) ? "es" : "s"}`;
 export const oneLine = (text, most) => (text.length > most ? text.slice(0, most - 1) + "…" : text).replace(/\s*\n\s*/g, " ⏎ ");

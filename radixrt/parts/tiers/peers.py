@@ -1,0 +1,229 @@
+"""`Peers`: prefixes that come from another replica of the engine, and prefixes that other replicas ask for.
+
+The replica that has a prefix (A) copies the prefix to its host tier if only the KV pool has it, and answers which pages
+have it. The replica that needs the prefix (B) copies the pages from A's memory into its own host tier, from where a
+fetch continues. The main process owns the memory of all replicas, so a copy needs neither a connection nor A's
+processes.
+
+A holds nothing for B, so A may evict a page while B copies the page. The ranks of B compare the page's record before
+and after the copy (`records.SharedRecords`): if the record has changed, the copy has failed. The hashes that the ranks
+expect are computed from tokens and namespace, so B gets the keys and values of these tokens, or none.
+
+A request waits for A's answer and for the copy for a bounded time, and is computed otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from radixrt.mem_cache.allocator import Int32Array
+from radixrt.mem_cache.tree_node import TreeNode
+from radixrt.messages.kv_moves import KEY_BYTES
+from radixrt.messages.peers import PrefixAsk, PrefixComing, PrefixPages
+from radixrt.messages.wire import pack_i32, unpack_i32
+from radixrt.parts.tiers.moves import MoveKind
+from radixrt.parts.tiers.tier import Tier, root_name
+from radixrt.scheduler.part import Core
+from radixrt.scheduler.prefix_index import common_len
+from radixrt.scheduler.req import Req
+
+
+@dataclass(frozen=True)
+class Links:
+    """What `Peers` needs of the part.
+
+    Attributes:
+        start: starts a transfer; see `Tiers`.
+        until: returns the time until which a request waits for so many tokens that are pulled from now on.
+        pays: returns True if pulling the tokens [start, end) is predicted to take less time than computing them.
+        copy_out: copies the prefix that ends in a node of the pool to the host tier, and calls a function when the copy
+            has ended.
+        refused: counts a pull that does not begin, or is not waited for, by its reason.
+    """
+
+    start: Callable[..., None]
+    until: Callable[[int, float], float]
+    pays: Callable[[int, int], bool]
+    copy_out: Callable[[TreeNode, Callable[[], None]], None]
+    refused: Callable[[str], None]
+
+
+@dataclass(eq=False)
+class _Pull:
+    """Prefix on its way from another replica into the host tier.
+
+    Attributes:
+        rids: requests that wait for the prefix.
+        until: time until which they wait.
+    """
+
+    tokens: Int32Array
+    root: str
+    start: int
+    rids: set[str]
+    until: float
+
+
+class Peers:
+    """See the module's docstring.
+
+    Args:
+        host: host tier of this replica.
+        layout: value of `PrefixPages.layout` for pages of this replica's host tier.
+        arena, records: where the host tier is.
+
+    Attributes:
+        outgoing: answers to send.
+        pulled: open requests with a prefix that was pulled.
+    """
+
+    def __init__(self, host: Tier, layout: bytes, arena: str, records: str) -> None:
+        self._host = host
+        self._layout = layout
+        self._arena = arena
+        self._records = records
+        self._coming: dict[str, tuple[int, float]] = {}  # tokens, and the time until which the request waits
+        self._pulls: list[_Pull] = []
+        self.outgoing: list[PrefixPages] = []
+        self.pulled: set[str] = set()
+
+    def attach(self, core: Core, links: Links) -> None:
+        """Keep what is needed of the core and of the part."""
+        self._core = core
+        self._links = links
+
+    def handles(self) -> Mapping[type, Callable[[Any, float], tuple[()]]]:
+        return {PrefixAsk: self._asked, PrefixComing: self._announced, PrefixPages: self._answered}
+
+    # --- the replica that has the prefix ---
+
+    def _asked(self, message: PrefixAsk, now: float) -> tuple[()]:
+        tokens, root = unpack_i32(message.token_ids), root_name(message.namespace)
+        cache = self._core.kv.cache
+        in_pool = len(self._host.whole(tokens[: cache.match_len(tokens, message.namespace)]))
+        if in_pool <= self._host.match_len(tokens, root) or not self._core.scheduler.has_runner:
+            self._answer(message, tokens, root)
+        else:
+            node = cache.match_prefix(tokens[:in_pool], message.namespace).node
+            self._links.copy_out(node, lambda: self._answer(message, tokens, root))
+        return ()
+
+    def _answer(self, message: PrefixAsk, tokens: Int32Array, root: str) -> None:
+        page = self._host.page
+        places = self._host.match(tokens, root).slots
+        self.outgoing.append(
+            PrefixPages(
+                message.rid,
+                tokens[: len(places)].tobytes(),
+                message.namespace,
+                self._layout,
+                self._arena,
+                self._records,
+                pack_i32(places[::page] // page),
+            )
+        )
+
+    # --- the replica that needs the prefix ---
+
+    def _announced(self, message: PrefixComing, now: float) -> tuple[()]:
+        self._coming[message.rid] = message.tokens, self._links.until(message.tokens, now)
+        return ()
+
+    def _answered(self, message: PrefixPages, now: float) -> tuple[()]:
+        if self._coming.pop(message.rid, None) is None:
+            return ()  # it has ended, or the answer is late
+        tokens, page, root = unpack_i32(message.token_ids), self._host.page, root_name(message.namespace)
+        pages = unpack_i32(message.pages)
+        if message.layout != self._layout or len(pages) * page != len(tokens):
+            self._links.refused("layout")
+            return ()
+        cached = max(self._core.kv.cache.match_len(tokens, message.namespace), self._host.match_len(tokens, root))
+        if len(tokens) < cached + page:
+            return ()
+        if not self._core.scheduler.has_runner or not self._links.pays(cached, len(tokens)):
+            self._links.refused("price")
+        else:
+            self._pull(message, tokens, pages, root, now)
+        return ()
+
+    def _pull(self, message: PrefixPages, tokens: Int32Array, theirs: Int32Array, root: str, now: float) -> None:
+        """Begin to copy a prefix from another replica into the host tier."""
+        host, copies, page = self._host, self._host.copies, self._host.page
+        arrival = copies.begin(tokens.copy(), root)
+        if arrival is None:
+            self._links.refused("places")
+            return
+        start, places = arrival.start, arrival.slots
+        if not len(places):  # a copy of this prefix has just ended
+            copies.end(arrival, copied=False)
+            return
+        until = self._links.until(len(places), now)
+        pull = _Pull(arrival.tokens, root, start, {message.rid}, until)
+        self._pulls.append(pull)
+
+        def ended(ok: bool) -> None:
+            self._pulls.remove(pull)
+            copies.end(arrival, copied=ok)
+            if ok:
+                self.pulled |= pull.rids
+            else:
+                self._links.refused("failed")
+
+        keys = host.keys(arrival.tokens, root)[start // page * KEY_BYTES :]
+        mine = pack_i32(places[::page] // page)
+        columns = ((pack_i32(theirs[start // page :]), 4), (keys, KEY_BYTES), (mine, 4))
+        source = (message.arena, message.records)
+        self._links.start(MoveKind.PULL, columns, len(places) // page, page, ended, source=source)
+
+    def awaits(self, req: Req, cached: int, now: float) -> bool:
+        """Return True while more of a request's prefix is coming than the pool and the host tier have.
+
+        Args:
+            cached: tokens that the pool has.
+        """
+        if not self._coming and not self._pulls:
+            return False
+        page, tokens, root = self._host.page, req.reusable_ids, root_name(req.namespace)
+        for pull in self._pulls:
+            if pull.root == root and common_len(pull.tokens, tokens) >= max(cached, pull.start) + page:
+                if now >= pull.until:
+                    self._links.refused("late")
+                    return False
+                pull.rids.add(req.rid)
+                return True
+        have = max(cached, self._host.match_len(tokens, root)) + page
+        if now >= self._coming.get(req.rid, (0, math.inf))[1]:
+            self._links.refused("late")
+            del self._coming[req.rid]
+            return False
+        return any(
+            now < until and self._brings(rid, length, req) >= have for rid, (length, until) in self._coming.items()
+        )
+
+    def _brings(self, rid: str, length: int, req: Req) -> int:
+        """Return the length of a request's prefix once the answer for the request `rid` has come.
+
+        Args:
+            length: tokens that the other replica has of the prefix of `rid`.
+        """
+        if rid == req.rid:
+            return min(length, len(req.reusable_ids))
+        other = self._core.requests.by_rid.get(rid)
+        if other is None or other.namespace != req.namespace:
+            return 0
+        return min(length, common_len(other.reusable_ids, req.reusable_ids))
+
+    def ended(self, rid: str) -> None:
+        """Forget a request."""
+        self._coming.pop(rid, None)
+        self.pulled.discard(rid)
+        for pull in self._pulls:
+            pull.rids.discard(rid)
+
+    def forgotten(self) -> None:
+        """Forget what other replicas were asked for, and what they have asked for."""
+        self._coming.clear()
+        self.outgoing.clear()

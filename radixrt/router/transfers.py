@@ -1,0 +1,108 @@
+"""`Transfers`: prefixes that move from one replica to another instead of being computed again.
+
+A request may go to a replica although another one has more of its prefix: because that one is busy, or because a fork
+is divided. Then the router asks the replica that has the prefix for its pages, and passes the answer on. The prefix
+comes by way of host memory (`radixrt.parts.tiers.peers`). Replicas that get no new requests are asked as well.
+
+A transfer is priced as the number of tokens whose computation takes as long. What comes from another replica takes
+slots, as a miss does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from radixrt.messages.peers import PrefixAsk, PrefixPages
+from radixrt.router.replica_index import ReplicaIndex
+from radixrt.router.replica_load import ReplicaLoad
+from radixrt.router.routed_request import RoutedRequest
+
+LEAST_TOKENS = 256
+"""Smallest number of tokens of a transfer. Messages and pages of the tiers cost as much as computing fewer tokens."""
+
+
+class Transfer(NamedTuple):
+    """Transfer to a replica.
+
+    Attributes:
+        source: replica that has the prefix.
+        end: length of the prefix.
+        tokens: number of tokens of the prefix that the target lacks.
+        cost: number of tokens whose computation takes as long as the transfer.
+    """
+
+    source: int
+    end: int
+    tokens: int
+    cost: int
+
+    @property
+    def saved(self) -> int:
+        """Number of tokens whose computation the transfer saves, less its cost."""
+        return self.tokens - self.cost
+
+
+class Transfers:
+    """See the module's docstring.
+
+    Args:
+        loads, index: see `Placement`.
+        is_on: the replicas have host tiers.
+    """
+
+    def __init__(self, loads: Mapping[int, ReplicaLoad], index: ReplicaIndex, *, is_on: bool) -> None:
+        self._loads = loads
+        self._index = index
+        self._is_on = is_on
+        self._asked: dict[str, tuple[int, int]] = {}  # source and target, by request
+
+    def find(self, request: RoutedRequest, target: int, hit: int) -> Transfer | None:
+        """Return the transfer that a request would begin on a replica; None if computing takes less time.
+
+        Args:
+            hit: tokens of the request that the replica has.
+        """
+        if not self._is_on or request.length - hit < LEAST_TOKENS or request.message.sampling is None:
+            return None
+        end, holders = self._index.longest(request.prefix)
+        tokens = end - hit
+        sources = [replica for replica in holders if replica != target and not self._loads[replica].is_fenced]
+        if tokens < LEAST_TOKENS or not sources or target in holders or self._loads[target].info.has_states:
+            return None
+        source = min(sources, key=self._answer_s)
+        times = self._loads[target].times
+        seconds = self._answer_s(source) + tokens * self._loads[target].pull_token_s
+        cost = round(seconds / times.token) if times.token else tokens
+        return Transfer(source, end, tokens, cost) if cost < tokens else None
+
+    def _answer_s(self, replica: int) -> float:
+        """Return the predicted seconds until a replica can copy: the time of its steps in flight."""
+        load = self._loads[replica]
+        if not load.open:
+            return 0.0
+        times, prompt = load.times, min(load.unstarted_tokens, load.info.chunked_prefill_size)
+        started = len(load.open) - load.unstarted_rows
+        return times.step + times.row * started + times.context * load.context + times.token * prompt
+
+    def begin(self, request: RoutedRequest, target: int, transfer: Transfer) -> PrefixAsk:
+        """Note a transfer that begins; return the question for its source."""
+        self._asked[request.rid] = transfer.source, target
+        arrival = request.arrival
+        return PrefixAsk(request.rid, arrival.ids[: transfer.end].tobytes(), arrival.namespace)
+
+    def target(self, source: int, message: PrefixPages) -> int | None:
+        """Return the replica that waits for an answer; None if none does any more."""
+        asked = self._asked.get(message.rid)
+        if asked is None or asked[0] != source:
+            return None
+        del self._asked[message.rid]
+        return asked[1]
+
+    def ended(self, rid: str) -> None:
+        """Forget a request."""
+        self._asked.pop(rid, None)
+
+    def clear(self) -> None:
+        """Pass on no answer to the questions so far."""
+        self._asked.clear()

@@ -1,0 +1,319 @@
+"""Prefixes that come from another replica: two schedulers with tiers, and a router that passes their messages on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from radixrt.errors import InvariantError
+from radixrt.messages.kv_moves import KVOut, KVPull
+from radixrt.messages.peers import PrefixAsk, PrefixComing, PrefixPages
+from radixrt.messages.wire import pack_i32
+from radixrt.parts.tiers import peers as peers_module
+from radixrt.parts.tiers import scheduler, tier
+from radixrt.parts.tiers.records import SharedRecords
+from tests.parts.tiers.fake_mover import FakeHost
+from tests.parts.tiers.harness import PAGE, Sizes, TieredHarness
+
+PREFIX = [1 + i * i % 37 for i in range(3 * PAGE)]
+PROMPT = [*PREFIX, 5]
+LATE_S = 60.0
+
+
+class Pair:
+    """Replica A with prefixes, replica B that asks for them.
+
+    Attributes:
+        usages: of B's requests, by id.
+    """
+
+    def __init__(self, seed: int = 0, *, eager: float = 0.7, host_pages: int = 20, ranks: int = 1) -> None:
+        self.random = Random(seed)
+        sizes = Sizes(ranks, host_pages)
+        hosts = [FakeHost(ranks, host_pages * PAGE, PAGE) for _ in range(2)]
+        for i, host in enumerate(hosts):
+            host.arena = f"arena of {i}"
+            host.others = {f"arena of {i}": hosts[i] for i in range(2)}
+        self.a, self.b = (TieredHarness(sizes, host=host, seed=seed + i, eager=eager) for i, host in enumerate(hosts))
+        self.count = 0
+
+    def compute(self, h: TieredHarness, prompt: list[int], **fields: Any) -> str:
+        """Begin a request; return its id."""
+        self.count += 1
+        rid = f"r{self.count}"
+        h.add(rid, prompt, **{"max_tokens": 2, "ignore_eos": True, **fields})
+        return rid
+
+    def ask(self, prompt: list[int] = PREFIX, namespace: str = "") -> str:
+        """Announce a prefix to B, begin a request there, and ask A for the prefix; return the request's id."""
+        rid = f"r{self.count + 1}"
+        self.b.handle(PrefixComing(rid, len(prompt)))
+        self.compute(self.b, [*prompt, 5], cache_salt=namespace)
+        self.b.may_compute(namespace, prompt)
+        self.a.handle(PrefixAsk(rid, pack_i32(prompt), namespace))
+        return rid
+
+    def pass_on(self, change: Callable[[PrefixPages], PrefixPages] = lambda message: message) -> None:
+        """Let A's answers come to B."""
+        messages, self.a.messages = self.a.messages, []
+        for message in messages:
+            self.b.handle(change(message))
+
+    def run(self, turns: int = 200) -> None:
+        for _ in range(turns):
+            self.a.turn()
+            self.pass_on()
+            self.b.turn()
+
+    def fetched(self, rid: str) -> dict[str, int]:
+        return self.b.usages[rid].fetched_tokens
+
+    def check(self) -> None:
+        self.b.now += LATE_S  # nobody waits for an answer that is lost
+        for h in (self.a, self.b):
+            h.drain()
+            h.check_idle()
+            for rid, finish in h.finishes.items():
+                if finish.reason in ("stop", "length"):
+                    h.assert_output(rid)
+
+
+@pytest.fixture
+def pair() -> Pair:
+    made = Pair()
+    made.compute(made.a, PROMPT)
+    made.a.drain()
+    return made
+
+
+def test_a_prefix_comes_from_the_pool_of_another_replica(pair: Pair) -> None:
+    rid = pair.ask()
+    pair.run()
+    pair.check()
+    assert pair.fetched(rid) == {"peer": 3 * PAGE}
+    assert pair.a.sent_orders(KVOut)
+    assert pair.b.sent_orders(KVPull)
+    assert pair.b.tiers.stats(0.0)["tiers"].pull_token_s > 0
+
+
+def test_what_the_host_tier_has_is_not_copied_again(pair: Pair) -> None:
+    pair.ask()
+    pair.run()
+    copies = len(pair.a.sent_orders(KVOut))
+    pair.b.scheduler.flush_cache()
+    rid = pair.ask()
+    pair.run()
+    pair.check()
+    assert pair.fetched(rid) == {"peer": 3 * PAGE}
+    assert len(pair.a.sent_orders(KVOut)) == copies
+
+
+def test_requests_with_the_same_prefix_share_one_pull(pair: Pair) -> None:
+    first = pair.ask()
+    second = pair.compute(pair.b, [*PREFIX, 7])
+    pair.run()
+    pair.check()
+    assert pair.fetched(first) == {"peer": 3 * PAGE}
+    assert pair.b.usages[second].cached_tokens == 3 * PAGE
+    assert len(pair.b.sent_orders(KVPull)) == 3
+
+
+def test_a_replica_without_the_prefix_says_so_and_it_is_computed(pair: Pair) -> None:
+    rid = pair.ask([9] * 192)
+    pair.run()
+    pair.check()
+    assert pair.fetched(rid) == {}
+
+
+def test_an_answer_that_never_comes_is_not_waited_for(pair: Pair) -> None:
+    rid = pair.ask()
+    for _ in range(50):
+        pair.b.turn()
+    assert rid not in pair.b.finishes
+    pair.b.now += LATE_S
+    pair.b.drain()
+    assert pair.fetched(rid) == {}
+    assert pair.b.tiers.moves.counters.stats({}, {}, {}).refused == {"late": 1}
+    pair.run()  # the late answer has no effect
+    assert not pair.b.sent_orders(KVPull)
+    pair.check()
+
+
+def test_a_pull_that_takes_too_long_is_not_waited_for(pair: Pair) -> None:
+    rid = pair.ask()
+    pair.a.drain()
+    pair.b.eager = 0.0
+    pair.pass_on()
+    for _ in range(20):
+        pair.b.turn()
+    assert pair.b.sent_orders(KVPull)
+    assert rid not in pair.b.finishes
+    pair.b.now += LATE_S
+    for _ in range(50):
+        pair.b.turn()
+    assert rid in pair.b.finishes
+    pair.b.eager = 0.7
+    pair.check()
+    assert pair.fetched(rid) == {}
+
+
+def test_an_aborted_request_leaves_nothing(pair: Pair) -> None:
+    for turns in (0, 1, 3, 10):
+        rid = pair.ask()
+        pair.run(turns)
+        pair.b.scheduler.abort(rid, pair.b.now)
+        pair.b.take()
+    pair.run()
+    pair.check()
+    assert not pair.b.tiers.peers.pulled
+
+
+def test_pages_of_another_layout_are_refused(pair: Pair) -> None:
+    rid = pair.ask()
+    pair.a.drain()
+    pair.pass_on(lambda message: msgspec.structs.replace(message, layout=b"another model"))
+    pair.b.drain()
+    assert pair.fetched(rid) == {}
+    assert pair.b.tiers.moves.counters.stats({}, {}, {}).refused == {"layout": 1}
+    pair.check()
+
+
+def test_an_answer_with_other_pages_brings_no_wrong_token(pair: Pair) -> None:
+    """Pages of other tokens, pages that do not exist, too few and too many pages."""
+    pair.compute(pair.a, [9] * 200)
+    pair.a.drain()
+    bad: list[Callable[[PrefixPages], bytes]] = [
+        lambda message: message.pages[4:] + message.pages[:4],
+        lambda message: pack_i32([0, 0, 0]),
+        lambda message: pack_i32([10**6, -5, 2**31 - 1]),
+        lambda message: message.pages[:-4],
+        lambda message: message.pages * 1000,
+    ]
+    for change in bad:
+        rid = pair.ask()
+        pair.a.drain()
+        pair.pass_on(lambda message: msgspec.structs.replace(message, pages=change(message)))  # noqa: B023
+        pair.b.drain()
+        assert pair.fetched(rid) == {}
+        pair.b.scheduler.flush_cache()
+    pair.check()
+
+
+def test_another_namespace_gets_nothing(pair: Pair) -> None:
+    pair.ask()
+    pair.run()
+    rid = pair.ask(namespace="another tenant")
+    pair.run()
+    assert pair.fetched(rid) == {}
+    # Not even if the answer names the pages of the first tenant.
+    pair.b.scheduler.flush_cache()
+    rid = pair.ask(namespace="another tenant")
+    found = pair.a.tiers.host.match(np.array(PREFIX, np.int32), tier.root_name("")).slots[::PAGE] // PAGE
+    pair.b.handle(
+        PrefixPages(
+            rid, pack_i32(PREFIX), "another tenant", pair.b.tiers.peers._layout, pair.a.host.arena,
+            pair.a._table("host"), pack_i32(found),
+        )
+    )  # fmt: skip
+    pair.b.drain()
+    assert pair.fetched(rid) == {}
+    pair.check()
+
+
+def evicts_meanwhile(pair: Pair) -> None:
+    """A evicts the pages while B copies them, and puts other tokens there, and the first tokens again."""
+    rid = pair.ask()
+    pair.a.drain()
+    pair.b.eager = 0.0
+    pair.pass_on()
+    pair.b.turn()
+    pair.b.send_orders()
+    while pair.b.sent:
+        pair.b.execute()
+    for mover, move in pair.b.moves:
+        mover.step(move)
+        mover.step(move)  # half of a page is copied
+    host = pair.a.tiers.host
+    host.cache.evict(host.cache.evictable_size)
+    for arena in pair.a.host.arenas:
+        arena[:] = 77
+    pair.b.eager = 0.7
+    pair.b.drain()
+    pair.check()
+    assert pair.fetched(rid) == {}
+
+
+def test_pages_that_are_evicted_while_they_are_copied_are_computed(pair: Pair) -> None:
+    evicts_meanwhile(pair)
+
+
+def test_the_second_look_at_the_record_is_needed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, seen = SharedRecords.changes, dict[tuple[int, bytes], int | None]()
+
+    def changes(self: SharedRecords, page: int, key: bytes) -> int | None:
+        return seen.setdefault((page, key), real(self, page, key))
+
+    monkeypatch.setattr(SharedRecords, "changes", changes)
+    with pytest.raises((AssertionError, InvariantError)):
+        evicts_meanwhile(pair)
+
+
+def test_keys_of_the_own_namespace_are_needed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (peers_module, scheduler, tier):
+        monkeypatch.setattr(module, "root_name", lambda namespace: "00" * 16)
+    with pytest.raises((AssertionError, InvariantError, KeyError)):
+        test_another_namespace_gets_nothing(pair)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("seed", range(12))
+def test_random_events(seed: int, ranks: int) -> None:
+    """Requests on both replicas, answers that are late or lost, deaths of runners and schedulers, and evictions."""
+    pair = Pair(seed, host_pages=8, ranks=ranks)
+    random = pair.random
+    prefixes = [PREFIX, PREFIX[:130], PREFIX[:64] + [7] * 90, [9] * 128]
+    asked = 0
+    for _ in range(150):
+        kind = random.random()
+        if kind < 0.25:
+            pair.compute(pair.a, [*random.choice(prefixes), 3], cache_salt=random.choice(["", "a"]))
+        elif kind < 0.5:
+            pair.ask(random.choice(prefixes), random.choice(["", "a"]))
+            asked += 1
+        elif kind < 0.55:
+            pair.a.host.arenas[0][: pair.a.host.page] = 1  # page 0 is nobody's
+            pair.a.tiers.host.cache.evict(2 * PAGE)
+        elif kind < 0.6:
+            random.choice([pair.a, pair.b]).cache.evict(2 * PAGE)
+        elif kind < 0.65:
+            pair.a.messages.clear()  # the answers are lost
+        elif kind < 0.68:
+            h = random.choice([pair.a, pair.b])
+            h.kill()
+            h.restart()
+        elif kind < 0.7:
+            pair.b.now += LATE_S
+        elif kind < 0.72:
+            pair.a.restart_scheduler()
+        else:
+            for _ in range(random.randrange(12)):
+                pair.a.turn()
+                pair.b.turn()
+                if random.random() < 0.5:
+                    pair.pass_on()
+    pair.run()
+    pair.check()
+    assert asked
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
