@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from radixrt.constrained.productions import (
     Alt,
+    AnyOrder,
     Expr,
     Lit,
     Productions,
@@ -168,6 +169,8 @@ class _Search:
             return reached
         if isinstance(expr, Rep):
             return self._repeated(expr, states)
+        if isinstance(expr, AnyOrder):
+            return self._in_any_order(expr, states)
         reached = 0
         for state in _members(states):
             reached |= self._after_leaf(expr, state)
@@ -186,6 +189,18 @@ class _Search:
         if known is None:
             known = self._terminals[expr.regex, state] = self._after_terminal(expr.regex, state)
         return known
+
+    def _in_any_order(self, expr: AnyOrder, states: int) -> int:
+        """Same as `_after`, for parts without bounds: a stop string that only bounds exclude counts as found."""
+        reached = 0
+        for part in expr.parts:
+            reached |= self._after(part.first, states)
+        while True:
+            before = reached
+            for part in expr.parts:
+                reached |= self._after(part.later, reached)
+            if reached == before or reached & self._found:
+                return reached
 
     def _repeated(self, expr: Rep, states: int) -> int:
         counted = min(expr.low, MAX_COUNTED)

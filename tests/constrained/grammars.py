@@ -9,9 +9,11 @@ from itertools import product
 from radixrt.constrained import regex as regular
 from radixrt.constrained.productions import (
     Alt,
+    AnyOrder,
     EmptyLanguage,
     Expr,
     Lit,
+    Part,
     Productions,
     Ref,
     Rep,
@@ -54,6 +56,8 @@ def language(productions: Productions, alphabet: str, longest: int) -> set[str]:
             return found
         if isinstance(expr, Alt):
             return set().union(*map(meaning, expr.options))
+        if isinstance(expr, AnyOrder):
+            return in_any_order(expr, [(meaning(part.first), meaning(part.later)) for part in expr.parts])
         assert isinstance(expr, Rep)
         item = meaning(expr.item)
         found, power, count = set(), {""}, 0
@@ -63,6 +67,24 @@ def language(productions: Productions, alphabet: str, longest: int) -> set[str]:
                 found |= power
             power = joined(power, item - {""} if count >= low else item)
             count += 1
+        return found
+
+    def in_any_order(expr: AnyOrder, parts: list[tuple[set[str], set[str]]]) -> set[str]:
+        found: set[str] = set()
+        pending: dict[tuple[int, ...], set[str]] = {(0,) * len(parts): {""}}
+        while pending:
+            longer: dict[tuple[int, ...], set[str]] = {}
+            for counts, before in pending.items():
+                bounds = [(part.low, part.high) for part in expr.parts]
+                if all(n >= low and (high is None or n <= high) for n, (low, high) in zip(counts, bounds)) and (
+                    expr.low <= sum(counts) <= (longest if expr.high is None else expr.high)
+                ):
+                    found |= before
+                for place, (first, later) in enumerate(parts):
+                    after = (*counts[:place], counts[place] + 1, *counts[place + 1 :])
+                    if more := joined(before, later if sum(counts) else first):
+                        longer.setdefault(after, set()).update(more)
+            pending = longer
         return found
 
     changed = True
@@ -100,6 +122,28 @@ def random_expr(rng: random.Random, rules: list[str], alphabet: str, depth: int,
     low = rng.choice([0, 0, 0, 1, 1, 2, 3])
     high = rng.choice([None, low, low + 1, low + 2, low + 5])
     return Rep(random_expr(rng, rules, alphabet, depth - 1, letters=letters), low, high)
+
+
+def random_parts(rng: random.Random, rules: list[str], alphabet: str, separator: str) -> AnyOrder:
+    """Two to four parts in any order, with a separator, with random bounds that may exclude one another."""
+    parts = []
+    for _ in range(rng.randint(2, 4)):
+        while not _is_nonempty(first := random_expr(rng, rules, alphabet, 1, letters=True)):
+            pass
+        low = rng.choice([0, 0, 1, 1, 2])
+        high = rng.choice([None, max(low, 1), low + 1, low + 2])
+        parts.append(Part(first, Seq((Lit(separator), first)), low, high))
+    least = rng.choice([1, 1, 2, 3])
+    return AnyOrder(tuple(parts), least, rng.choice([None, None, least, least + 1, least + 3]))
+
+
+def _is_nonempty(expr: Expr) -> bool:
+    """Return True if the expression reads at least a character, whatever rules it calls."""
+    if isinstance(expr, Seq):
+        return any(map(_is_nonempty, expr.parts))
+    if isinstance(expr, Alt):
+        return bool(expr.options) and all(map(_is_nonempty, expr.options))
+    return isinstance(expr, Lit | Term) and expr != Lit("")
 
 
 def random_regex(rng: random.Random, alphabet: str, depth: int) -> regular.Regex:

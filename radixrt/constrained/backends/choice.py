@@ -33,8 +33,9 @@ from radixrt.constrained.backends.lark import MAX_OPTIONS
 from radixrt.constrained.grammar import Bitmask, bitmask_words
 from radixrt.constrained.masks.mask_cache import MaskCache
 from radixrt.constrained.matcher import MAX_MASK_S, GrammarBackend, GrammarError, Matcher
-from radixrt.constrained.productions import Alt, NotExpressible, Productions, Rep
+from radixrt.constrained.productions import Alt, AnyOrder, NotExpressible, Productions, Rep
 from radixrt.constrained.productions.layout import ANY
+from radixrt.constrained.productions.tally import Tally
 from radixrt.constrained.regex import Regex, RegexTooComplex
 from radixrt.constrained.regex.automaton import Dfa
 from radixrt.constrained.regex.nodes import Complement, Intersect, Remainder, Repeat, Words, subterms
@@ -149,9 +150,12 @@ def is_plain(productions: Productions) -> bool:
     for expr in layout.order:
         if type(expr) is Alt:
             items += len(expr.options)
-            if items > MAX_OPTIONS:
-                return False
+        elif type(expr) is AnyOrder:
+            tally = Tally.of(expr)
+            items += 2 * (2 * len(expr.parts) + sum(tally.caps) + tally.extra_cap)
         elif type(expr) is Rep and (expr.low > MAX_PLAIN_COUNT or (expr.high or 0) > MAX_PLAIN_COUNT):
+            return False
+        if items > MAX_OPTIONS:
             return False
     return all(map(_is_plain_regex, layout.terms))
 

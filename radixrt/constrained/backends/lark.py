@@ -19,8 +19,20 @@ from functools import lru_cache
 from json.encoder import encode_basestring_ascii
 from typing import Final
 
+from radixrt.constrained.backends.lark_any_order import AnyOrderRules
 from radixrt.constrained.backends.lark_terminals import cut_literals, with_linear_rules
-from radixrt.constrained.productions import Expr, Lit, NotExpressible, Productions, Ref, Rep, Seq, Special, Term
+from radixrt.constrained.productions import (
+    AnyOrder,
+    Expr,
+    Lit,
+    NotExpressible,
+    Productions,
+    Ref,
+    Rep,
+    Seq,
+    Special,
+    Term,
+)
 from radixrt.constrained.regex.automaton import Dfa
 from radixrt.constrained.regex.charset import EVERY, CharSet
 from radixrt.constrained.regex.nodes import (
@@ -63,8 +75,8 @@ def to_lark(productions: Productions, special_ids: Mapping[str, int]) -> str:
         special_ids: token id of each control token that the productions mention.
 
     Raises:
-        NotExpressible: the grammar has more symbols than llguidance can number, or a terminal with a remainder that is
-            too large an automaton.
+        NotExpressible: the grammar has more symbols than llguidance can number, a terminal with a remainder that is
+            too large an automaton, or more parts in any order than llguidance can count.
     """
     try:
         return _Writer(with_linear_rules(productions, _is_terminal), special_ids).write()
@@ -91,8 +103,9 @@ class _Writer:
         self._special_ids = special_ids
         self._pieces = cut_literals(productions)
         self._numbers: dict[str, int] = {"start": 0}
-        self._names = {rule: self._name(rule) for rule in productions.rules}
+        self._names = {rule: self.new_name(rule) for rule in productions.rules}
         self._lines: dict[str, str] = {}
+        self._parametric: set[str] = set()
         self._terminals: dict[Regex, str] = {}
         self._terminal_lines: list[str] = []
 
@@ -119,14 +132,15 @@ class _Writer:
         warm = _visited_first(self._lines, root)
         is_called = any(rule == self._productions.start for _, rule in layout.calls)
         first = root if is_called or warm else self._lines.pop(root)
-        lines = [f"{name}: {body}" for name, body in self._lines.items()]
+        parametric = self._parametric
+        lines = [f"{name}{'::_' if name in parametric else ''}: {body}" for name, body in self._lines.items()]
         if warm:
             lines = [f"start: NEVER {' '.join(warm)} | {first}", *lines, 'NEVER: "a" & "b"']
         else:
             lines = [f"start: {first}", *lines]
         return "\n".join([*lines, *self._terminal_lines]) + "\n"
 
-    def _name(self, wanted: str) -> str:
+    def new_name(self, wanted: str) -> str:
         """Return an unused rule name in lower case that resembles `wanted`."""
         is_plain = wanted.isascii() and wanted.isalnum() and wanted.islower()
         plain = wanted if is_plain else _NO_NAME.sub("_", wanted.lower()).strip("_")
@@ -160,6 +174,10 @@ class _Writer:
             if token_id is None:
                 raise InvariantError(f"{expr.text!r} is no control token of the vocabulary")
             return f"<[{token_id}]>", _ATOM, 0
+        if isinstance(expr, AnyOrder):
+            texts = [self._within(one, _SEQUENCE)[0] for one in below]
+            rules = AnyOrderRules(expr, list(zip(texts[::2], texts[1::2], strict=True)), self)
+            return rules.write(), _CHOICE, 1
         if not below:
             raise InvariantError("productions that derive nothing must be pruned before they are written")
         if len(below) > MAX_OPTIONS:
@@ -189,9 +207,15 @@ class _Writer:
 
     def _as_rule(self, written: _Text) -> _Text:
         """Return the name of a new rule with this text."""
-        name = self._name("part")
+        name = self.new_name("part")
         self._lines[name] = written[0]
         return name, _ATOM, 0
+
+    def set_rule(self, name: str, body: str, *, parametric: bool) -> None:
+        """Set the body of a rule whose name `new_name` returned."""
+        self._lines[name] = body
+        if parametric:
+            self._parametric.add(name)
 
     def terminal(self, regex: Regex) -> str:
         """Return the name of the terminal for a regular language. Each language is written once."""
@@ -269,7 +293,9 @@ def _visited_first(lines: Mapping[str, str], root: str) -> list[str]:
     """
     if len(lines) <= _MAX_CALL_DEPTH:
         return []
-    calls = {name: _RULE.findall(_STRING.sub("", body)) for name, body in lines.items()}
+    calls = {
+        name: [one for one in _RULE.findall(_STRING.sub("", body)) if one in lines] for name, body in lines.items()
+    }
     cuts: list[str] = []
     for depth, name in _walk(calls, [root]):
         if depth and depth % _MAX_CALL_DEPTH == 0:

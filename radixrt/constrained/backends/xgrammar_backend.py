@@ -20,6 +20,7 @@ from radixrt.constrained.backends.borders import Borders
 from radixrt.constrained.grammar import Bitmask, bitmask_words
 from radixrt.constrained.matcher import GrammarBackend, GrammarError, Matcher
 from radixrt.constrained.productions import (
+    AnyOrder,
     Expr,
     Lit,
     NotExpressible,
@@ -200,6 +201,8 @@ class _Writer:
             return self._terminal(expr.regex)
         if isinstance(expr, Special):
             raise NotExpressible(f"the control token {expr.text!r} cannot be a part of an xgrammar grammar")
+        if isinstance(expr, AnyOrder):
+            raise NotExpressible("xgrammar has no counts, which parts in any order need; leave out structured.backend")
         if isinstance(expr, Rep):
             return self._repetition(f"{rule}_more", _grouped(expr.item, below[0]), expr)
         if isinstance(expr, Seq):

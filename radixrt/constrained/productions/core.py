@@ -20,14 +20,17 @@ from radixrt.constrained.productions.expressions import (
     NO_TEXT,
     NOTHING,
     Alt,
+    AnyOrder,
     Expr,
     Lit,
+    Part,
     Ref,
     Rep,
     Seq,
     Special,
     Term,
     alt,
+    children,
     fold,
     postorder,
     with_children,
@@ -90,9 +93,18 @@ class Productions:
                     raise InvariantError(f"rule {name!r} refers to {expr.rule!r}, which is not defined")
                 if isinstance(expr, Rep) and (expr.low < 0 or (expr.high is not None and expr.high < expr.low)):
                     raise InvariantError(f"rule {name!r} repeats from {expr.low} to {expr.high} times")
+                if isinstance(expr, AnyOrder):
+                    self._validate_parts(name, expr)
         cycle = left_recursion(self)
         if cycle:
             raise InvariantError("left recursion: " + " -> ".join([*cycle, cycle[0]]))
+
+    def _validate_parts(self, rule: str, expr: AnyOrder) -> None:
+        bounds = [(part.low, part.high) for part in expr.parts]
+        if expr.low < 1 or any(low < 0 or (high is not None and high < low) for low, high in bounds):
+            raise InvariantError(f"rule {rule!r} has parts in any order with bounds that cannot be")
+        if any(length_of(one, self.shortest) == 0 for one in children(expr)):
+            raise InvariantError(f"rule {rule!r} has parts in any order that may be empty")
 
     def prune(self) -> Productions:
         """The same language without options and rules that derive nothing, and without unreachable rules.
@@ -183,6 +195,8 @@ def left_calls(body: Expr, shortest: Mapping[str, int]) -> set[str]:
             if expr.high == 0:
                 return True, frozenset()
             return expr.low == 0 or below[0][0], below[0][1]
+        if isinstance(expr, AnyOrder):
+            return False, frozenset().union(*(calls for _, calls in below[::2]))
         if isinstance(expr, Seq):
             calls: frozenset[str] = frozenset()
             for nullable, first in below:
@@ -229,6 +243,12 @@ def _pruned(expr: Expr, below: list[Expr]) -> Expr:
     if isinstance(expr, Alt):
         kept = [option for option in below if option is not NOTHING]
         return with_children(expr, kept) if len(kept) == len(below) else alt(*kept)
+    if isinstance(expr, AnyOrder):
+        pairs = zip(expr.parts, below[::2], below[1::2], strict=True)
+        live = [(part, first, later) for part, first, later in pairs if first is not NOTHING and later is not NOTHING]
+        if len(live) < len(expr.parts):
+            parts = tuple([Part(first, later, part.low, part.high) for part, first, later in live])
+            return AnyOrder(parts, expr.low, expr.high)
     if isinstance(expr, Rep) and (expr.high == 0 or below[0] is NOTHING):
         return NO_TEXT
     return with_children(expr, below)
@@ -245,8 +265,16 @@ def _row(expr: Expr, below: Sequence[int]) -> tuple[Any, ...]:
         return ("alt", *below)
     if type(expr) is Special:
         return ("special", expr.text)
+    if type(expr) is AnyOrder:
+        bounds = [(_sent(part.low), _sent(part.high)) for part in expr.parts]
+        return ("any_order", bounds, _sent(expr.low), _sent(expr.high), *below)
     assert isinstance(expr, Rep)
-    return ("rep", str(expr.low), None if expr.high is None else str(expr.high), *below)
+    return ("rep", str(expr.low), _sent(expr.high), *below)
+
+
+def _sent(count: int | None) -> str | None:
+    """A count as text, because integers of the wire form have an end."""
+    return None if count is None else str(count)
 
 
 def _from_row(row: list[Any], made: list[Expr], regexes: list[regular.Regex]) -> Expr:
@@ -265,4 +293,12 @@ def _from_row(row: list[Any], made: list[Expr], regexes: list[regular.Regex]) ->
         return Alt(tuple(made[index] for index in rest))
     if kind == "rep":
         return Rep(made[rest[2]], int(rest[0]), None if rest[1] is None else int(rest[1]))
+    if kind == "any_order":
+        bounds, low, high, *below = rest
+        pairs = zip(below[::2], below[1::2], strict=True)
+        parts = [
+            Part(made[first], made[later], int(least), None if most is None else int(most))
+            for (first, later), (least, most) in zip(pairs, bounds, strict=True)
+        ]
+        return AnyOrder(tuple(parts), int(low), None if high is None else int(high))
     raise ValueError(f"unknown kind of expression {kind!r}")

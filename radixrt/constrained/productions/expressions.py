@@ -74,7 +74,38 @@ class Special:
     text: str
 
 
-Expr = Lit | Term | Ref | Seq | Alt | Rep | Special
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of an `AnyOrder`: neither expression has the empty text, and both derive something or neither does.
+
+    Attributes:
+        first: the part where no other part precedes it.
+        later: the part after another part, separator included; longer than `first` by as much as in every other part.
+        low, high: bounds on the occurrences; `high` None is unbounded.
+    """
+
+    first: Expr
+    later: Expr
+    low: int
+    high: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOrder:
+    """The parts in any order, each as often as its bounds say, and at least one in all.
+
+    This is the only expression with a memory: what may follow depends on how often each part has occurred.
+
+    Attributes:
+        low, high: bounds on the occurrences of all parts together; `low` is at least 1, `high` None is unbounded.
+    """
+
+    parts: tuple[Part, ...]
+    low: int
+    high: int | None
+
+
+Expr = Lit | Term | Ref | Seq | Alt | Rep | AnyOrder | Special
 
 _LEAVES = frozenset((Lit, Term, Ref, Special))
 TERMINALS = frozenset((Lit, Term, Special))
@@ -104,6 +135,8 @@ def children(expr: Expr) -> tuple[Expr, ...]:
         return expr.parts
     if type(expr) is Alt:
         return expr.options
+    if type(expr) is AnyOrder:
+        return tuple([one for part in expr.parts for one in (part.first, part.later)])
     return (expr.item,) if type(expr) is Rep else ()
 
 
@@ -116,6 +149,10 @@ def with_children(expr: Expr, below: Sequence[Expr]) -> Expr:
         return Seq(tuple(below))
     if isinstance(expr, Alt):
         return Alt(tuple(below))
+    if isinstance(expr, AnyOrder):
+        pairs = zip(expr.parts, below[::2], below[1::2], strict=True)
+        parts = tuple([Part(first, later, part.low, part.high) for part, first, later in pairs])
+        return AnyOrder(parts, expr.low, expr.high)
     return Rep(below[0], expr.low, expr.high) if isinstance(expr, Rep) else expr
 
 

@@ -10,6 +10,7 @@ from typing import Final
 from radixrt.constrained.productions.expressions import (
     TERMINALS,
     Alt,
+    AnyOrder,
     Expr,
     Lit,
     Ref,
@@ -21,6 +22,7 @@ from radixrt.constrained.productions.expressions import (
     children,
     postorder,
 )
+from radixrt.constrained.productions.tally import Tally
 from radixrt.constrained.regex import Regex, shortest_length
 
 LEAF: Final = 0
@@ -28,6 +30,7 @@ CALL: Final = 1
 ALL: Final = 2
 ANY: Final = 3
 AGAIN: Final = 4
+MIXED: Final = 5
 
 
 class Layout:
@@ -41,8 +44,9 @@ class Layout:
 
     Attributes:
         order: the expressions.
-        kinds: LEAF (literal, term or control token), CALL of a rule, ALL of a sequence, ANY of a choice, AGAIN.
-        below: the rows directly under each row; of a CALL none.
+        kinds: LEAF (literal, term or control token), CALL of a rule, ALL of a sequence, ANY of a choice, AGAIN of a
+            repetition, MIXED of parts in any order.
+        below: the rows directly under each row; of a CALL none; of MIXED the first and the later form of each part.
         bodies: the row of each rule's body.
         terminals: the rows of literals and terms with their texts and languages, without the empty text.
         calls: the rows that are a CALL, with the names of their rules.
@@ -75,6 +79,10 @@ class Layout:
             elif type(expr) is Rep:
                 kind, below = AGAIN, (index[id(expr.item)],)
                 key = (kind, below, expr.low, expr.high)
+            elif type(expr) is AnyOrder:
+                kind, below = MIXED, tuple([index[id(one)] for one in children(expr)])
+                bounds = tuple([(part.low, part.high) for part in expr.parts])
+                key = (kind, below, bounds, expr.low, expr.high)
             elif type(expr) is Term:
                 key = expr.regex
             elif type(expr) is Ref:
@@ -236,7 +244,7 @@ def _callees_first(rules: Mapping[str, Expr]) -> list[Expr]:
 
 
 def length_above(expr: Expr, below: Sequence[int | None]) -> int | None:
-    """Return the length of the shortest text of a sequence, choice or repetition, given the lengths of the children."""
+    """Return the length of the shortest text of an expression with children, given the lengths of the children."""
     if isinstance(expr, Seq):
         total = 0
         for length in below:
@@ -246,6 +254,8 @@ def length_above(expr: Expr, below: Sequence[int | None]) -> int | None:
         return total
     if isinstance(expr, Rep):
         return 0 if expr.low == 0 else None if below[0] is None else below[0] * expr.low
+    if isinstance(expr, AnyOrder):
+        return Tally.of(expr).shortest_length(below[::2], below[1::2])
     return min([length for length in below if length is not None], default=None)
 
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from radixrt.constrained.productions.core import Productions
 from radixrt.constrained.productions.expressions import Rep
-from radixrt.constrained.productions.layout import AGAIN, ALL, CALL, LEAF, Layout
+from radixrt.constrained.productions.layout import AGAIN, ALL, CALL, LEAF, MIXED, Layout
 from radixrt.constrained.regex import EMPTY, CharSet, Regex, derive, literal
 from radixrt.constrained.regex.charset import partition
 from radixrt.constrained.regex.derivatives import first
@@ -86,7 +86,7 @@ def _pass_up(layout: Layout, inner: list[_Inner | None], empty: list[bool], firs
 def _bits_of(inner: _Inner, empty: list[bool], firsts: list[int]) -> int:
     kind, below = inner
     bits = 0
-    for one in below:
+    for one in below[::2] if kind == MIXED else below:
         bits |= firsts[one]
         if kind == ALL and not empty[one]:
             break
@@ -114,6 +114,9 @@ def _pass_down(layout: Layout, inner: list[_Inner | None], empty: list[bool], fi
         follow = after[place]
         if kind == AGAIN and _repeats(order[place]):
             follow |= firsts[below[0]]
+        elif kind == MIXED:
+            for part in below[1::2]:
+                follow |= firsts[part]
         for part in reversed(below):
             if follow & ~after[part]:
                 after[part] |= follow

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from radixrt.constrained.productions.expressions import GrammarTooComplex
-from radixrt.constrained.recognizer.pushdown import CALL, COUNT, END, FORK, REGULAR, Node
+from radixrt.constrained.recognizer.pushdown import ANY_ORDER, CALL, COUNT, END, FORK, REGULAR, Node, started
 from radixrt.constrained.regex import Regex
 
 MAX_CONFIGURATIONS: Final = 8000
@@ -24,7 +24,8 @@ class Frame:
     """Return points of a rule that is being read: for each call, the node after the call and the caller's frame.
 
     Attributes:
-        returns: node, repetitions that are complete by then (0 where the node is no `COUNT` under way), caller's frame.
+        returns: node, repetitions that are complete by then (0 where the node is no `COUNT` under way; of parts in any
+            order `started(state)` of the tally), caller's frame.
         distance: characters from the end of the rule to the end of everything.
         best: the return point on that path.
     """
@@ -51,7 +52,7 @@ def _distance(entry: Return) -> int:
     node, count, frame = entry
     if count == 0:
         return node.distance + frame.distance
-    return max(node.low - count, 0) * node.item_distance + node.next.distance + frame.distance
+    return node.missing_length(count) + node.next.distance + frame.distance
 
 
 class Closure:
@@ -104,6 +105,14 @@ class Closure:
                     self._call(node.body, (node, max(1, min(count + 1, node.low)), frame), todo)
                 elif count < node.high:
                     self._call(node.body, (node, count + 1, frame), todo)
+            elif kind == ANY_ORDER:
+                tally = node.tally
+                assert tally is not None
+                bodies = node.bodies[1 if count else 0]
+                if count and tally.may_end(count >> 1):
+                    todo.append((node.next, 0, frame))
+                for part, after in tally.moves(count >> 1):
+                    self._call(bodies[part], (node, started(after), frame), todo)
             elif kind == END:
                 if isinstance(frame, Frame):
                     if not frame.returns:
@@ -177,8 +186,8 @@ def _without_dominated(returns: list[tuple[Node, int, Frame | _Pending]]) -> lis
     for node, count, caller in returns:
         frame = caller if isinstance(caller, Frame) else caller.final
         assert frame is not None
-        if count == 0:
-            kept.append((node, 0, frame))
+        if count == 0 or node.kind == ANY_ORDER:
+            kept.append((node, count, frame))
         else:
             counts.setdefault((node, frame), set()).add(count)
     for (node, frame), found in counts.items():

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from radixrt.constrained.productions import Alt, Expr, Lit, Productions, Ref, Rep, Seq, Special, Term
+from radixrt.constrained.productions import Alt, AnyOrder, Expr, Lit, Productions, Ref, Rep, Seq, Special, Term
 from radixrt.constrained.productions.expressions import checked
+from radixrt.constrained.productions.tally import Tally
 from radixrt.constrained.regex import EPSILON, Regex, literal, literals, repeat, shortest_length, shortest_string
 from radixrt.errors import InvariantError
 
@@ -22,6 +23,7 @@ SPECIAL: Final = 3
 CALL: Final = 4
 FORK: Final = 5
 COUNT: Final = 6
+ANY_ORDER: Final = 7
 
 _MAX_NESTING: Final = 60
 _MIN_WORDS: Final = 3
@@ -33,7 +35,7 @@ class Node:
 
     Attributes:
         kind: END of the rule; reads a TEXT, a REGULAR language or a SPECIAL token; CALL of a rule; FORK to several
-            nodes; COUNT of repetitions.
+            nodes; COUNT of repetitions; parts in ANY_ORDER.
         distance: characters of a shortest path to the end of the rule; a control token counts as one.
         next: the node after reading, after the call, or after the repetitions.
         text: of TEXT and SPECIAL.
@@ -43,23 +45,29 @@ class Node:
         low, high: of COUNT; low is 0 where the item may be empty.
         item_distance: of COUNT: characters of a shortest item.
         skips: of CALL: the rule may be empty.
+        tally: of ANY_ORDER.
+        bodies: of ANY_ORDER: the first node of each part, as the first of all parts and as a later part.
+        lengths: of ANY_ORDER: characters of a shortest text of each part, likewise.
         make_body, known_body: of CALL and COUNT: compiles the rule or item, or holds the first node of it.
         serial: position in the grammar; the same in every process.
     """
 
     __slots__ = (
         "best",
+        "bodies",
         "distance",
         "high",
         "item_distance",
         "kind",
         "known_body",
+        "lengths",
         "low",
         "make_body",
         "next",
         "regex",
         "serial",
         "skips",
+        "tally",
         "targets",
         "text",
     )
@@ -77,6 +85,9 @@ class Node:
         self.item_distance = 0
         self.skips = False
         self.serial = 0
+        self.tally: Tally | None = None
+        self.bodies: tuple[list[Node], list[Node]] = ([], [])
+        self.lengths: tuple[list[int], list[int]] = ([], [])
         self.known_body: Node | None = None
         self.make_body: Callable[[], Node] | None = None
 
@@ -87,6 +98,31 @@ class Node:
             assert self.make_body is not None
             self.known_body = self.make_body()
         return self.known_body
+
+    def missing(self, count: int) -> list[tuple[Node, int]]:
+        """Return the bodies of a shortest completion of a COUNT or of parts in ANY_ORDER, and how often each comes.
+
+        Args:
+            count: repetitions so far, or `started(state)` of the tally; 0 at the beginning.
+        """
+        if self.tally is None:
+            return [(self.body, self.low - count)] if count < self.low else []
+        firsts, laters = self.bodies
+        if count:
+            return [(laters[part], times) for part, times in self.tally.missing(count >> 1, self.lengths[1])]
+        (first, times), *rest = self.tally.shortest(self.lengths[1])
+        return [(firsts[first], 1), (laters[first], times - 1), *[(laters[part], often) for part, often in rest]]
+
+    def missing_length(self, count: int) -> int:
+        """Return the characters of `missing`, for a count above 0."""
+        if self.tally is None:
+            return max(self.low - count, 0) * self.item_distance
+        return sum([self.lengths[1][part] * times for part, times in self.tally.missing(count >> 1, self.lengths[1])])
+
+
+def started(state: int) -> int:
+    """Return the count of a node of ANY_ORDER after its first part: the state of the tally, and never 0."""
+    return state << 1 | 1
 
 
 class Program:
@@ -143,6 +179,8 @@ class Program:
             for part in reversed(expr.parts):
                 next = self._compile(part, next, depth + 1)
             return next
+        if isinstance(expr, AnyOrder):
+            return self._any_order(expr, next, depth)
         if isinstance(expr, Alt):
             return self._fork(_with_words_together(expr.options), next, depth)
         return self._repeat(expr, next, depth)
@@ -215,6 +253,16 @@ class Program:
         node.high = high
         node.item_distance = body.distance
         node.distance = low * body.distance + next.distance
+        return node
+
+    def _any_order(self, expr: AnyOrder, next: Node, depth: int) -> Node:
+        firsts = [self._compile(part.first, self.end, depth + 1) for part in expr.parts]
+        laters = [self._compile(part.later, self.end, depth + 1) for part in expr.parts]
+        node = self._node(ANY_ORDER, next, 0)
+        node.tally = Tally.of(expr)
+        node.bodies = firsts, laters
+        node.lengths = [one.distance for one in firsts], [one.distance for one in laters]
+        node.distance = self._length(node.tally.shortest_length(*node.lengths)) + next.distance
         return node
 
     @staticmethod
@@ -291,6 +339,8 @@ class Spelling:
                 continue
             if node.kind in (CALL, COUNT) and node.distance > node.next.distance and node.body not in self._texts:
                 missing.append(node.body)
+            elif node.kind == ANY_ORDER:
+                missing.extend([body for body, _ in node.missing(0) if body not in self._texts])
             node = node.best if node.kind == FORK else node.next
         return missing
 
@@ -311,9 +361,14 @@ class Spelling:
             elif node.kind == CALL:
                 if not node.skips:
                     pieces.extend(self._texts.get(node.body) or self.text_of(node.body))
-            elif node.kind == COUNT and node.low:
-                pieces.extend((self._texts.get(node.body) or self.text_of(node.body)) * node.low)
+            elif node.kind in (COUNT, ANY_ORDER):
+                self.spell_missing(node, 0, pieces)
             node = node.best if node.kind == FORK else node.next
+
+    def spell_missing(self, node: Node, count: int, pieces: list[str | Special]) -> None:
+        """Append the shortest text from a count of a node to the end of its repetitions or parts."""
+        for body, times in node.missing(count):
+            pieces.extend((self._texts.get(body) or self.text_of(body)) * times)
 
 
 def joined(pieces: list[str | Special]) -> Pieces:

@@ -186,7 +186,7 @@ class Recognizer:
                 while frame.best is not None:
                     node, count, frame = frame.best
                     if count:
-                        pieces.extend(self._spelling.text_of(node.body) * max(node.low - count, 0))
+                        self._spelling.spell_missing(node, count, pieces)
                         node = node.next
                     self._spelling.spell(node, pieces)
             state.closing = Closing(joined(pieces), length)

@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from radixrt.constrained.schema import SchemaRefused, normalize
+from radixrt.constrained.schema import EmptySchema, SchemaRefused, normalize
 from tests.constrained.schema.text_checker import TextChecker
 
 
@@ -104,12 +104,19 @@ def test_unique_items_that_cannot_be_listed_are_refused_all_at_once() -> None:
     assert left_out.accepts({"a": ["x", "x"]})
 
 
-def test_sets_of_unique_items_are_counted_before_they_are_built() -> None:
-    items = {"enum": list(range(30))}
-    with pytest.raises(
-        SchemaRefused, match=r"'uniqueItems' at '/properties/a'.*keeping count takes more than \d+ rules"
-    ):
-        normalize({"properties": {"a": {"type": "array", "items": items, "uniqueItems": True}}})
+def test_sets_of_many_listed_values() -> None:
+    items = {"enum": list(range(64))}
+    normal = normalize({"type": "array", "items": items, "uniqueItems": True, "minItems": 2})
+    assert normal.productions().size < 500
+    assert normal.productions().shortest["start"] == len("[0,1]")
+    checker = TextChecker(normal)
+    assert checker.accepts(list(range(63, -1, -1)))
+    assert not checker.accepts([*range(64), 0])
+    assert not checker.accepts([7])
+    with pytest.raises(SchemaRefused, match="uniqueItems"):
+        normalize({"type": "array", "items": {"enum": list(range(65))}, "uniqueItems": True})
+    with pytest.raises(EmptySchema):
+        normalize({"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": 3})
     normal = normalize({"type": "array", "items": items, "uniqueItems": True, "maxItems": 2})
     assert normal.accepts([3, 4])
     assert not normal.accepts([3, 3])
@@ -134,3 +141,27 @@ def test_an_item_that_comes_first_and_again_is_written_once() -> None:
         assert len(normal.productions().rules) == rules
         value: Any = {"x": "a", "y": None}
         check(schema, [value, {"x": "a"}], min(high or 3, 3))
+
+
+def test_a_counter_that_goes_far() -> None:
+    schema = {"type": "array", "items": {"type": "integer"}, "contains": {"minimum": 10}, "minContains": 500}
+    productions = normalize(schema).productions()
+    assert productions.size < 40
+    checker = TextChecker(normalize(schema))
+    assert checker.accepts([1, *[10] * 250, 2, *[11] * 250, 3, 99])
+    assert not checker.accepts([1, *[10] * 250, 2, *[11] * 249, 3])
+    few = TextChecker(normalize({**schema, "minContains": 0, "maxContains": 300}))
+    assert few.accepts([*[10] * 300, *[1] * 1000])
+    assert not few.accepts([*[10] * 150, 1, *[10] * 151])
+    assert few.accepts([])
+
+
+@pytest.mark.parametrize("low", [0, 1, 2, 10])
+@pytest.mark.parametrize("high", [None, 1, 3])
+def test_counted_items_with_bounds_on_all_items(low: int, high: int | None) -> None:
+    if high is not None and low > high:
+        return
+    count = {"minContains": low} if high is None else {"minContains": low, "maxContains": high}
+    for bounds in ({}, {"minItems": 2}, {"maxItems": 4}, {"minItems": 1, "maxItems": 3}):
+        if low <= bounds.get("maxItems", low):
+            check({"items": {"enum": [1, "a"]}, "contains": {"const": 1}, **count, **bounds}, [1, "a", None], 5)

@@ -1,13 +1,18 @@
-"""Expressions for arrays: the first items one by one, then the others; counters and uniqueness as states."""
+"""Expressions for arrays: the first items one by one, then the others.
+
+Different values of one list, and items of two kinds of which one is counted, are parts in any order. Where the items at
+different places differ, or there are several counters, the counts and the values used are states of an automaton.
+"""
 
 from __future__ import annotations
 
-from math import comb
 from typing import Any
 
-from radixrt.constrained.productions import Expr, Ref, Seq, alt, optional, seq
+from radixrt.constrained.productions import AnyOrder, Expr, Part, Ref, Seq, alt, optional, seq
+from radixrt.constrained.productions.argument import Argument
+from radixrt.constrained.productions.tally import Tally
 from radixrt.constrained.regex import enumerate_strings
-from radixrt.constrained.schema.emit.json_text import END, Emitter, joined, repeated
+from radixrt.constrained.schema.emit.json_text import END, SHORT, Emitter, joined, repeated
 from radixrt.constrained.schema.emit.plan import ArrayPlan
 from radixrt.constrained.schema.errors import Unsupported
 from radixrt.constrained.schema.normal_form.graph import Graph
@@ -19,6 +24,9 @@ NESTED_OPTIONALS = 8
 """Optional items that are nested within one rule."""
 MAX_LISTED_VALUES = 64
 """Maximum number of values of an item that the states distinguish."""
+MAX_COUNTED_BY_RULES = 8
+"""A counter without upper bound has a rule for each count up to this one. A rule need not exclude the items that match;
+for larger counters, the exclusion costs less than the rules."""
 State = tuple[int, tuple[int, ...], int, bool]
 """Number of items, matches of each counter, the values used as bits, and whether a value was used twice."""
 Move = tuple[Expr, Expr, State]
@@ -34,7 +42,8 @@ def array_expression(emitter: Emitter, plan: ArrayPlan) -> Expr:
         emitter.graph.refuse(Unsupported(pointer, keyword, reason, fix))
         plan = plan._replace(unique=None)
     if plan.counts or plan.unique is not None:
-        return _ArrayAutomaton(emitter, plan).emit()
+        order = _unique_values(emitter, plan) if plan.unique else _counted_items(emitter, plan)
+        return _ArrayAutomaton(emitter, plan).emit() if order is None else order
     return _plain_array(emitter, plan)
 
 
@@ -68,6 +77,59 @@ def _has_listed_values(graph: Graph, plan: ArrayPlan) -> bool:
     return all(listed_values(graph, node, MAX_LISTED_VALUES) is not None for node in plan.items)
 
 
+def _unique_values(emitter: Emitter, plan: ArrayPlan) -> Expr | None:
+    """Return an array of different listed values, each a part that occurs at most once; None if the items at different
+    places have different values, or are counted."""
+    if plan.counts or len(set(plan.items)) != 1:
+        return None
+    values = listed_values(emitter.graph, plan.items[0], MAX_LISTED_VALUES) or []
+    texts = [emitter.style.value(value) for value in values]
+    highs = [high for high in (plan.high, None if plan.rest is not None else len(plan.prefix)) if high is not None]
+    high = min(highs, default=len(values))
+    comma = emitter.style.after(",")
+    parts = tuple([Part(text, joined(comma, text), 0, 1) for text in texts])
+    return _array_in_any_order(emitter, plan, parts, None if high >= len(values) else high)
+
+
+def _counted_items(emitter: Emitter, plan: ArrayPlan) -> Expr | None:
+    """Return an array with a counter as items that match, which are counted, and others in any order; None if there are
+    several counters, or llguidance cannot carry the counts, or no expression excludes the items that match."""
+    counter = plan.counts[0] if len(plan.counts) == 1 else None
+    if counter is None or plan.unique is not None or plan.prefix or plan.rest is None or counter.start:
+        return None
+    if counter.high is None and counter.low <= MAX_COUNTED_BY_RULES:
+        return None
+    graph = emitter.graph
+    try:
+        demanded = plan.demands[0]
+        nodes = [
+            (graph.node(demanded + counter.formulas), counter.low, counter.high),
+            (graph.node(demanded + graph.negated(counter.formulas)), 0, None),
+        ]
+        parts: list[Part] = []
+        for node, low, high in nodes:
+            if node.formulas != NONE:
+                item = emitter.value(node)
+                item = item if type(item) in SHORT else emitter.new_rule(item)
+                parts.append(Part(item, joined(emitter.style.after(","), item), low, high))
+            elif low:
+                return alt()
+    except Unsupported:
+        return None
+    return _array_in_any_order(emitter, plan, tuple(parts), plan.high)
+
+
+def _array_in_any_order(emitter: Emitter, plan: ArrayPlan, parts: tuple[Part, ...], high: int | None) -> Expr | None:
+    order = AnyOrder(parts, max(1, plan.low), high)
+    if Argument(Tally.of(order)).problem is not None:
+        return None
+    is_empty = high == 0 or not parts or all(part.high == 0 for part in parts)
+    may_be_empty = plan.low == 0 and not any(part.low for part in parts)
+    if is_empty:
+        return emitter.style.enclosed("[", None, "]", may_be_empty=True) if may_be_empty else alt()
+    return emitter.style.enclosed("[", order, "]", may_be_empty=may_be_empty)
+
+
 class _ArrayAutomaton:
     """An array with counters or with unique items: one rule for each state, which summarizes the items so far.
 
@@ -95,8 +157,6 @@ class _ArrayAutomaton:
         moves: dict[State, list[Move]] = {start: self._moves(start)}
         pending = [state for _, _, state in moves[start]]
         limit = self._graph.budget.limits.array_states
-        if self._num_sets() > limit:
-            raise self._too_many_states(limit)
         work = 0
         while pending:
             state = pending.pop()
@@ -113,13 +173,6 @@ class _ArrayAutomaton:
             self._emitter.set_rule(rules[state], self._rule(state, moves[state], rules))
         body = alt(*(joined(item, rules[target]) for item, _, target in moves[start]))
         return self._style.enclosed("[", body, "]", may_be_empty=self._may_end(start))
-
-    def _num_sets(self) -> int:
-        """Return the number of sets of items, each of which is a state; 0 where not all items have the same values."""
-        if self._listed is None or not self._plan.unique or self._plan.counts or len(self._listed) != 1:
-            return 0
-        size = len(self._listed[0])
-        return sum(comb(size, taken) for taken in range(1, min(size, self._plan.high or size) + 1))
 
     def _too_many_states(self, limit: int) -> Unsupported:
         pointer, keyword, _ = self._plan.counts[0].source if self._plan.counts else self._plan.source
