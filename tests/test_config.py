@@ -37,6 +37,8 @@ class Option:
             return next(choice for choice in self.choices if choice != self.default)
         if self.name == "trusted_proxies":
             return "10.0.0.1, fd00::/8"
+        if self.name == "decision_temperature":
+            return "1.25"
         if self.kind is str:
             return "something else"
         if self.name == "max_inflight_steps":

@@ -24,7 +24,7 @@ from tests.server.fake_engine import FakeEngine, stats
 
 ROOT = Path(__file__).parents[1]
 DOC = (ROOT / "docs" / "operations.md").read_text()
-OF_ANSWERS = {"--tool-call-format", "--reasoning-parser"}
+OF_ANSWERS = {"--tool-call-format", "--reasoning-parser", "--decision-temperature"}
 """Options that concern the form of answers, not the operation."""
 LEVELS = ("info", "warning", "error", "exception")
 

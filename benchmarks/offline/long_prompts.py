@@ -1,17 +1,18 @@
 """Makes the table "Long prompts beside decoding requests" of docs/benchmarks.md: the tail that a prompt causes.
 
-    python -m benchmarks.offline.long_prompts --shape llama-3.1-8b [--rows 64] [--prompt 32000] [--chunks 8192 2048 512]
+    python -m benchmarks.offline.long_prompts --shape llama-3.1-8b [--rows 64] [--prompt 32000] [--gaps inf 100 50 25]
 
 `--rows` requests decode. In the middle of their output, one request with a prompt of `--prompt` tokens arrives. A
-prompt is computed in chunks of `chunked_prefill_size` tokens beside the decode rows, so a chunk is the longest pause of
-the other requests. For each size of chunks the table has the gaps between two tokens of a decoding request without and
-with the prompt, the seconds until the prompt's first token, and the decode rows' tokens a second meanwhile. Prefill
-apart from decode would leave the gaps of the first columns; what it could gain is the difference.
+prompt is computed in chunks beside the decode rows, so a chunk is the longest pause of the other requests. For each
+value of `max_gap_ms` the table has the gaps between two tokens of a decoding request without and with the prompt, the
+seconds until the prompt's first token, and the decode rows' tokens a second meanwhile. Prefill apart from decode would
+leave the gaps of the first columns; what it could gain is the difference.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import threading
 import time
@@ -77,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=32_000)
     parser.add_argument("--output", type=int, default=600, help="tokens of a decoding request")
-    parser.add_argument("--chunks", type=int, nargs="+", default=[8192, 2048, 512])
+    parser.add_argument("--gaps", type=float, nargs="+", default=[math.inf, 100.0, 50.0, 25.0], help="max_gap_ms")
     parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE")
     options = parser.parse_args(argv)
     given: dict[str, Any] = {
@@ -86,18 +87,18 @@ def main(argv: Sequence[str]) -> int:
         **parse_options(options.set),
     }
     rows = []
-    for chunk in options.chunks:
+    for gap in options.gaps:
         with Engine(
             str(shape_folder(options.shape)),
             load_format="dummy",
             show_progress=False,
-            chunked_prefill_size=chunk,
+            max_gap_ms=gap,
             **given,
         ) as engine:
             measure(engine, options.rows, options.prompt, options.output, 0)
-            rows.append([f"{chunk:,}", *measure(engine, options.rows, options.prompt, options.output, 1)])
+            rows.append([f"{gap:g}", *measure(engine, options.rows, options.prompt, options.output, 1)])
     columns = ["p50, ms", "p99", "longest", "p50 beside", "p99 beside", "longest beside"]
-    print(table(["chunk", *columns, "prompt, s", "decoded tok/s"], rows))
+    print(table(["max_gap_ms", *columns, "prompt, s", "decoded tok/s"], rows))
     print("; ".join(f"{name}: {value}" for name, value in machine_facts().items()))
     return 0
 

@@ -1,7 +1,7 @@
 """The command line. Each command is a `Command`. A command imports heavy modules only when it runs.
 
 engines.py  launch, generate, bench: commands that start an engine, with a flag for each field of the config
-clients.py  chat, replay, tree, replicas: clients of a running server
+clients.py  chat, replay, tree, replicas, calibrate: clients of a running server
 checks.py   doctor, schema
 cache.py    cache
 """
@@ -19,7 +19,7 @@ from typing import NoReturn
 from radixrt._version import __version__
 from radixrt.cli.cache import CACHE
 from radixrt.cli.checks import DOCTOR, SCHEMA
-from radixrt.cli.clients import CHAT, REPLAY, REPLICAS, TREE
+from radixrt.cli.clients import CALIBRATE, CHAT, REPLAY, REPLICAS, TREE
 from radixrt.cli.command import trust
 from radixrt.cli.engines import BENCH, GENERATE, LAUNCH
 from radixrt.config.file import read_config_file
@@ -36,6 +36,7 @@ COMMANDS = {
     "replay": REPLAY,
     "tree": TREE,
     "replicas": REPLICAS,
+    "calibrate": CALIBRATE,
     "schema": SCHEMA,
     "cache": CACHE,
 }

@@ -1,4 +1,5 @@
-"""Commands that are clients of a running server: `radixrt chat`, `replay`, `tree` and `replicas`."""
+"""Commands that are clients of a running server: `radixrt chat`, `replay`, `tree`, `replicas` and
+`calibrate`."""
 
 from __future__ import annotations
 
@@ -120,6 +121,26 @@ def _replicas(args: argparse.Namespace) -> int:
     return change_replicas(args.url, args.action, args.replica, api_key=_admin_key(args), timeout_s=args.timeout_s)
 
 
+def _add_calibrate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "examples",
+        metavar="FILE.jsonl",
+        help="bodies of /v1/systemone, a line each, with the right answers",
+    )
+    add_server(parser, SERVER)
+    parser.add_argument("--api-key", help="the server's API key, if it has one; default: RADIXRT_API_KEY")
+    parser.add_argument(
+        "--concurrency", type=above_zero(int), metavar="N", default=16, help="largest number of open requests"
+    )
+    parser.add_argument("--write", metavar="FILE", help="file for the temperature, for --decision-temperature FILE")
+
+
+def _calibrate(args: argparse.Namespace) -> int:
+    from radixrt.calibrate.command import calibrate
+
+    return calibrate(args.examples, args.url, _admin_key(args), concurrency=args.concurrency, write=args.write)
+
+
 CHAT = Command(
     "chat on the terminal with any OpenAI-compatible server",
     "Chat on the terminal with any server that has OpenAI's API: answers stream, /help lists the commands, Ctrl-C "
@@ -139,6 +160,14 @@ TREE = Command(
     "Show the radix tree of a server in the terminal, until Ctrl-C; into a pipe, once. What a browser shows at /ui.",
     _add_tree,
     _tree,
+    shows_defaults=True,
+)
+CALIBRATE = Command(
+    "fit the temperature of a server's decisions to examples",
+    "Ask a server the questions of a file with their right answers, fit the temperature at which confidences come "
+    "true, and print accuracy and expected calibration error (ECE) before and after.",
+    _add_calibrate,
+    _calibrate,
     shows_defaults=True,
 )
 REPLICAS = Command(

@@ -17,7 +17,14 @@ from radixrt.config.sections import (
     SchedulerConfig,
     ServerConfig,
 )
-from radixrt.config.validation import config_to_dict, field_type, make_config, parse_names, parse_networks
+from radixrt.config.validation import (
+    config_to_dict,
+    field_type,
+    make_config,
+    parse_decision_temperature,
+    parse_names,
+    parse_networks,
+)
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -34,6 +41,7 @@ __all__ = [
     "config_to_dict",
     "field_type",
     "make_config",
+    "parse_decision_temperature",
     "parse_names",
     "parse_networks",
 ]

@@ -285,6 +285,11 @@ class ServerConfig:
         "(or channels, as gpt-oss's does)",
         choices=("auto", "none", "think"),
     )
+    decision_temperature: str = option(
+        "1",
+        "temperature of the probabilities of /v1/decisions and /v1/systemone: a number, or the file that `radixrt "
+        "calibrate` has written",
+    )
     allow_control_tokens: bool = option(
         False, "recognize control tokens such as <|im_start|> in the texts of messages, where a request does not say"
     )

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 import typing
 from ipaddress import IPv4Network, IPv6Network, ip_network
+from pathlib import Path
 from typing import Any
 
 from radixrt.config.sections import HOMES, SECTIONS, Config
 from radixrt.errors import ConfigError, shown
 from radixrt.peer_options import nearest_value, same_value
 from radixrt.suggestions import about_option
+
+DECISION_TEMPERATURES = (0.01, 100.0)
+"""Lowest and highest temperature of decisions."""
 
 
 def field_type(section: type, name: str) -> tuple[type, bool]:
@@ -105,6 +110,7 @@ def _check_together(config: Config) -> None:
         if config.model.skip_tokenizer_init and getattr(config.model, name) is not None:
             raise ConfigError(f"{name} is of no use with skip_tokenizer_init; leave one of them out")
     parse_names(config.model.served_model_name)
+    parse_decision_temperature(config.server.decision_temperature)
     if config.server.port > 65535:
         raise ConfigError("port must be at most 65535")
     parse_networks(config.server.trusted_proxies, "trusted_proxies")
@@ -128,6 +134,30 @@ def parse_names(listed: str | None) -> tuple[str, ...]:
     if not all(names):
         raise ConfigError(f"served_model_name must be names separated by commas, none empty, not {shown(listed)}")
     return tuple(dict.fromkeys(names))
+
+
+def parse_decision_temperature(given: str) -> float:
+    """Return the value of `decision_temperature`: a number, or the member `temperature` of a JSON file.
+
+    Raises:
+        ConfigError: neither, or a temperature out of DECISION_TEMPERATURES.
+    """
+    low, high = DECISION_TEMPERATURES
+    try:
+        value: Any = float(given)
+    except ValueError:
+        try:
+            found = json.loads(Path(given).expanduser().read_text())
+        except OSError as error:
+            raise ConfigError(
+                f"decision_temperature {shown(given)} is neither a number nor a file that can be read: {error.strerror}"
+            ) from None
+        except ValueError:
+            raise ConfigError(f"decision_temperature {shown(given)} is not a file of `radixrt calibrate`") from None
+        value = found.get("temperature") if isinstance(found, dict) else None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+        raise ConfigError(f"decision_temperature must be between {low:g} and {high:g}, not {shown(value)}")
+    return float(value)
 
 
 def parse_networks(listed: str, name: str) -> list[IPv4Network | IPv6Network]:

@@ -17,6 +17,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "/v1/completions": ("prompt", "suffix", "stop", "logit_bias", "stop_token_ids"),
     "/generate": ("text", "input_ids", "input_parts", "sampling_params"),
     "/v1/decisions": ("text", "input_ids", "input_parts", "messages", "choices", "questions", "input"),
+    "/v1/systemone": ("state", "questions", "assets"),
     "/v1/embeddings": ("input", "prompt"),
     "/v1/rerank": ("query", "documents"),
     "/v1/score": ("text_1", "text_2"),

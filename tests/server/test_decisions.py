@@ -42,7 +42,10 @@ def test_questions(caller: Caller) -> None:
     answer = caller.post("/v1/decisions", body).json()
     two, three = shares(2), shares(3)
     assert answer["model"] == "fake"
-    assert answer["answers"][0] == {"type": "predicate", "name": None, "probability": pytest.approx(two[0])}
+    assert answer["answers"][0] == {
+        "type": "predicate", "name": None, "probability": pytest.approx(two[0]), "label_mass": 1.0,
+        "usage": {"input_tokens": 10, "cached_tokens": 4},
+    }  # fmt: skip
     choice = answer["answers"][1]
     assert (choice["name"], choice["choice"], choice["confidence"]) == ("team", "billing", pytest.approx(three[0]))
     assert [p["value"] for p in choice["probabilities"]] == ["billing", "support", True]

@@ -21,6 +21,7 @@ from radixrt.server.protocol.fields import (
     NativeRequest,
     ReleaseRequest,
 )
+from radixrt.server.protocol.systemone import SystemOneRequest
 from radixrt.server.routes.embeddings import EmbeddingRequest
 from radixrt.server.routes.similarity import RerankRequest, ScoreRequest
 from radixrt.server.routes.tokens import DetokenizeBody, TokenizeBody
@@ -32,6 +33,7 @@ ROUTES: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     "/v1/chat/completions": (ChatRequest, {"messages": USER}),
     "/v1/completions": (CompletionRequest, {"prompt": "x"}),
     "/generate": (NativeRequest, {"text": "x"}),
+    "/v1/systemone": (SystemOneRequest, {"state": "x", "questions": {"q": {"type": "noul", "instructions": "y"}}}),
     "/v1/decisions": (DecisionRequest, {"text": "x", "choices": ["a", "b"]}),
     "/v1/embeddings": (EmbeddingRequest, {"input": "x"}),
     "/v1/rerank": (RerankRequest, {"query": "x", "documents": ["x"]}),

@@ -52,11 +52,20 @@ class LevelShare(Answer):
     probability: float
 
 
+class QuestionUsage(Answer):
+    """Tokens of the prompt of one question, and the number of them that came from the cache."""
+
+    input_tokens: int
+    cached_tokens: int
+
+
 class PredicateDecision(Answer, tag_field="type", tag="predicate"):
     """Probability that a predicate is true."""
 
     name: str | None
     probability: float
+    label_mass: float
+    usage: QuestionUsage
 
 
 class ChoiceDecision(Answer, tag_field="type", tag="choice"):
@@ -66,6 +75,8 @@ class ChoiceDecision(Answer, tag_field="type", tag="choice"):
     choice: str | bool
     confidence: float
     probabilities: list[ChoiceShare]
+    label_mass: float
+    usage: QuestionUsage
 
 
 class ScoreDecision(Answer, tag_field="type", tag="score"):
@@ -75,6 +86,8 @@ class ScoreDecision(Answer, tag_field="type", tag="score"):
     score: float
     confidence: float
     probabilities: list[LevelShare]
+    label_mass: float
+    usage: QuestionUsage
 
 
 Decision = PredicateDecision | ChoiceDecision | ScoreDecision

@@ -72,6 +72,13 @@ def check_content_type(request: Request) -> None:
     if request.method != "POST":
         return
     headers = request.headers
+    encoding = headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise RequestError(
+            f"Content-Encoding {shown(encoding)} is not supported; send the body without compression",
+            code="unsupported_media_type",
+            status=415,
+        )
     given = headers.get("content-type", "")
     if given.partition(";")[0].strip().lower() == JSON_TYPE:
         return

@@ -1,13 +1,10 @@
 """The typed body of /v1/decisions, and the questions of OpenAI's Decisions API: their prompts and their answers.
 
-A question follows the input in the last user message, and the engine scores complete answers of the model: Yes or No
-for a predicate, and a JSON string for a choice or a level; its closing quote prevents one answer from being a prefix of
-another. Probabilities are those of these answers, relative to one another.
+`radixrt.server.protocol.questions` documents the prompt of a question and the probabilities of its answers.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,13 +21,20 @@ from radixrt.server.answers.decisions import (
     Decision,
     LevelShare,
     PredicateDecision,
+    QuestionUsage,
     ScoreDecision,
 )
 from radixrt.server.protocol.fields import RoutingFields
-from radixrt.tasks.score import softmax
-
-MAX_QUESTIONS = 400
-MAX_OPTIONS = 255
+from radixrt.server.protocol.questions import (
+    Asker,
+    QuestionForm,
+    Shares,
+    ask_choice,
+    ask_level,
+    ask_predicate,
+    check_number,
+    json_answers,
+)
 
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _TEXT_TYPES = ("input_text", "output_text", "text")
@@ -90,6 +94,7 @@ class DecisionRequest(RoutingFields, kw_only=True):
     input_parts: list[str | list[int] | TemplateText] | None = None
     messages: list[ChatMessage] | None = None
     return_prompt_ids: bool | None = None
+    temperature: float | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -110,22 +115,21 @@ class AskedQuestion:
 
     question: Question
     prompt: ChatPrompt
-    answers: list[str]
+    answers: Sequence[str]
 
-    def answer(self, logprobs: list[float]) -> Decision:
-        """Build the question's answer from the log-probabilities of its answers."""
-        name, probabilities = self.question.name, softmax(logprobs)
+    def answer(self, found: Shares, usage: QuestionUsage) -> Decision:
+        """Build the question's answer from the probabilities of its answers."""
+        name, probabilities, mass = self.question.name, found.probabilities, found.label_mass
         if self.question.type == "predicate":
-            return PredicateDecision(name, probabilities[0])
-        best = max(range(len(probabilities)), key=probabilities.__getitem__)
-        confidence = probabilities[best]
+            return PredicateDecision(name, probabilities[0], label_mass=mass, usage=usage)
         if self.question.type == "choice":
             values = [option.value for option in self.question.choices or ()]
-            shares = [ChoiceShare(value, share) for value, share in zip(values, probabilities, strict=True)]
-            return ChoiceDecision(name, values[best], confidence, shares)
+            options = [ChoiceShare(value, share) for value, share in zip(values, probabilities, strict=True)]
+            best = values[found.best]
+            return ChoiceDecision(name, best, found.confidence, options, label_mass=mass, usage=usage)
         labels = [level.label for level in self.question.levels or ()]
         levels = [LevelShare(i, label, probabilities[i]) for i, label in enumerate(labels)]
-        return ScoreDecision(name, sum(i * p for i, p in enumerate(probabilities)), confidence, levels)
+        return ScoreDecision(name, found.expected_level, found.confidence, levels, label_mass=mass, usage=usage)
 
 
 def read_questions(body: DecisionRequest, dialect: Dialect, *, allow_control_tokens: bool) -> list[AskedQuestion]:
@@ -138,60 +142,32 @@ def read_questions(body: DecisionRequest, dialect: Dialect, *, allow_control_tok
         RequestError: naming the field.
     """
     questions = body.questions or []
-    if not 1 <= len(questions) <= MAX_QUESTIONS:
-        raise RequestError(f"questions must hold 1 to {MAX_QUESTIONS} questions", param="questions")
+    check_number(len(questions))
     if body.input is None:
         raise RequestError("input is required", param="input", code="missing_field")
-    messages = _messages(body.input)
-    variables = msgspec.json.encode({"enable_thinking": False, **(body.chat_template_kwargs or {})})
+    asker = Asker(_messages(body.input), dialect, body.chat_template_kwargs or {}, allow_control_tokens)
     asked = []
     for i, question in enumerate(questions):
-        place = f"questions[{i}]"
-        answers, form = _answers(question, place)
-        text = f"{_text(question.instructions, f'{place}.instructions')}\n\n{form}"
-        prompt = ChatPrompt(
-            msgspec.json.encode(_with_question(messages, text)),
-            template_kwargs=variables,
-            allow_control_tokens=allow_control_tokens,
-            answer_markers=dialect.answer_markers,
-        )
-        asked.append(AskedQuestion(question, prompt, answers))
+        form = _form(question, f"questions[{i}]")
+        asked.append(AskedQuestion(question, asker.prompt(form), form.answers))
     return asked
 
 
-def _answers(question: Question, place: str) -> tuple[list[str], str]:
-    """Return the answers to score, and the instruction that tells the model about them."""
+def _form(question: Question, place: str) -> QuestionForm:
+    text = _text(question.instructions, f"{place}.instructions")
     if question.type == "predicate":
-        return ["Yes", "No"], "Is this true? Answer with Yes or No."
+        return ask_predicate(text)
     if question.type == "choice":
         options = question.choices or []
-        answers = _options([option.value for option in options], f"{place}.choices", "value")
-        listed = _listed(answers, [option.description for option in options])
-        return answers, f"Answer with one of these, and nothing else:\n{listed}"
+        answers = json_answers([option.value for option in options], f"{place}.choices", "value")
+        return ask_choice(text, answers, [option.description for option in options])
     if question.type == "score":
         levels = question.levels or []
-        answers = _options([level.label for level in levels], f"{place}.levels", "label")
-        listed = _listed(answers, [level.description for level in levels])
-        return answers, f"Answer with one of these levels, from lowest to highest, and nothing else:\n{listed}"
+        answers = json_answers([level.label for level in levels], f"{place}.levels", "label")
+        return ask_level(text, answers, [level.description for level in levels])
     raise RequestError(
         f"{place}.type must be predicate, choice or score, not {shown(question.type)}", param=f"{place}.type"
     )
-
-
-def _options(values: Sequence[str | bool], place: str, field: str) -> list[str]:
-    if not 2 <= len(values) <= MAX_OPTIONS:
-        raise RequestError(f"{place} must hold 2 to {MAX_OPTIONS} entries", param=place)
-    answers = [json.dumps(value, ensure_ascii=False) for value in values]
-    for i, answer in enumerate(answers):
-        if answers.index(answer) != i:
-            name = f"{place}[{i}].{field}"
-            raise RequestError(f"{name} is the same as that of {place}[{answers.index(answer)}]", param=name)
-    return answers
-
-
-def _listed(answers: Sequence[str], descriptions: Sequence[str | None]) -> str:
-    lines = (f"- {a}: {d}" if d else f"- {a}" for a, d in zip(answers, descriptions, strict=True))
-    return "\n".join(lines)
 
 
 def _messages(given: str | list[InputMessage]) -> list[dict[str, str]]:
@@ -211,13 +187,6 @@ def _messages(given: str | list[InputMessage]) -> list[dict[str, str]]:
             raise RequestError(f"{place}.content is required", param=f"{place}.content", code="missing_field")
         messages.append({"role": role, "content": _text(message.content, f"{place}.content")})
     return messages
-
-
-def _with_question(messages: list[dict[str, str]], question: str) -> list[dict[str, str]]:
-    """Append the question to the last message if that is a user's, since many templates require roles to alternate."""
-    if messages and messages[-1]["role"] == "user":
-        return [*messages[:-1], {"role": "user", "content": f"{messages[-1]['content']}\n\n{question}"}]
-    return [*messages, {"role": "user", "content": question}]
 
 
 def _text(content: Content, place: str) -> str:

@@ -8,8 +8,9 @@ Two forms. With `questions` it is OpenAI's Decisions API, and its clients work:
         {"type": "score", "name", "instructions", "levels": [{"label", "description"}, ...]}]}
     -> `radixrt.server.answers.decisions.Decisions`
 
-Images and tool calls in the input are refused by name. `radixrt.server.protocol.decisions` documents the prompt of a
-question.
+Images and tool calls in the input are refused by name. `radixrt.server.protocol.questions` documents the prompt of a
+question and the probabilities of its answers, which `temperature` (default: the server's) changes. Each answer has two
+members beside OpenAI's: `label_mass` and `usage`.
 
 With `choices` it is radixrt's own, the route behind `rt.select`: texts that may follow a prompt, scored as they are.
 
@@ -34,7 +35,7 @@ from radixrt.errors import RequestError
 from radixrt.messages.client import EngineReady, Input, PartsInput, TextInput, TokenInput
 from radixrt.messages.wire import pack_i32
 from radixrt.server.access.request_context import RequestContext
-from radixrt.server.answers.decisions import ChoiceMeta, Decisions, ScoredChoices
+from radixrt.server.answers.decisions import ChoiceMeta, Decisions, QuestionUsage, ScoredChoices
 from radixrt.server.answers.parts import (
     InputDetails,
     InputUsage,
@@ -47,6 +48,7 @@ from radixrt.server.http.receive import received
 from radixrt.server.protocol.decisions import AskedQuestion, DecisionRequest, decision_decoder, read_questions
 from radixrt.server.protocol.fields import allows_control_tokens, envelope_of, read_conversation
 from radixrt.server.protocol.prompts import check_ids, read_parts
+from radixrt.server.protocol.questions import shares, temperature_of
 from radixrt.server.serving.request_groups import RequestGroup
 from radixrt.server.serving.service import Service
 from radixrt.tasks.prompts import token_ids
@@ -60,6 +62,7 @@ PROMPTS = ("text", "input_ids", "input_parts", "messages")
 def decisions(service: Service, context: RequestContext, body: DecisionRequest, info: EngineReady) -> Response:
     """See the module's docstring."""
     envelope = envelope_of(body, context)
+    temperature = temperature_of(body.temperature, service.decision_temperature)
     if (body.questions is None) == (body.choices is None):
         raise RequestError("exactly one of questions and choices is needed", param="questions")
     asked = None
@@ -81,7 +84,11 @@ def decisions(service: Service, context: RequestContext, body: DecisionRequest, 
         requests = [call.requests[0] for call in calls]
         outputs = await service.groups.collect(RequestGroup(context, envelope.rid, requests, names))
         found = [call.answer([output]) for call, output in zip(calls, outputs, strict=True)]
-        return _scored_choices(body, envelope.rid, found[0]) if asked is None else _decisions(service, asked, found)
+        return (
+            _scored_choices(body, envelope.rid, found[0])
+            if asked is None
+            else _decisions(service, asked, found, temperature)
+        )
 
     return answered(answer)
 
@@ -104,6 +111,10 @@ def _prompt(body: DecisionRequest, service: Service, info: EngineReady) -> Input
 # --- the answers ---
 
 
+def question_usage(found: Decision) -> QuestionUsage:
+    return QuestionUsage(found.usage.prompt_tokens, found.usage.cached_tokens)
+
+
 def _scored_choices(body: DecisionRequest, rid: str, found: Decision) -> ScoredChoices:
     usage, timings = found.usage, found.timings
     meta = ChoiceMeta(
@@ -122,8 +133,11 @@ def _scored_choices(body: DecisionRequest, rid: str, found: Decision) -> ScoredC
     )
 
 
-def _decisions(service: Service, asked: list[AskedQuestion], found: list[Decision]) -> Decisions:
-    answers = [each.answer(decision.logprobs) for each, decision in zip(asked, found, strict=True)]
+def _decisions(service: Service, asked: list[AskedQuestion], found: list[Decision], temperature: float) -> Decisions:
+    answers = [
+        each.answer(shares(decision.logprobs, temperature), question_usage(decision))
+        for each, decision in zip(asked, found, strict=True)
+    ]
     usage = add_usage([decision.usage for decision in found])
     tokens, cached = usage.prompt_tokens, usage.cached_tokens
     details = InputDetails(cached, tokens - cached, cached_tokens_details(usage))

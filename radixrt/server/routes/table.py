@@ -18,10 +18,12 @@ from radixrt.server.answers.messages import CountedTokens, Message, MessageEvent
 from radixrt.server.answers.native import Generation
 from radixrt.server.answers.pooling import Classification, Embeddings, Ranking, Scores
 from radixrt.server.answers.response_types import AnyResponseEvent, InputItems, Response, ResponseDeleted
+from radixrt.server.answers.systemone import SystemOneResponse
 from radixrt.server.protocol import fields
 from radixrt.server.protocol.decisions import decision_decoder
 from radixrt.server.protocol.messages_fields import count_tokens_decoder, messages_decoder
 from radixrt.server.protocol.response_fields import responses_decoder
+from radixrt.server.protocol.systemone import systemone_decoder
 from radixrt.server.routes import documentation, management, probes, replicas, responses, tokens, ui
 from radixrt.server.routes.chat import chat_completions
 from radixrt.server.routes.classification import classification_decoder, classify
@@ -31,6 +33,7 @@ from radixrt.server.routes.embeddings import embedding_decoder, embeddings
 from radixrt.server.routes.messages import count_tokens, messages
 from radixrt.server.routes.native import generate
 from radixrt.server.routes.similarity import rerank, rerank_decoder, score, score_decoder
+from radixrt.server.routes.systemone import systemone
 from radixrt.server.serving.service import Service
 
 
@@ -135,6 +138,15 @@ ROUTES: tuple[Route, ...] = (
         "POST", "/v1/decisions", decisions, GENERATION,
         "Probabilities of given answers to questions, or of texts that may follow a prompt", decision_decoder,
         Decisions | ScoredChoices, example={"text": "The capital of France is", "choices": [" Paris", " London"]},
+    ),
+    Route(
+        "POST", "/v1/systemone", systemone, GENERATION,
+        "TypeSafe's System One API: probabilities of the answers to typed questions about a state", systemone_decoder,
+        SystemOneResponse,
+        example={
+            "state": "I was charged twice.",
+            "questions": {"billing": {"type": "noul", "instructions": "Is this about billing?"}},
+        },
     ),
     Route(
         "POST", "/v1/embeddings", embeddings, POOLING, "Vectors of texts", embedding_decoder, Embeddings,

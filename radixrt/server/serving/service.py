@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from radixrt.chat.dialect import Dialect
 from radixrt.client.engine_client import EngineClient
-from radixrt.config import ServerConfig
+from radixrt.config import ServerConfig, parse_decision_temperature
 from radixrt.errors import RequestError
 from radixrt.server.access.tenants import Accounts, Tenant
 from radixrt.server.answers.response_store import ResponseStore
@@ -46,6 +46,7 @@ class Service:
         throughput: rates of the engine; the server's loop ticks it.
         ui: what the pages of /ui share; the server's loop ticks its samples.
         large_work: decodes and prepares large requests beside the event loop.
+        decision_temperature: divides the log-probabilities of answers to questions.
         dialect: the model's support for tools and reasoning.
         replicas: the engine's replicas, if it has a router.
         model_name, model_names: name that answers carry, and all names that requests may have.
@@ -64,6 +65,7 @@ class Service:
         self.accounts = Accounts()
         self.responses = ResponseStore(config.max_stored_responses, config.max_stored_response_bytes)
         self.background_tasks: set[asyncio.Task[None]] = set()
+        self.decision_temperature = parse_decision_temperature(config.decision_temperature)
         self.throughput = Throughput(client, config.log_stats_interval_s)
         self.metrics = Metrics(client, model_name, self.accounts, self.responses, self.throughput, replicas)
         self.ui = Hub(client)

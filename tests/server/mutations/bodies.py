@@ -27,6 +27,7 @@ from radixrt.server.protocol.fields import (
 )
 from radixrt.server.protocol.messages_fields import CountTokensRequest, MessagesRequest
 from radixrt.server.protocol.response_fields import InputItem, ResponsesRequest, UnsupportedResponseFields
+from radixrt.server.protocol.systemone import SystemOneRequest
 from radixrt.server.routes.classification import ClassificationRequest
 from radixrt.server.routes.embeddings import EmbeddingRequest
 from radixrt.server.routes.replicas import DrainRequest, RemoveRequest
@@ -45,6 +46,7 @@ BODIES: dict[str, type | None] = {
     "/v1/responses/{response_id}/cancel": None,
     "/generate": NativeRequest,
     "/v1/decisions": DecisionRequest,
+    "/v1/systemone": SystemOneRequest,
     "/v1/embeddings": EmbeddingRequest,
     "/v1/rerank": RerankRequest,
     "/rerank": RerankRequest,

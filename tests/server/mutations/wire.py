@@ -28,6 +28,7 @@ GET_ROUTES = (
 )
 GENERATING = (
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/generate", "/v1/decisions", "/v1/embeddings",
+    "/v1/systemone",
 ) * 2  # fmt: skip
 """Routes that get three times as many requests as the others."""
 OTHER_METHODS = ("GET", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "BREW")

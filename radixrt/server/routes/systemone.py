@@ -1,0 +1,65 @@
+"""POST /v1/systemone: typed questions about a state, answered by probabilities; nothing is generated.
+
+It is TypeSafe's System One API, and its clients work:
+
+    {"model", "state": str, object or list, "questions": {name: one of
+        {"type": "noul", "instructions", "criteria": {"true", "false"}},
+        {"type": "choice", "instructions", "criteria": {option: description or null, ...}},
+        {"type": "score", "instructions", "criteria": [description, ...]}}}
+    -> `radixrt.server.answers.systemone.SystemOneResponse`
+
+The prompts of a request share the state, whose keys and values are computed once. `instructions` and descriptions may
+be texts, objects or lists. Assets, which are images, are refused by name. A request may have a `temperature` of its own
+and the fields of other routes (rid, priority, cache_salt, timeout, program). Each answer has two members beside
+TypeSafe's: `label_mass` and `usage`. `radixrt.server.protocol.questions` documents the prompt of a question and the
+probabilities of its answers.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.responses import Response
+
+from radixrt.messages.client import EngineReady
+from radixrt.server.access.request_context import RequestContext
+from radixrt.server.answers.parts import InputDetails, cached_tokens_details
+from radixrt.server.answers.systemone import SystemOneResponse, SystemOneUsage
+from radixrt.server.http.connection import answered
+from radixrt.server.http.receive import received
+from radixrt.server.protocol.fields import allows_control_tokens, envelope_of
+from radixrt.server.protocol.questions import shares, temperature_of
+from radixrt.server.protocol.systemone import SystemOneRequest, read_named_questions, systemone_decoder
+from radixrt.server.routes.decisions import question_usage
+from radixrt.server.serving.request_groups import RequestGroup
+from radixrt.server.serving.service import Service
+from radixrt.tasks.run import add_usage
+from radixrt.tasks.score import Score
+
+
+@received(systemone_decoder)
+def systemone(service: Service, context: RequestContext, body: SystemOneRequest, info: EngineReady) -> Response:
+    """See the module's docstring."""
+    envelope = envelope_of(body, context)
+    temperature = temperature_of(body.temperature, service.decision_temperature)
+    allowed = allows_control_tokens(body.allow_control_tokens, service.config)
+    asked = read_named_questions(body, service.dialect, allow_control_tokens=allowed)
+    calls = [
+        Score(each.prompt, each.answers, msgspec.structs.replace(envelope, rid=f"{envelope.rid}-q{i}"))
+        for i, each in enumerate(asked.values())
+    ]
+
+    async def answer() -> SystemOneResponse:
+        requests = [call.requests[0] for call in calls]
+        names = {"messages": "state"}
+        outputs = await service.groups.collect(RequestGroup(context, envelope.rid, requests, names))
+        found = [call.answer([output]) for call, output in zip(calls, outputs, strict=True)]
+        answers = {
+            name: each.answer(shares(one.logprobs, temperature), question_usage(one))
+            for (name, each), one in zip(asked.items(), found, strict=True)
+        }
+        usage = add_usage([one.usage for one in found])
+        tokens, cached = usage.prompt_tokens, usage.cached_tokens
+        details = InputDetails(cached, tokens - cached, cached_tokens_details(usage))
+        return SystemOneResponse(service.model_name, answers, SystemOneUsage(tokens, details, 0))
+
+    return answered(answer)
