@@ -6,6 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from radixrt.constrained.guards.json_position import repeated_unit
 from radixrt.constrained.productions import Productions, Special, postorder
 from radixrt.constrained.recognizer import Recognizer, State
 
@@ -20,9 +21,14 @@ MOST_LISTED = 12
 
 
 class TextChecker:
-    """Checks texts against productions; a text spells the grammar's control tokens as their text."""
+    """Checks texts against productions; a text spells the grammar's control tokens as their text.
 
-    def __init__(self, productions: Productions, vocabulary: Vocabulary) -> None:
+    Args:
+        is_guarded: the constraint has obligations.
+    """
+
+    def __init__(self, productions: Productions, vocabulary: Vocabulary, *, is_guarded: bool = False) -> None:
+        self._is_guarded = is_guarded
         self._recognizer = Recognizer(productions, vocabulary.control_tokens)
         specials = {e.text for e in postorder(productions.rules.values()) if isinstance(e, Special)}
         self._specials = re.compile("(" + "|".join(map(re.escape, sorted(specials))) + ")") if specials else None
@@ -30,7 +36,8 @@ class TextChecker:
     def accepts(self, text: str) -> bool:
         """Return whether the text is a sentence of the grammar."""
         state, good = self._follow(text)
-        return good == len(text) and self._recognizer.is_complete(state)
+        is_sentence = good == len(text) and self._recognizer.is_complete(state)
+        return is_sentence and not (self._is_guarded and repeated_unit(text.encode()) is not None)
 
     def shortest(self) -> str:
         """Return a shortest sentence."""
@@ -39,6 +46,8 @@ class TextChecker:
     def problem(self, text: str) -> str | None:
         """Return the position where the text leaves the grammar, and possible continuations; None for a sentence."""
         state, good = self._follow(text)
+        if self._is_guarded and (end := repeated_unit(text[:good].encode())) is not None:
+            return f"position {len(text.encode()[:end].decode())}: the key before repeats an earlier key of the object"
         if good == len(text):
             if self._recognizer.is_complete(state):
                 return None

@@ -11,16 +11,19 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 
 from radixrt.constrained.backends.choice import BackendName, Backends, probe
+from radixrt.constrained.guards.guarded_grammar import GuardedTemplate
 from radixrt.constrained.lark_input.syntax import NotTranslated
 from radixrt.constrained.masks.closing import Completions
 from radixrt.constrained.masks.grammar_template import GrammarTemplate
 from radixrt.constrained.masks.opaque_grammar import OpaqueTemplate, no_completions
 from radixrt.constrained.masks.text_grammar import TextTemplate
 from radixrt.constrained.matcher import GrammarError
+from radixrt.constrained.obligations import Obligation
 from radixrt.constrained.productions import EmptyLanguage, Productions, Term
 from radixrt.constrained.recognizer import Recognizer
 from radixrt.constrained.regex import RegexTooComplex, literals
@@ -37,7 +40,7 @@ logger = logging.getLogger(__name__)
 MAX_SHORTEST_CHARS = 1_000_000
 
 
-class CompiledConstraint(msgspec.Struct, frozen=True, kw_only=True):
+class CompiledConstraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A constraint after compilation; crosses processes and lies on disk as MessagePack.
 
     Attributes:
@@ -54,6 +57,7 @@ class CompiledConstraint(msgspec.Struct, frozen=True, kw_only=True):
         load_s: seconds of `compile_s` that the library took to load the source; None for a plain grammar, which was not
             loaded.
         mask_s: mean seconds of a probed mask; None for a plain grammar.
+        obligations: conditions that the productions do not express; guards enforce them.
     """
 
     backend: BackendName
@@ -67,6 +71,7 @@ class CompiledConstraint(msgspec.Struct, frozen=True, kw_only=True):
     compile_s: float
     load_s: float | None
     mask_s: float | None
+    obligations: tuple[Obligation, ...] = ()
 
     @property
     def min_tokens(self) -> int:
@@ -129,6 +134,7 @@ def compile_constraint(
         compile_s=time.perf_counter() - started,
         load_s=choice.load_s,
         mask_s=choice.mask_s,
+        obligations=parsed.obligations,
     )
 
 
@@ -148,7 +154,8 @@ def load(compiled: CompiledConstraint, backends: Backends) -> GrammarTemplate:
             specials=compiled.specials,
             make_completions=no_completions,
         )
-    return TextTemplate(
+    make = partial(GuardedTemplate, obligations=compiled.obligations) if compiled.obligations else TextTemplate
+    return make(
         lambda: backend.load(compiled.source, compiled.serialized),
         vocabulary,
         shortest=compiled.shortest,
@@ -238,10 +245,12 @@ class ParsedConstraint:
 
     Attributes:
         ignored: keywords that are dropped because the caller asked for that, "pointer: keyword" each.
+        obligations: see `CompiledConstraint`.
     """
 
     productions: Productions
     ignored: tuple[str, ...] = ()
+    obligations: tuple[Obligation, ...] = ()
 
 
 def parse_constraint(constraint: Constraint, vocabulary: Vocabulary, deadline: float | None = None) -> ParsedConstraint:
@@ -289,7 +298,7 @@ def _json_schema(constraint: Constraint, deadline: float | None) -> ParsedConstr
         limits=limits,
     )
     ignored = tuple(f"{one.pointer}: {one.keyword}" for one in normal.ignored)
-    return ParsedConstraint(normal.productions(whitespace=options.whitespace), ignored=ignored)
+    return ParsedConstraint(normal.productions(whitespace=options.whitespace), ignored, normal.obligations)
 
 
 def _regex(constraint: Constraint, deadline: float | None) -> ParsedConstraint:

@@ -28,7 +28,7 @@ class Completions:
     """
 
     def __init__(self, recognizer: Recognizer, vocabulary: Vocabulary) -> None:
-        self._recognizer = recognizer
+        self.recognizer = recognizer
         self._vocabulary = vocabulary
         self._names = {token: text for text, token in vocabulary.control_tokens.items()}
         self._closings: dict[State, list[int]] = {}
@@ -48,7 +48,7 @@ class Completions:
         data = self._vocabulary.table[token]
         if not data:
             name = self._names.get(token)
-            state = None if name is None or pending else self._recognizer.advance_special(state, name)
+            state = None if name is None or pending else self.recognizer.advance_special(state, name)
             return None if state is None else (state, b"")
         # A token may end inside of a character. The recognizer reads the complete characters, and the remaining bytes
         # must begin some allowed character.
@@ -56,7 +56,7 @@ class Completions:
         if text is None:
             return None
         if text:
-            state = self._recognizer.advance(state, text)
+            state = self.recognizer.advance(state, text)
         if state is None or (pending and self._finish(state, pending) is None):
             return None
         return (
@@ -68,14 +68,14 @@ class Completions:
         state, pending = parser_state
         if pending:
             return None
-        return 0 if state.complete else MAX_CHAR_BYTES * (self._recognizer.closing_length(state) + 1)
+        return 0 if state.complete else MAX_CHAR_BYTES * (self.recognizer.closing_length(state) + 1)
 
     def byte_bound(self, parser_state: ParserState) -> int:
         """Return an upper bound on the length of `closing`: the number of bytes of the shortest completion."""
         state, pending = parser_state
         if pending:
             return len(self.closing(parser_state))
-        pieces = self._recognizer.closing(state).pieces
+        pieces = self.recognizer.closing(state).pieces
         return sum([1 if isinstance(piece, Special) else len(piece.encode()) for piece in pieces])
 
     def may_end(self, parser_state: ParserState) -> bool:
@@ -86,14 +86,14 @@ class Completions:
     def looping_tokens(self, parser_state: ParserState) -> TokenSet:
         """Return text tokens that lead back to the same parser state."""
         state, pending = parser_state
-        chars = CharSet(()) if pending else self._recognizer.looping_chars(state)
+        chars = CharSet(()) if pending else self.recognizer.looping_chars(state)
         return self._vocabulary.tokens_of(chars)
 
     def kinds_of_chars(self, parser_state: ParserState) -> list[str]:
         """Return one character of each class of possible next characters, where a class is a set of characters that
         lead to the same parser state. Empty if there may be many classes."""
         state, pending = parser_state
-        return [] if pending else self._recognizer.kinds_of_chars(state)
+        return [] if pending else self.recognizer.kinds_of_chars(state)
 
     def uniform_tokens(self, parser_state: ParserState, token: int) -> TokenSet | None:
         """Return a set of text tokens that contains `token` and in which all allowed tokens with as many characters as
@@ -102,7 +102,7 @@ class Completions:
         text, rest = self._vocabulary.split(token)
         if pending or rest or not text:
             return None
-        chars = self._recognizer.uniform_chars(state, text)
+        chars = self.recognizer.uniform_chars(state, text)
         tokens = self._vocabulary.tokens_of(chars) if chars else b""
         return tokens if tokens and tokens[token] else None
 
@@ -112,7 +112,7 @@ class Completions:
         state, pending = parser_state
         if pending:
             return parser_state
-        small = self._recognizer.with_small_counts(state, self._vocabulary.longest_run)
+        small = self.recognizer.with_small_counts(state, self._vocabulary.longest_run)
         return parser_state if small is state else (small, b"")
 
     def closing(self, parser_state: ParserState) -> list[int]:
@@ -123,14 +123,14 @@ class Completions:
             if known is None:
                 if len(self._closings) >= MAX_KNOWN_CLOSINGS:
                     self._closings.clear()
-                known = self._closings[state] = self._tokens(b"", self._recognizer.closing(state).pieces)
+                known = self._closings[state] = self._tokens(b"", self.recognizer.closing(state).pieces)
             return known
         # The text ends inside of a character: first complete the character.
         char = self._finish(state, pending)
-        after = None if char is None else self._recognizer.advance(state, char)
+        after = None if char is None else self.recognizer.advance(state, char)
         if char is None or after is None:
             raise InvariantError("a text ends inside a character that its grammar does not allow")
-        return self._tokens(char.encode()[len(pending) :], self._recognizer.closing(after).pieces)
+        return self._tokens(char.encode()[len(pending) :], self.recognizer.closing(after).pieces)
 
     def _tokens(self, head: bytes, pieces: tuple[str | Special, ...]) -> list[int]:
         tokens: list[int] = []
@@ -147,7 +147,7 @@ class Completions:
     def _finish(self, state: State, pending: bytes) -> str | None:
         """Return a character that the grammar allows here and whose UTF-8 begins with `pending`."""
         low, high = code_points(pending)
-        return self._recognizer.first_char(state, low, high)
+        return self.recognizer.first_char(state, low, high)
 
 
 def code_points(pending: bytes) -> tuple[int, int]:

@@ -209,6 +209,11 @@ class TextGrammar(Grammar):
         """Cache entry of the current parser state."""
         return self._path[-1]
 
+    @property
+    def is_ended(self) -> bool:
+        """An end token was accepted."""
+        return self._ended
+
     def settle(self) -> None:
         for here, token, after in self._to_settle:
             self._find_others(here, token, after)

@@ -205,6 +205,17 @@ class Recognizer:
         classes."""
         return [chr(one.edges[0]) for one in self._classes(state)]
 
+    def moves(self, state: State) -> list[tuple[CharSet, State]]:
+        """Return the possible next characters in classes, each with the state after any of its characters."""
+        sets: list[CharSet] = []
+        for node, progress, _ in state.items:
+            if isinstance(progress, Regex):
+                sets.extend(progress.classes())
+            elif node.kind == TEXT:
+                sets.append(CharSet.of(node.text[progress]))
+        following = [(one, self.advance(state, chr(one.edges[0]))) for one in (partition(sets) if sets else ())]
+        return [(one, after) for one, after in following if after is not None]
+
     def uniform_chars(self, state: State, text: str) -> CharSet:
         """Return a set of characters, those of `text` included, such that every text over the set with the length of
         `text` leads to the same state as `text`. Empty where no such set is known. Within a counted repetition, for

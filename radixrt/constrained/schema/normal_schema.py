@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from radixrt.constrained.obligations import Obligation
 from radixrt.constrained.productions import Productions
 from radixrt.constrained.schema.emit.grammar import emit_productions
 from radixrt.constrained.schema.emit.json_schema import emit_schema
@@ -27,6 +28,7 @@ class NormalSchema:
     Attributes:
         draft: the name of its draft.
         ignored: keywords that cannot be enforced and that the caller chose to ignore.
+        obligations: what the productions leave to guards.
         annotations: keywords (pointer of their schema, name) that are not enforced because they only annotate.
     """
 
@@ -34,6 +36,7 @@ class NormalSchema:
         self,
         graph: Graph,
         productions: Productions,
+        obligations: tuple[Obligation, ...],
         ignored: list[Unsupported],
         *,
         bounded: bool,
@@ -41,6 +44,7 @@ class NormalSchema:
     ) -> None:
         self._graph = graph
         self._productions = {0: productions}
+        self.obligations = obligations
         self._bounded = bounded
         self._max_digits = max_digits
         self.draft = graph.document.dialect.name
@@ -56,7 +60,7 @@ class NormalSchema:
         """
         if whitespace not in self._productions:
             self._graph.budget.restart()
-            self._productions[whitespace] = emit_productions(
+            self._productions[whitespace], _ = emit_productions(
                 self._graph, whitespace, bounded=self._bounded, max_digits=self._max_digits
             )
         return self._productions[whitespace]
@@ -145,7 +149,7 @@ def _attempt(
     graph = None
     try:
         graph = normal_form(schema, budget, formats=formats, closed=closed, ignored=frozenset(ignored))
-        productions = emit_productions(graph, 0, bounded=bounded, max_digits=max_digits)
+        productions, obligations = emit_productions(graph, 0, bounded=bounded, max_digits=max_digits)
     except RecursionError:
         return None, [over_limit("", "schema", "it is nested too deeply")]
     except Unsupported as refusal:
@@ -154,5 +158,7 @@ def _attempt(
         if graph is None or not graph.refusals:
             raise
         return None, graph.refusals
-    normal = NormalSchema(graph, productions, list(ignored.values()), bounded=bounded, max_digits=max_digits)
+    normal = NormalSchema(
+        graph, productions, obligations, list(ignored.values()), bounded=bounded, max_digits=max_digits
+    )
     return normal, graph.refusals

@@ -150,7 +150,7 @@ def test_forced_tokens_are_asked_of_the_library_once(backends: Backends, monkeyp
             assert grammar.accept(token)
         if grammar is first:
             monkeypatch.setattr(type(second._matcher), "accept", None)
-            monkeypatch.setattr(common.completions._recognizer, "advance", None)
+            monkeypatch.setattr(common.completions.recognizer, "advance", None)
     assert first._path == second._path
     monkeypatch.undo()
     grammar = common.new()

@@ -33,7 +33,7 @@ def load(backends: Backends) -> Loader:
 
 
 def is_sentence(grammar: TextTemplate, text: str) -> bool:
-    recognizer = grammar.completions._recognizer
+    recognizer = grammar.completions.recognizer
     state = recognizer.advance(recognizer.start(), text)
     return state is not None and recognizer.is_complete(state)
 

@@ -6,6 +6,7 @@ which keeps fixed text in a single literal; all other nodes become rules.
 
 from __future__ import annotations
 
+from radixrt.constrained.obligations import Obligation
 from radixrt.constrained.productions import NOTHING, Alt, EmptyLanguage, Expr, Lit, Productions, Ref, Term, alt
 from radixrt.constrained.regex import json_string, literals
 from radixrt.constrained.schema.emit.arrays import array_expression
@@ -28,8 +29,8 @@ MAX_LISTED_OPTIONS = 4
 
 def emit_productions(
     graph: Graph, whitespace: int, *, bounded: bool = False, max_digits: int | None = None
-) -> Productions:
-    """Return the productions of the graph's root, without rules that derive nothing.
+) -> tuple[Productions, tuple[Obligation, ...]]:
+    """Return the productions of the graph's root, without rules that derive nothing, and what they leave to guards.
 
     Args:
         whitespace: maximum number of characters after `{ [ , :` and before `} ]`.
@@ -40,7 +41,8 @@ def emit_productions(
         Unsupported: some part of the schema cannot be expressed.
         EmptySchema: no value satisfies the schema.
     """
-    return GrammarEmitter(graph, TextStyle(whitespace, bounded=bounded, max_digits=max_digits)).emit()
+    emitter = GrammarEmitter(graph, TextStyle(whitespace, bounded=bounded, max_digits=max_digits))
+    return emitter.emit(), emitter.obligations
 
 
 CLOSED = (
@@ -64,6 +66,7 @@ class GrammarEmitter:
         self._named: dict[Node, Ref] = {}
         self._waiting: list[Node] = []
         self._depth = 0
+        self._obligations: dict[Obligation, None] = {}
 
     def emit(self) -> Productions:
         """Return the productions of the root. Raises Unsupported, EmptySchema."""
@@ -87,6 +90,15 @@ class GrammarEmitter:
             return productions.prune()
         except EmptyLanguage:
             raise self._empty(root) from None
+
+    @property
+    def obligations(self) -> tuple[Obligation, ...]:
+        """The conditions on the texts of `emit` that the productions do not express."""
+        return tuple(self._obligations)
+
+    def oblige(self, obligation: Obligation) -> None:
+        """Record a condition on the texts that the productions do not express."""
+        self._obligations[obligation] = None
 
     def _empty(self, node: Node) -> EmptySchema:
         conflict = self.graph.conflict(node)

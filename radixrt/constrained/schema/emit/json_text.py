@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, Protocol
 
+from radixrt.constrained.obligations import Obligation
 from radixrt.constrained.productions import NOTHING, Alt, Expr, Lit, Ref, Rep, Seq, Term, alt, optional, seq
 from radixrt.constrained.regex import CharSet, chars, repeat
 from radixrt.constrained.schema.emit.free_parts import MAX_DIGITS, MAX_READABLE_DIGITS
@@ -112,6 +113,9 @@ class Emitter(Protocol):
 
     def set_rule(self, ref: Ref, expr: Expr) -> None:
         """Set the expression of a reserved rule."""
+
+    def oblige(self, obligation: Obligation) -> None:
+        """Record a condition on the texts that the productions do not express."""
 
 
 def joined(*parts: Expr) -> Expr:

@@ -3,9 +3,8 @@
 The grammar is linear in the number of members. Its states record only whether a member has been written yet (for the
 comma) or, where the number of members is bounded, how many have been.
 
-Names of undeclared members may repeat in a text, because a grammar cannot remember them; a reader keeps the last member
-of a name. That changes nothing where all members of a class satisfy the same node. A member that must exist is the last
-member of its class, and no other member can replace it. If there is a minimum number of members, at most one such
+A grammar cannot remember the names of undeclared members. That none repeats is an `Obligation`, which guards enforce. A
+member that must exist is the last member of its class. If there is a minimum number of members, at most one undeclared
 member is relied on.
 """
 
@@ -13,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from radixrt.constrained.obligations import Obligation
 from radixrt.constrained.productions import NOTHING, Expr, Lit, Term, alt, optional, seq
+from radixrt.constrained.regex import enumerate_strings
 from radixrt.constrained.schema.emit.free_parts import MAX_UNDECLARED
 from radixrt.constrained.schema.emit.json_text import END, SHORT, Comma, Emitter, joined, repeated
 from radixrt.constrained.schema.emit.plan import ObjectPlan
@@ -23,6 +24,8 @@ from radixrt.constrained.schema.normal_form.nodes import NONE, Formulas
 
 MAX_GROUPINGS = 200
 """Maximum number of ways to assign the members that must exist to classes."""
+MAX_COUNTED_NAMES = 4_000
+"""A class of more names counts as infinite: an answer does not use up all of them."""
 Group = tuple[int, Formulas]
 """A member that must exist: the index of its class, and the formulas of its value."""
 
@@ -177,6 +180,11 @@ class _UndeclaredEmitter:
         self._most = MAX_UNDECLARED if bounded and unspoken else None
         self._groupings = list(self._find_groupings()) if plan.witnesses else [()]
         self._states: dict[tuple[tuple[Group, ...], int, int], Expr] = {}
+        if plan.classes:
+            is_finite = any(
+                enumerate_strings(one.names(), MAX_COUNTED_NAMES) is not None for one, _ in plan.classes if one.tests
+            )
+            emitter.oblige(Obligation("keys", counts=bool(plan.witnesses), finite=is_finite))
         self.fewest = min((len(grouping) for grouping in self._groupings), default=0)
 
     def members(self, count: int | None, *, comma: bool) -> Expr:

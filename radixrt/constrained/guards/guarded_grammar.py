@@ -1,0 +1,244 @@
+"""`GuardedGrammar`: a grammar whose texts must also meet obligations, which depend on earlier parts of the text.
+
+The mask is the grammar's, without the tokens behind which every completion would break an obligation. So the mask is
+never empty, and forced text needs no other treatment: where the grammar leaves no choice, some completion begins with
+the forced text. While no used key begins with the key that is being written, the mask is the grammar's own array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from radixrt.constrained.grammar import Bitmask, Grammar
+from radixrt.constrained.guards.json_position import START, Position, advance
+from radixrt.constrained.guards.search import Completer
+from radixrt.constrained.guards.tables import tables_of
+from radixrt.constrained.masks.closing import ParserState
+from radixrt.constrained.masks.text_grammar import TextGrammar, TextTemplate
+from radixrt.constrained.obligations import Obligation
+from radixrt.constrained.recognizer import State
+
+MAX_KEPT: Final = 256
+"""Maximum number of masks with bans that are cached, and of masks whose opening tokens are."""
+SPARE_TOKENS: Final = 256
+SPARE_FACTOR: Final = 8
+"""A guarded completion has at most SPARE_TOKENS tokens more than SPARE_FACTOR times a completion of the grammar. Where
+fewer tokens remain, the completion is written out."""
+
+
+class GuardedTemplate(TextTemplate):
+    """Template of the grammars of a constraint with obligations; made like a `TextTemplate`."""
+
+    def __init__(self, *args: Any, obligations: Sequence[Obligation], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.guard = Guard(self, obligations)
+
+    def new(self, stop_token_ids: Iterable[int] = ()) -> GuardedGrammar:  # type: ignore[override]
+        return GuardedGrammar(super().new(stop_token_ids), self.guard)
+
+
+class Guard:
+    """The obligations of a constraint; caches results for all of its grammars.
+
+    Attributes:
+        counts: a shortest completion may contain several units that must differ.
+    """
+
+    def __init__(self, template: TextTemplate, obligations: Sequence[Obligation]) -> None:
+        self._template = template
+        self.counts = any(one.counts for one in obligations)
+        self._finite = any(one.finite for one in obligations)
+        self.tables = tables_of(template.vocabulary)
+        self._joined: dict[tuple[int, frozenset[int]], tuple[Bitmask, Bitmask]] = {}
+        self._opening: dict[tuple[int, int], tuple[Bitmask, list[int]]] = {}
+
+    @cached_property
+    def completer(self) -> Completer:
+        """Searches for completions."""
+        return Completer(self._template.completions.recognizer, self._template.vocabulary, self.is_guarded)
+
+    def is_guarded(self, state: State) -> bool:
+        """Return whether the items of the array that a state has just entered must differ."""
+        return False
+
+    def after(self, position: Position, place: ParserState, text: bytearray, token: int) -> Position | None:
+        """Return the position after a token; None if the token repeats a unit."""
+        data = self._template.vocabulary.table[token]
+        return advance(position, text, b"", data, lambda index: False)
+
+    def bans(self, position: Position, place: ParserState, text: bytearray, row: Bitmask) -> frozenset[int]:
+        """Return tokens of a mask behind which no completion keeps the obligations."""
+        found: set[int] = set()
+        scope = position.scope
+        tokens = dict.fromkeys(self._opening_tokens(row, position.mode))
+        while scope is not None and scope.alive:
+            for used in scope.live:
+                rest = used[scope.matched :]
+                tokens.update(dict.fromkeys(self.tables.along(rest) if rest else self.tables.delimiters))
+            scope = scope.parent
+        for token in tokens:
+            if row[token >> 5] >> (token & 31) & 1 and not self.takes(position, place, text, token):
+                found.add(token)
+        return frozenset(found)
+
+    def _opening_tokens(self, row: Bitmask, mode: int) -> list[int]:
+        key = id(row), mode
+        known = self._opening.get(key)
+        if known is None:
+            if len(self._opening) >= MAX_KEPT:
+                self._opening.clear()
+            ids = self.tables.opening(mode, barely=self._finite)
+            allowed = ids[(row[ids >> 5] >> (ids & 31).astype(np.uint32) & 1).astype(bool)]
+            known = self._opening[key] = row, allowed.tolist()  # the row is kept alive, because the key is its id
+        return known[1]
+
+    def takes(self, position: Position, place: ParserState, text: bytearray, token: int) -> bool:
+        """Return whether a token that the grammar allows leaves a completion that keeps the obligations."""
+        after = self.after(position, place, text, token)
+        if after is None:
+            return False
+        if not after.alive:
+            return True
+        state = self._template.completions.advance(place, token)
+        return state is not None and self.completer.exists(state, after, text, self._template.vocabulary.table[token])
+
+    def without(self, row: Bitmask, bans: frozenset[int]) -> Bitmask:
+        """Return a mask without some tokens. Equal arguments give the same read-only array."""
+        key = id(row), bans
+        known = self._joined.get(key)
+        if known is None:
+            if len(self._joined) >= MAX_KEPT:
+                self._joined.clear()
+            joined = row & ~self._template.vocabulary.mask_of(bans)
+            joined.flags.writeable = False
+            known = self._joined[key] = row, joined
+        return known[1]
+
+
+class GuardedGrammar(Grammar):
+    """See the module's docstring. Made by `GuardedTemplate.new`.
+
+    Args:
+        inner: the grammar of the same texts without obligations, at the beginning of a text.
+    """
+
+    def __init__(self, inner: TextGrammar, guard: Guard) -> None:
+        self._inner = inner
+        self._guard = guard
+        self._inert = guard.tables.inert
+        self._table = inner.template.vocabulary.table
+        self._text = bytearray()
+        self._positions = [START]  # before the first token, and after each
+        self._ends = [0]  # length of the text at each position
+        self._ahead: tuple[int, Position] | None = None  # token of the last `fits`, and the position after it
+
+    def mask(self) -> Bitmask:
+        row = self._inner.mask()
+        bans = self._guard.bans(self._positions[-1], self._place, self._text, row)
+        return self._guard.without(row, bans) if bans else row
+
+    @property
+    def _place(self) -> ParserState:
+        return self._inner.template.parser_state(self._inner.here)
+
+    def accept(self, token: int) -> bool:
+        after = self._after(token)
+        if after is None:
+            return False
+        if after.alive and not self._guard.takes(self._positions[-1], self._place, self._text, token):
+            return False
+        if not self._inner.accept(token):
+            return False
+        self._push(token, after)
+        return True
+
+    def accept_freely(self, token: int, remaining: int) -> bool:
+        here = self._positions[-1]
+        inert = None if here.alive else self._inert.get(here.mode)
+        after: Position | None
+        if inert is not None and 0 <= token < len(inert) and inert[token]:
+            after = here
+        else:
+            after = self._after(token)
+            if after is None or after.alive:
+                return False
+        if self._guard.counts:
+            remaining = (remaining - SPARE_TOKENS) // SPARE_FACTOR
+        if not self._inner.accept_freely(token, remaining):
+            return False
+        self._push(token, after)
+        return True
+
+    def _after(self, token: int) -> Position | None:
+        """Return the position after a token; None if the token repeats a unit, or is no token of the grammar."""
+        if self._ahead is not None and self._ahead[0] == token:
+            return self._ahead[1]
+        here = self._positions[-1]
+        if not 0 <= token < len(self._table):
+            return None
+        if not self._table[token]:
+            return here
+        return self._guard.after(here, self._place, self._text, token)
+
+    def _push(self, token: int, after: Position) -> None:
+        self._text += self._table[token]
+        self._positions.append(after)
+        self._ends.append(len(self._text))
+        self._ahead = None
+
+    def is_terminated(self) -> bool:
+        return self._inner.is_terminated()
+
+    def rollback(self, num_tokens: int) -> None:
+        if num_tokens:
+            self._inner.rollback(num_tokens)
+            del self._positions[-num_tokens:]
+            del self._ends[-num_tokens:]
+            del self._text[self._ends[-1] :]
+            self._ahead = None
+
+    def forced_continuation(self) -> list[int]:
+        return self._inner.forced_continuation()
+
+    def healed(self, last: int, forced: list[int]) -> list[int] | None:
+        return self._inner.healed(last, forced)
+
+    def fits(self, token: int, remaining: int) -> bool:
+        if not self._inner.fits(token, remaining):
+            return False
+        self._ahead = None
+        after = self._after(token)
+        if after is None:
+            return True
+        self._ahead = token, after
+        if not after.alive and not self._guard.counts:
+            return True
+        spare = (remaining - SPARE_TOKENS) // SPARE_FACTOR
+        if spare > 0 and self._inner.fits(token, spare):
+            return True
+        place = self._inner.template.completions.advance(self._place, token)
+        if place is None or not self._table[token]:
+            return True
+        closing = self._guard.completer.closing(place, after, self._text + self._table[token])
+        return len(closing) <= remaining
+
+    def closing(self) -> list[int]:
+        if self._inner.is_ended or not (self._guard.counts or self._positions[-1].alive):
+            return self._inner.closing()
+        return self._guard.completer.closing(self._place, self._positions[-1], self._text)
+
+    def ahead(self) -> Grammar:
+        return self._inner.ahead()
+
+    def settle(self) -> None:
+        self._inner.settle()
+
+    def copy(self) -> GuardedGrammar:
+        """Return an independent grammar in the same state."""
+        copied = GuardedGrammar(self._inner.copy(), self._guard)
+        copied._text, copied._positions, copied._ends = self._text.copy(), self._positions.copy(), self._ends.copy()
+        return copied

@@ -1,0 +1,202 @@
+"""`Completer`: whether a guarded text can be completed, and its shortest completion.
+
+Both are searches over the recognizer's states together with positions. Where no unit in progress can become equal to a
+used one, every completion of the grammar is good, so a search only follows the beginnings of used texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
+from typing import Final, NamedTuple
+
+from radixrt.constrained.guards.json_position import DELIMITERS, SCALAR, Position, Scope, advance
+from radixrt.constrained.masks.closing import ParserState, code_points
+from radixrt.constrained.matcher import GrammarError
+from radixrt.constrained.productions import Special
+from radixrt.constrained.recognizer import Recognizer, State
+from radixrt.constrained.regex.charset import CharSet
+from radixrt.constrained.vocabulary import Vocabulary
+
+MAX_NODES: Final = 20_000
+"""Maximum number of nodes of one search."""
+_LIKED: Final = "abcdefghijklmnopqrstuvwxyz0123456789"
+"""Characters that completions prefer among those that lead to the same state."""
+_DELIMITERS: Final = frozenset(DELIMITERS.decode())
+
+
+class Node(NamedTuple):
+    """A point of a search: the recognizer's state, the bytes of an incomplete character, the position, and the bytes
+    after the text from which the search began."""
+
+    state: State
+    pending: bytes
+    position: Position
+    extra: bytes
+
+
+class Completer:
+    """Searches for completions of the texts of one grammar.
+
+    Args:
+        is_guarded: returns whether the items of the array that a state has just entered must differ.
+    """
+
+    def __init__(self, recognizer: Recognizer, vocabulary: Vocabulary, is_guarded: Callable[[State], bool]) -> None:
+        self._recognizer = recognizer
+        self._vocabulary = vocabulary
+        self._is_guarded = is_guarded
+        self._moves: dict[State, list[tuple[CharSet, State]]] = {}
+
+    def exists(self, place: ParserState, position: Position, before: bytearray, extra: bytes) -> bool:
+        """Return whether a text has a completion in which no unit repeats another.
+
+        Args:
+            before, extra: the text, in two parts.
+
+        Raises:
+            GrammarError: the search takes too many steps.
+        """
+        if not position.alive:
+            return True
+        todo = [Node(*place, position, extra)]
+        for _ in range(MAX_NODES):
+            if not todo:
+                return False
+            for node in self._following(todo.pop(), before):
+                if not node.position.alive:
+                    return True
+                todo.append(node)
+        raise _too_long()
+
+    def closing(self, place: ParserState, position: Position, before: bytearray) -> list[int]:
+        """Return the tokens of a short completion in which no unit repeats another.
+
+        Raises:
+            GrammarError: the search takes too many steps.
+        """
+        node = Node(*place, position, b"")
+        tokens: list[int] = []
+        while True:
+            node, rest = self._follow(node, before)
+            if rest is None:
+                return tokens + self._vocabulary.encode_bytes(node.extra)
+            node = self._around(node, rest, before)
+
+    def _follow(self, node: Node, before: bytearray) -> tuple[Node, int | None]:
+        """Follow the grammar's shortest completion up to the unit that repeats another.
+
+        Returns:
+            The end and None; or the node where the repeated unit begins, and the number of scopes around the unit.
+        """
+        if node.pending:
+            node = min(self._following(node, before), key=lambda one: self._recognizer.closing_length(one.state))
+        text = "".join(piece for piece in self._recognizer.closing(node.state).pieces if not isinstance(piece, Special))
+        begins = [node] * (_depth(node.position.scope) + 1)  # where the unit of each depth begins
+        for char in text:
+            after = self._recognizer.advance(node.state, char)
+            assert after is not None
+            further = self._step(node, char, after, before)
+            if further is None:
+                depth = _depth(node.position.scope)
+                if node.position.mode != SCALAR and char in "]}":
+                    depth -= 1
+                return begins[depth], depth
+            # A unit of the scope before the character, which the character may open another scope in.
+            scope, depth = further.position.scope, _depth(node.position.scope)
+            opens = _depth(scope) > depth
+            owner = scope.parent if opens and scope is not None else scope
+            del begins[depth + 1 :]
+            if owner is not None and owner.start == len(before) + len(node.extra):
+                begins[depth] = node
+            if opens:
+                begins.append(node)
+            node = further
+        return node, None
+
+    def _around(self, start: Node, depth: int, before: bytearray) -> Node:
+        """Return the node after a shortest unit that repeats no other.
+
+        Args:
+            start: where the unit begins, or inside of the unit.
+            depth: number of scopes around the unit.
+        """
+        used = _used(start.position.scope, depth)
+        queue: list[tuple[int, int, int, Node]] = [(0, 0, 0, start)]
+        for serial in range(MAX_NODES):
+            if not queue:
+                break
+            _, _, _, node = heappop(queue)
+            if _depth(node.position.scope) < depth or _used(node.position.scope, depth) > used:
+                return node
+            for number, one in enumerate(self._following(node, before)):
+                cost = len(one.extra) + self._recognizer.closing_length(one.state)
+                heappush(queue, (cost, -len(one.extra), serial << 20 | number, one))
+        raise _too_long()
+
+    def _following(self, node: Node, before: bytearray) -> Iterator[Node]:
+        """Yield the nodes after one more character, without violations. Characters that lead to equal nodes, but for
+        their own text, are represented by one of them."""
+        position, pending = node.position, node.pending
+        special: set[str] = set()
+        scope = position.scope
+        while scope is not None and scope.alive:
+            for text in scope.live:
+                if scope.matched < len(text):
+                    special.add(_first_char(pending + text[scope.matched :]))
+            scope = scope.parent
+        if position.mode == SCALAR:
+            special |= _DELIMITERS
+        moves = self._moves.get(node.state)
+        if moves is None:
+            if len(self._moves) >= MAX_NODES:
+                self._moves.clear()
+            moves = self._moves[node.state] = self._recognizer.moves(node.state)
+        within = CharSet.span(*code_points(pending)) if pending else None
+        for chars, after in moves:
+            if within is not None:
+                chars = chars & within
+            found = [char for char in sorted(special) if char in chars]
+            other = _other(chars, found)
+            for char in found if other is None else [other, *found]:
+                further = self._step(node, char, after, before)
+                if further is not None:
+                    yield further
+
+    def _step(self, node: Node, char: str, after: State, before: bytearray) -> Node | None:
+        data = char.encode()[len(node.pending) :]
+        position = advance(node.position, before, node.extra, data, lambda _: self._is_guarded(after))
+        return None if position is None else Node(after, b"", position, node.extra + data)
+
+
+def _first_char(data: bytes) -> str:
+    """Return the first character of a text."""
+    length = 1 if data[0] < 0x80 else 2 if data[0] < 0xE0 else 3 if data[0] < 0xF0 else 4
+    return data[:length].decode()
+
+
+def _other(chars: CharSet, excluded: list[str]) -> str | None:
+    """Return a character of the set that is not excluded, if there is any."""
+    for char in _LIKED:
+        if char in chars and char not in excluded:
+            return char
+    return next((char for char in chars if char not in excluded), None)
+
+
+def _depth(scope: Scope | None) -> int:
+    depth = 0
+    while scope is not None:
+        depth, scope = depth + 1, scope.parent
+    return depth
+
+
+def _used(scope: Scope | None, depth: int) -> int:
+    """Return the number of used texts of the scope with `depth - 1` scopes around it."""
+    for _ in range(_depth(scope) - depth):
+        assert scope is not None
+        scope = scope.parent
+    return 0 if scope is None else len(scope.used)
+
+
+def _too_long() -> GrammarError:
+    return GrammarError("finding a completion whose keys and items differ takes too many steps")

@@ -1,0 +1,231 @@
+"""No object repeats a key, whatever is sampled, and wherever the text is cut."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from radixrt.constrained.backends.choice import Backends
+from radixrt.constrained.compile.compiler import compile_constraint, load
+from radixrt.constrained.guards.guarded_grammar import GuardedGrammar, GuardedTemplate
+from radixrt.constrained.masks.text_grammar import TextGrammar, TextTemplate
+from radixrt.constrained.schema.emit import plan
+from radixrt.constrained.schema.normal_form import static_checks
+from radixrt.constrained.vocabulary import Vocabulary
+from radixrt.constraint import Constraint
+from tests.constrained.guards.languages import good_texts, guarded, strict
+from tests.constrained.vocabularies import allowed, bits, small_vocabulary, text_of
+
+ONE = {"const": 1}
+TINY: dict[str, Any] = {
+    "two letters": {
+        "type": "object", "propertyNames": {"pattern": "^[ab]{1,2}$"}, "additionalProperties": ONE, "maxProperties": 3,
+    },
+    "a name that begins another": {
+        "type": "object", "patternProperties": {"^(a|ab|abb|b)$": ONE}, "additionalProperties": False,
+        "maxProperties": 4,
+    },
+    "names of several bytes and with escapes": {
+        "type": "object", "patternProperties": {'^(é|è|"|\\\\|\\n|日本|)$': {"type": "boolean"}},
+        "additionalProperties": False, "maxProperties": 2,
+    },
+    "all names are used up": {
+        "type": "object", "patternProperties": {"^[ab]$": ONE}, "additionalProperties": False, "maxProperties": 5,
+    },
+    "nested": {
+        "type": "object", "maxProperties": 2, "additionalProperties": False, "patternProperties": {
+            "^[ab]$": {
+                "type": "object", "patternProperties": {"^[ab]$": {"enum": [[], {}]}},
+                "additionalProperties": False, "maxProperties": 2,
+            },
+        },
+    },
+    "beside declared names": {
+        "type": "object", "properties": {"a": ONE, "c": ONE}, "required": ["c"], "maxProperties": 3,
+        "patternProperties": {"^[abc]$": ONE}, "additionalProperties": False,
+    },
+    "a member that must exist": {
+        "type": "object", "maxProperties": 3, "additionalProperties": False,
+        "patternProperties": {"^[ab]?$": {"type": "boolean"}},
+        "not": {"patternProperties": {"^[ab]?$": {"const": True}}},
+    },
+    "alternatives": {
+        "anyOf": [
+            {"type": "object", "properties": {"a": ONE}, "patternProperties": {"^[ab]$": ONE},
+             "additionalProperties": False, "maxProperties": 2},
+            {"type": "object", "patternProperties": {"^[ab]$": {"enum": [1, 2]}}, "additionalProperties": False,
+             "maxProperties": 2},
+        ],
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def names_are_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few undeclared names are not listed as optional members, as many would not be."""
+    monkeypatch.setattr(plan, "MAX_LISTED_NAMES", 0)
+    monkeypatch.setattr(static_checks, "MAX_LISTED_NAMES", 0)
+
+
+@pytest.fixture(scope="module", params=["byte_level", "embedded"])
+def some_backends(request: pytest.FixtureRequest, backends: Backends) -> Backends:
+    return backends if request.param == "embedded" else Backends(small_vocabulary(request.param))
+
+
+def continuations(vocabulary: Vocabulary, texts: set[str], before: bytes) -> set[int]:
+    """The text tokens behind which some text can still follow, by trying every token."""
+    rests = [data[len(before) :] for text in texts if (data := text.encode()).startswith(before)]
+    found = {data[:size] for data in rests for size in range(1, len(data) + 1)}
+    return {token for token, data in enumerate(vocabulary.table) if data in found}
+
+
+@pytest.mark.parametrize("name", TINY)
+@pytest.mark.usefixtures("names_are_classes")
+def test_the_mask_has_exactly_the_tokens_with_a_completion(name: str, some_backends: Backends) -> None:
+    vocabulary = some_backends.vocabulary
+    texts = good_texts(TINY[name])
+    template = guarded(TINY[name], some_backends)
+    ends, reached, banned = set(vocabulary.eos_ids), set(), 0
+    generator = random.Random(name)
+    for _ in range(25):
+        grammar, tokens = template.new(), []
+        while not grammar.is_terminated():
+            before = vocabulary.decode(tokens)
+            possible = continuations(vocabulary, texts, before)
+            mask = allowed(grammar, vocabulary.vocab_size)
+            unguarded = bits(grammar._inner.mask())
+            assert mask, before
+            assert (ends <= mask) == (before.decode(errors="replace") in texts)
+            # Where text is forced, llguidance allows only the canonical tokenization.
+            assert mask - ends == possible & unguarded, before
+            assert possible <= unguarded or len(unguarded) == 1, before
+            banned += len(unguarded) > len(mask)
+            for token in random.Random(len(tokens)).sample(sorted(possible), min(4, len(possible))):
+                copied = grammar.copy()
+                assert copied.accept(token), (before, token)
+                copied.rollback(1)
+                assert allowed(copied, vocabulary.vocab_size) == mask
+            assert not any(grammar.accept(token) for token in unguarded - mask)
+            token = generator.choice(sorted(mask))
+            assert grammar.accept(token)
+            if token in ends:
+                break
+            tokens.append(token)
+        reached.add(text_of(vocabulary, tokens))
+    assert reached <= texts
+    assert banned, "the guard had nothing to do"
+
+
+@pytest.mark.parametrize("name", TINY)
+@pytest.mark.usefixtures("names_are_classes")
+def test_every_text_without_repeated_keys_can_be_written(name: str, backends: Backends) -> None:
+    template = guarded(TINY[name], backends)
+    for text in sorted(good_texts(TINY[name]))[:300]:
+        grammar = template.new()
+        for token in backends.vocabulary.encode(text):
+            assert grammar.accept(token), text
+        assert set(backends.vocabulary.eos_ids) <= allowed(grammar, backends.vocabulary.vocab_size)
+
+
+@pytest.mark.parametrize("name", TINY)
+@pytest.mark.usefixtures("names_are_classes")
+def test_a_text_that_is_cut_anywhere_is_completed_without_repeated_keys(name: str, backends: Backends) -> None:
+    vocabulary, texts = backends.vocabulary, good_texts(TINY[name])
+    template = guarded(TINY[name], backends)
+    for text in random.Random(1).sample(sorted(texts), min(30, len(texts))):
+        grammar, tokens = template.new(), []
+        for token in vocabulary.encode_greedily(text.encode()):
+            assert grammar.accept(token)
+            tokens.append(token)
+            closing = grammar.closing()
+            assert text_of(vocabulary, tokens + closing) in texts
+            copied = grammar.copy()
+            assert all(map(copied.accept, closing))
+
+
+BIG: list[Any] = [
+    {"type": "object"},
+    {"type": "object", "additionalProperties": {"type": "integer"}},
+    {"type": "object", "properties": {"name": {"type": "string"}, "tags": {"type": "object"}}, "required": ["name"]},
+    {"type": "array", "items": {"type": "object"}},
+    {"type": "object", "patternProperties": {"^[ab]{0,7}$": {"type": "object"}}, "additionalProperties": False},
+]
+
+
+@pytest.mark.parametrize("number", range(len(BIG)))
+def test_random_answers_of_every_length_repeat_no_key(number: int, backends: Backends) -> None:
+    vocabulary, template = backends.vocabulary, guarded(BIG[number], backends)
+    # Tokens of which few keys are made, so that keys would often repeat.
+    likely = [
+        id
+        for text in ('"', "a", "b", '":', ",", '{"', '","', "{", "}", "1")
+        if (id := vocabulary.by_bytes[0].get(text.encode()))
+    ]
+    repeated = 0
+    for seed in range(40):
+        generator = random.Random(seed)
+        tokens, bans = answer(template.new(), vocabulary, generator, likely, generator.randrange(150))
+        strict(text_of(vocabulary, tokens))
+        repeated += bans
+    assert repeated, "no key would have been repeated"
+
+
+def answer(
+    grammar: GuardedGrammar, vocabulary: Vocabulary, generator: random.Random, likely: list[int], spare: int
+) -> tuple[list[int], int]:
+    """The tokens of an answer, taken as the scheduler takes them, and the number of masks with bans."""
+    tokens: list[int] = []
+    bans = 0
+    budget = len(grammar.closing()) + spare
+    while not grammar.is_terminated():
+        row = grammar.mask()
+        bans += row is not grammar._inner.mask()
+        some = [token for token in likely if row[token >> 5] >> (token & 31) & 1]
+        if some and generator.random() < 0.95:
+            token = generator.choice(some)
+        else:
+            token = int(generator.choice(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))))
+        remaining = budget - len(tokens) - 1
+        if not grammar.accept_freely(token, remaining):
+            if not grammar.fits(token, remaining):
+                closing = grammar.closing()
+                assert len(closing) <= remaining + 1
+                assert all(map(grammar.accept, closing))
+                return tokens + closing, bans
+            assert grammar.accept(token)
+        if token in vocabulary.eos_ids:
+            break
+        tokens.append(token)
+    return tokens, bans
+
+
+def test_the_mask_is_the_grammars_own_where_no_key_can_repeat(backends: Backends) -> None:
+    vocabulary = backends.vocabulary
+    template = guarded({"type": "object", "additionalProperties": {"type": "string"}}, backends)
+    grammar = template.new()
+    for piece in ('{"', "a", '":"', "a", '","', "b", '":"', "a", '","'):
+        for token in vocabulary.encode(piece):
+            assert grammar.mask() is grammar._inner.mask()
+            assert grammar.accept(token)
+    assert grammar.accept(vocabulary.by_bytes[0][b"a"])
+    mask = grammar.mask()
+    assert mask is not grammar._inner.mask()
+    assert mask is grammar.mask()
+    assert not grammar.accept(vocabulary.by_bytes[0][b'":'])
+    assert not grammar.accept_freely(vocabulary.by_bytes[0][b'":'], 1000)
+
+
+def test_a_schema_without_undeclared_members_has_no_guard(backends: Backends) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": False}
+    compiled = compile_constraint(Constraint(kind="json_schema", source=json.dumps(schema)), backends)
+    assert compiled.obligations == ()
+    assert b"obligations" not in msgspec.msgpack.encode(compiled)
+    template = load(compiled, backends)
+    assert type(template) is TextTemplate
+    assert type(template.new()) is TextGrammar
+    assert isinstance(guarded({"type": "object"}, backends), GuardedTemplate)
