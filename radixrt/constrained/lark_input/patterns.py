@@ -25,12 +25,12 @@ def read_pattern(pattern: str, flags: str) -> Regex:
         NotTranslated: it is malformed, or has no translation.
     """
     if flags == "range":
-        return parse_regex(pattern, search=False)
+        return parse_regex(pattern, search=False, mode="ecma")
     for flag in flags:
         if flag not in "su":
             raise NotTranslated(f"the flag {flag} of a regular expression is not translated")
     try:
-        return parse_regex(_translated(pattern, "s" in flags), search=False)
+        return parse_regex(_translated(pattern, "s" in flags), search=False, mode="ecma")
     except RegexError as error:
         raise NotTranslated(f"/{pattern[:80]}/: {error}") from None
 

@@ -1,7 +1,8 @@
 """Patterns as trees, and the resolution of `^`, `$` and lookaheads in them.
 
-A pattern is parsed into a tree in which everything without an assertion is a `Regex` already. `resolve` turns the tree
-into the language of the texts in which the pattern is found. Two facts make that exact. Whether an anchor holds depends
+A pattern is parsed into a tree in which everything without an assertion is a `Regex` already. `resolution` turns the
+tree into the language of the texts in which the pattern is found. Two facts make that exact where there are no
+lookbehinds. Whether an anchor holds depends
 on its position in the text alone, so each part of a pattern is asked for the texts that it takes when it begins at the
 start of the text or not, and ends at the end or not. A lookahead is an intersection with the rest of the text, so a
 part with a lookahead is translated together with the language of the rest.
@@ -18,10 +19,10 @@ from radixrt.constrained.regex.boolean import complement, intersect
 from radixrt.constrained.regex.interning import ANY, ANY_CHAR
 from radixrt.constrained.regex.nodes import EMPTY, EPSILON, Chars, Regex
 
-_UNROLLED: Final = 16
+UNROLLED: Final = 16
 _MAX_STEPS: Final = 300
 _MAX_LOOK_DEPTH: Final = 40
-_SOMETHING: Final = repeat(ANY_CHAR, 1)
+SOMETHING: Final = repeat(ANY_CHAR, 1)
 
 
 class RegexError(ValueError):
@@ -45,12 +46,23 @@ class Start:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class End:
-    """`$`: the end of the text."""
+    """`$`: the end of the text; with `newline` also the place before a line break that ends it, as in Python's re."""
+
+    newline: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Look:
     """A lookahead: the rest of the text begins (or, if negative, does not begin) with the item."""
+
+    item: Tree
+    negative: bool
+    position: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Behind:
+    """A lookbehind: the text before this place ends (or, if negative, does not end) with the item."""
 
     item: Tree
     negative: bool
@@ -75,7 +87,7 @@ class Loop:
     position: int
 
 
-Tree: TypeAlias = "Regex | Start | End | Look | Sequence | Choice | Loop"
+Tree: TypeAlias = "Regex | Start | End | Look | Behind | Sequence | Choice | Loop"
 
 
 def sequence(parts: list[Tree]) -> Tree:
@@ -112,7 +124,7 @@ def children(tree: Tree) -> tuple[Tree, ...]:
         return tree.parts
     if isinstance(tree, Choice):
         return tree.options
-    return (tree.item,) if isinstance(tree, Loop | Look) else ()
+    return (tree.item,) if isinstance(tree, Loop | Look | Behind) else ()
 
 
 def inside_out(tree: Tree) -> list[Tree]:
@@ -127,35 +139,7 @@ def inside_out(tree: Tree) -> list[Tree]:
     return found[::-1]
 
 
-# --- resolution ---
-
-
-def resolve(tree: Tree, *, search: bool) -> Regex:
-    """The language of the texts that the tree matches as a whole, or with `search` somewhere.
-
-    Raises:
-        RegexError: a lookahead stands where its meaning is no regular expression that we can build.
-    """
-    options = tree.options if isinstance(tree, Choice) else (tree,)
-    return alternate(*[_resolve_option(option, ANY if search else EPSILON) for option in options])
-
-
-def _resolve_option(tree: Tree, around: Regex) -> Regex:
-    """Most patterns have anchors only at the ends, where the anchors exclude text around the match."""
-    parts = tree.parts if isinstance(tree, Sequence) else (tree,)
-    before = after = around
-    first, last = 0, len(parts)
-    while first < last and isinstance(parts[first], Start):
-        first, before = first + 1, EPSILON
-    while first < last and isinstance(parts[last - 1], End):
-        last, after = last - 1, EPSILON
-    inner = sequence(list(parts[first:last]))
-    if isinstance(inner, Regex):
-        return concat(before, inner, after)
-    at_start, later = _Followed(tree).by(tree, around, around)
-    if around is EPSILON:
-        return at_start
-    return alternate(at_start, concat(ANY if at_start is later else _SOMETHING, later))
+# --- anchors and lookaheads ---
 
 
 class _Parts:
@@ -232,7 +216,7 @@ class _Parts:
         return alternate(*options)
 
 
-class _Followed:
+class Followed:
     """The language of the rest of the text from the start of each part of the tree, for trees with lookaheads."""
 
     def __init__(self, tree: Tree) -> None:
@@ -296,7 +280,7 @@ class _Followed:
         return intersect(at_start, ahead), intersect(later, ahead_later)
 
     def _loop(self, tree: Loop, at_start: Regex, later: Regex) -> tuple[Regex, Regex]:
-        if tree.high is None or tree.high > _UNROLLED:
+        if tree.high is None or tree.high > UNROLLED:
             tempered = self._tempered(tree, at_start, later)
             if tempered is None:
                 raise RegexError("a lookahead inside a repetition is not supported", tree.position)
@@ -313,7 +297,7 @@ class _Followed:
             case Sequence(parts=(Look(negative=True) as look, Chars() as item)) if at_start is later is EPSILON:
                 ahead, ahead_later = self.by(look.item, ANY, ANY)
                 if ahead is ahead_later:
-                    somewhere = concat(ANY, intersect(ahead, _SOMETHING))
+                    somewhere = concat(ANY, intersect(ahead, SOMETHING))
                     return intersect(repeat(item, tree.low, tree.high), complement(somewhere))
         return None
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, ClassVar
 
-from radixrt.constrained.regex import Regex
+from radixrt.constrained.regex import Regex, RegexError, parse_regex
 from radixrt.constrained.schema.document.index import Located
 from radixrt.constrained.schema.errors import Unsupported
 from radixrt.constrained.schema.normal_form.strings import KeySet, Source, StringTest
@@ -134,20 +134,32 @@ class Pattern(Assertion):
 
     Attributes:
         test: strings that certainly conform.
-        superset: a language with every conforming string: the language of `test`, or a larger language for formats
-            whose grammar is stricter than their specification. None if no superset is known.
+        format_superset: for a format, a language with every conforming string: the language of `test`, or a larger
+            language where our grammar is stricter than the specification. None if no superset is known.
     """
 
     domain: ClassVar[int] = STRING
 
     test: StringTest
-    superset: Regex | None
+    format_superset: Regex | None
+
+    def superset(self) -> Regex | None:
+        """Return a language with every string that some reader may take; None if none is known."""
+        if self.keyword == "pattern":
+            try:
+                return parse_regex(self.test.source[2], search=True, mode="wide")
+            except RegexError:
+                return None
+        return self.format_superset
 
     def uncertain(self) -> Unsupported:
         """Return the refusal for a negated format whose complement is not known exactly."""
         reason = (
             f"it must not hold here, and which strings are not of the format '{self.test.source[2]}' is not certain"
         )
+        if self.keyword == "pattern":
+            reason = "ECMA-262, Python's re and Rust's regex disagree on whether a listed value matches it"
+            return self.unsupported(reason, "Write the characters in place of \\w, \\d, \\s, . or \\b.")
         return self.unsupported(reason, "Write a pattern instead.")
 
 
@@ -276,11 +288,17 @@ class Properties(Assertion):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class MembersMatching(Assertion):
-    """`additionalProperties`, or one pattern of `patternProperties`: members with names in a set satisfy a schema."""
+    """`additionalProperties`, or one pattern of `patternProperties`: members with names in a set satisfy a schema.
+
+    Attributes:
+        keys: the names that are in the set for any reader of the patterns.
+        certain: the names that are in the set for all readers; another set only where readers differ.
+    """
 
     domain: ClassVar[int] = OBJECT
 
     keys: KeySet
+    certain: KeySet
     member: Located
 
 

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any, Literal
 
 from radixrt.constrained.regex import FORMATS, Regex, RegexError, RegexTooComplex, parse_regex
+from radixrt.constrained.regex.readings import Mode
 from radixrt.constrained.schema.document.document import Document
 from radixrt.constrained.schema.document.index import Located
 from radixrt.constrained.schema.errors import MalformedSchema, Unsupported
@@ -81,7 +82,7 @@ def format_superset(name: str) -> Regex | None:
     if name in EXACT_FORMATS:
         return FORMATS[name]
     pattern = _SUPERSETS.get(name)
-    return None if pattern is None else parse_regex(pattern, search=False)
+    return None if pattern is None else parse_regex(pattern, search=False, mode="ecma")
 
 
 class KeywordReader:
@@ -109,7 +110,7 @@ class KeywordReader:
         self.formats = formats
         self._ignored = ignored
         self._assertions: dict[Located, tuple[Assertion, ...]] = {}
-        self._patterns: dict[str, Regex] = {}
+        self._patterns: dict[tuple[str, Mode], Regex] = {}
         self._members: dict[Located, dict[str, Located]] = {}
 
     def assertions(self, located: Located) -> tuple[Assertion, ...]:
@@ -188,25 +189,31 @@ class KeywordReader:
             self._members[located] = found
         return found
 
-    def pattern_test(self, located: Located, keyword: str, pattern: str, pointer: str) -> StringTest:
-        """Return the test for strings in which the pattern is found. Raises Unsupported."""
-        found = self._patterns.get(pattern)
+    def pattern_test(
+        self, located: Located, keyword: str, pattern: str, pointer: str, mode: Mode = "narrow"
+    ) -> StringTest:
+        """Return the test for strings in which all readers, or with "wide" any reader, find the pattern.
+
+        Raises:
+            Unsupported: the pattern is not taken.
+        """
+        found = self._patterns.get((pattern, mode))
         if found is None:
             try:
-                found = self._patterns[pattern] = parse_regex(pattern, search=True)
+                found = self._patterns[pattern, mode] = parse_regex(pattern, search=True, mode=mode)
             except (RegexError, RegexTooComplex) as error:
                 reason = f"the pattern {pattern[:80]!r} is not taken: {error}"
                 fix = "Write it without that, in the syntax of ECMA-262."
                 raise Unsupported(located.pointer, keyword, reason, fix) from None
         return StringTest(found, True, (pointer, keyword, pattern))
 
-    def pattern_properties(self, located: Located) -> tuple[StringTest, ...]:
+    def pattern_properties(self, located: Located, mode: Mode) -> tuple[StringTest, ...]:
         """Return the tests of `patternProperties`, in order. Raises Unsupported."""
         keyword = "patternProperties"
         if (located.pointer, keyword) in self._ignored:
             return ()
         patterns = located.schema.get(keyword, {})
-        return tuple(self.pattern_test(located, keyword, p, f"{located.pointer}/{keyword}") for p in patterns)
+        return tuple(self.pattern_test(located, keyword, p, f"{located.pointer}/{keyword}", mode) for p in patterns)
 
     def required_names(self, located: Located) -> tuple[str, ...]:
         """Return the names that `required` of the schema lists, each once."""
@@ -253,7 +260,7 @@ def _size(reader: KeywordReader, located: Located, keyword: str, value: Any) -> 
 
 def _pattern(reader: KeywordReader, located: Located, keyword: str, value: Any) -> Iterator[Assertion]:
     test = reader.pattern_test(located, keyword, value, located.pointer)
-    yield Pattern(located, keyword, test, test.regex)
+    yield Pattern(located, keyword, test, None)
 
 
 def _format(reader: KeywordReader, located: Located, keyword: str, value: Any) -> Iterator[Assertion]:
@@ -312,13 +319,18 @@ def _required(reader: KeywordReader, located: Located, keyword: str, value: Any)
 
 
 def _pattern_properties(reader: KeywordReader, located: Located, keyword: str, value: Any) -> Iterator[Assertion]:
-    for test, pattern in zip(reader.pattern_properties(located), value):
-        yield MembersMatching(located, keyword, MatchingKeys(test), reader.child(located, keyword, pattern))
+    # A name that only some readers match must satisfy both the schema of the pattern and the schema of other names.
+    tests = zip(reader.pattern_properties(located, "wide"), reader.pattern_properties(located, "narrow"), value)
+    for test, certain, pattern in tests:
+        member = reader.child(located, keyword, pattern)
+        yield MembersMatching(located, keyword, MatchingKeys(test), MatchingKeys(certain), member)
 
 
 def _additional_properties(reader: KeywordReader, located: Located, keyword: str, value: Any) -> Iterator[Assertion]:
-    keys = RemainingKeys(frozenset(located.schema.get("properties", ())), reader.pattern_properties(located))
-    yield MembersMatching(located, keyword, keys, reader.child(located, keyword))
+    names = frozenset(located.schema.get("properties", ()))
+    keys = RemainingKeys(names, reader.pattern_properties(located, "narrow"))
+    certain = RemainingKeys(names, reader.pattern_properties(located, "wide"))
+    yield MembersMatching(located, keyword, keys, certain, reader.child(located, keyword))
 
 
 def _dependent(reader: KeywordReader, located: Located, keyword: str, value: Any) -> Iterator[Assertion]:

@@ -112,7 +112,7 @@ def _contains(graph: Graph, a: Contains) -> Alternatives:
 
 def _members_matching(graph: Graph, a: MembersMatching) -> Alternatives:
     formulas = graph.formulas(a.member, positive=False)
-    return [] if formulas is NONE else [(SomeMember(a.keys, formulas, a.source()),)]
+    return [] if formulas is NONE else [(SomeMember(a.certain, formulas, a.source()),)]
 
 
 def _dependent_required(graph: Graph, a: DependentRequired) -> Alternatives:

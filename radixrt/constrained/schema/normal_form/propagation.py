@@ -234,9 +234,10 @@ def _negated(branch: Branch, c: Negated, frames: Frames) -> bool:
         return branch.narrow_number(branch.number.non_multiples(a.step))
     if isinstance(a, PropertyNames):
         return some_member(branch, SomeMember(branch.graph.other_names(a), (), a.source()), frames)
-    if a.superset is None:
+    superset = a.superset()
+    if superset is None:
         raise a.uncertain()
-    return branch.narrow_string(branch.string.passing(StringTest(a.superset, False, a.test.source)))
+    return branch.narrow_string(branch.string.passing(StringTest(superset, False, a.test.source)))
 
 
 def _none_of(branch: Branch, a: Enum) -> bool:
@@ -324,8 +325,8 @@ def _properties(branch: Branch, a: Properties, frames: Frames) -> bool:
 def _members_matching(branch: Branch, a: MembersMatching, frames: Frames) -> bool:
     for frame in frames:
         known = branch.frames[frame]
-        if isinstance(a.keys, MatchingKeys):
-            branch.frames[frame] = replace(known, tests=(*known.tests, a.keys.test))
+        if isinstance(a.certain, MatchingKeys):
+            branch.frames[frame] = replace(known, tests=(*known.tests, a.certain.test))
         else:
             branch.frames[frame] = replace(known, all_members=True)
     return add_rule(branch, a.keys, branch.graph.formulas(a.member))

@@ -157,9 +157,10 @@ def _type(context: Context, a: Type, value: Any) -> bool:
 def _pattern(context: Context, a: Pattern, value: Any) -> bool:
     if type(value) is not str or matches(a.test.regex, value):
         return True
-    is_exact = a.superset is a.test.regex
-    if not is_exact and context.exact and (a.superset is None or matches(a.superset, value)):
-        raise a.uncertain()
+    if context.exact:
+        superset = a.superset()
+        if superset is None or (superset is not a.test.regex and matches(superset, value)):
+            raise a.uncertain()
     return False
 
 
