@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from radixrt.constrained.obligations import Obligation
 from radixrt.constrained.productions import Productions
-from radixrt.constrained.schema.emit.grammar import emit_productions
+from radixrt.constrained.schema.emit.grammar import GrammarEmitter, emit_productions
 from radixrt.constrained.schema.emit.json_schema import emit_schema
+from radixrt.constrained.schema.emit.json_text import TextStyle
 from radixrt.constrained.schema.errors import EmptySchema, SchemaRefused, Unsupported
 from radixrt.constrained.schema.limits import Budget, Limits, over_limit
 from radixrt.constrained.schema.normal_form.graph import Graph
@@ -64,6 +65,15 @@ class NormalSchema:
                 self._graph, whitespace, bounded=self._bounded, max_digits=self._max_digits
             )
         return self._productions[whitespace]
+
+    def emitted_by(self, make: Callable[[Graph, TextStyle], GrammarEmitter]) -> Productions:
+        """Return the texts of the values in another notation than JSON.
+
+        Args:
+            make: returns the emitter of the notation, given the normal form and the style of JSON within the values.
+        """
+        self._graph.budget.restart()
+        return make(self._graph, TextStyle(0, bounded=self._bounded, max_digits=self._max_digits)).emit()
 
     def to_schema(self) -> dict[str, Any]:
         """Return the normal form as a JSON Schema of draft 2020-12."""

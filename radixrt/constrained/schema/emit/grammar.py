@@ -78,7 +78,7 @@ class GrammarEmitter:
         self._exact = all(is_exact(plan) for plan in self._plans.values())
         self._plans = {node: without_empty(plan, alive) for node, plan in self._plans.items()}
         self._count_uses(root)
-        self._rules["start"] = self.value(root)
+        self._rules["start"] = self.root(root)
         while self._waiting:
             node = self._waiting.pop()
             self.graph.budget.check_time(node.pointer, "schema")
@@ -99,6 +99,16 @@ class GrammarEmitter:
     def oblige(self, obligation: Obligation) -> None:
         """Record a condition on the texts that the productions do not express."""
         self._obligations[obligation] = None
+
+    def root(self, node: Node) -> Expr:
+        """Return the expression of the root node."""
+        return self.value(node)
+
+    def plan(self, node: Node) -> Plan:
+        """Return the plan of a node, without the parts that have no value."""
+        if node not in self._plans:
+            self._plan_late(node)
+        return self._plans[node]
 
     def _empty(self, node: Node) -> EmptySchema:
         conflict = self.graph.conflict(node)
@@ -152,6 +162,10 @@ class GrammarEmitter:
         self._named[node] = Ref(f"n{node.index}")
         self._waiting.append(node)
         return self._named[node]
+
+    def member_value(self, name: str, node: Node) -> Expr:
+        """Return the expression of the value of a declared member."""
+        return self.value(node)
 
     def _alternatives(self, node: Node) -> Expr:
         plan = self._plans[node]

@@ -8,6 +8,7 @@ from radixrt.constrained.obligations import Obligation
 from radixrt.constrained.productions import NOTHING, Alt, Expr, Lit, Ref, Rep, Seq, Term, alt, optional, seq
 from radixrt.constrained.regex import CharSet, chars, repeat
 from radixrt.constrained.schema.emit.free_parts import MAX_DIGITS, MAX_READABLE_DIGITS
+from radixrt.constrained.schema.emit.key_classes import KeyClass
 from radixrt.constrained.schema.errors import Unsupported
 from radixrt.constrained.schema.normal_form.graph import Graph
 from radixrt.constrained.schema.normal_form.nodes import Node
@@ -73,6 +74,10 @@ class TextStyle:
                 self._members[key] = made
         return made
 
+    def keys(self, one: KeyClass) -> Expr:
+        """Return the names of a class of undeclared members."""
+        return Term(one.keys(bounded=self.bounded))
+
     def pair(self, key: Expr, value: Expr) -> Expr:
         """Return an undeclared member; the key ends with its colon."""
         return joined(key, value) if self._gap is None else joined(key, self._gap, value)
@@ -107,6 +112,9 @@ class Emitter(Protocol):
 
     def value(self, node: Node) -> Expr:
         """Return the expression of a node: a reference, or the expression itself where it is used once or short."""
+
+    def member_value(self, name: str, node: Node) -> Expr:
+        """Return the expression of the value of a declared member."""
 
     def new_rule(self, expr: Expr | None) -> Ref:
         """Create a rule; None reserves a name whose expression `set_rule` provides."""

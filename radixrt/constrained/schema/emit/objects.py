@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from radixrt.constrained.obligations import Obligation
-from radixrt.constrained.productions import NOTHING, Expr, Lit, Term, alt, optional, seq
+from radixrt.constrained.productions import NOTHING, Expr, Lit, alt, optional, seq
 from radixrt.constrained.regex import enumerate_strings
 from radixrt.constrained.schema.emit.free_parts import MAX_UNDECLARED
 from radixrt.constrained.schema.emit.json_text import END, SHORT, Comma, Emitter, joined, repeated
@@ -40,7 +40,7 @@ class _ObjectEmitter:
         self._emitter = emitter
         self._style = emitter.style
         self._plan = plan
-        self._values = [emitter.value(node) for _, node, _ in plan.members]
+        self._values = [emitter.member_value(name, node) for name, node, _ in plan.members]
         self._undeclared = _UndeclaredEmitter(emitter, plan)
 
     def emit(self) -> Expr:
@@ -173,7 +173,7 @@ class _UndeclaredEmitter:
         self._plan = plan
         pair = emitter.style.pair
         bounded = emitter.style.bounded
-        self._keys = [Term(one.keys(bounded=bounded)) for one, _ in plan.classes]
+        self._keys = [emitter.style.keys(one) for one, _ in plan.classes]
         self._pairs = [pair(key, emitter.value(node)) for key, (_, node) in zip(self._keys, plan.classes, strict=True)]
         # Members of which no keyword says anything are few where the object declares others.
         unspoken = plan.members and not any(node.formulas for _, node in plan.classes)
