@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from radixrt.chat.harmony import HarmonyParser
 from radixrt.chat.reasoning import THINK_END, Reasoning, ReasoningSplitter, Thinking
 from radixrt.chat.tool_parser import CallArguments, CallBegin, Text, ToolCallParser
-from radixrt.constrained.tags.tools import ToolFormat
+from radixrt.constrained.tags.tool_formats import ToolFormat
+from radixrt.constrained.tags.tools import Tool
 from radixrt.messages.client import RequestOutput
 
 Part = Text | Reasoning | CallBegin | CallArguments
@@ -20,7 +21,7 @@ class AnswerForm:
 
     Attributes:
         tool_format: format of tool calls; None if the request allows no calls.
-        names: the tools that may be called.
+        tools: the tools that may be called.
         legacy: calls are reported as OpenAI's older `function_call`.
         thinking: whether reasoning comes first.
         reasoning_end: the marker after the reasoning.
@@ -30,7 +31,7 @@ class AnswerForm:
     """
 
     tool_format: ToolFormat | None = None
-    names: tuple[str, ...] = ()
+    tools: tuple[Tool, ...] = ()
     legacy: bool = False
     thinking: Thinking = Thinking.OFF
     reasoning_end: str = THINK_END
@@ -49,9 +50,9 @@ class AnswerParser:
     def __init__(self, form: AnswerForm) -> None:
         self._form = form
         self._token_ids: list[int] = []
-        self._harmony = HarmonyParser(form.names) if form.harmony else None
+        self._harmony = HarmonyParser(tool.name for tool in form.tools) if form.harmony else None
         self._splitter = ReasoningSplitter(form.thinking, end=form.reasoning_end)
-        self._calls = None if form.tool_format is None else ToolCallParser(form.tool_format, form.names)
+        self._calls = None if form.tool_format is None else ToolCallParser(form.tool_format, form.tools)
 
     @property
     def has_calls(self) -> bool:

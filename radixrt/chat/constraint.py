@@ -18,7 +18,8 @@ from radixrt.chat.tools import OfferedTools
 from radixrt.chat.unsupported_fields import UnsupportedFields
 from radixrt.chat.whitespace import check_whitespace_pattern
 from radixrt.constrained.tags.fields import from_legacy
-from radixrt.constrained.tags.tools import Tool, ToolFormat
+from radixrt.constrained.tags.tool_formats import ToolFormat
+from radixrt.constrained.tags.tools import Tool
 from radixrt.constraint import Kind, StructuredOptions, as_structured_options
 from radixrt.errors import RequestError, shown
 from radixrt.sampling_params import check_stops_of_choices

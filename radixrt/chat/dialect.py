@@ -17,7 +17,7 @@ import msgspec
 from radixrt.chat.harmony import harmony_messages, writes_harmony
 from radixrt.chat.reasoning import THINK_END, THINK_START, Thinking
 from radixrt.config import Config
-from radixrt.constrained.tags.tools import GENERIC_JSON, HERMES, LLAMA3, TOOL_FORMATS, ToolFormat
+from radixrt.constrained.tags.tool_formats import GENERIC_JSON, TOOL_FORMATS, ToolFormat, formats_of_architecture
 from radixrt.errors import RequestError
 from radixrt.tokenizer.chat_template import ChatTemplate
 
@@ -30,12 +30,21 @@ MAX_CACHED = 256
 _TOOL = "get_probe"
 _QUESTION: list[dict[str, Any]] = [{"role": "user", "content": "question"}]
 _TOOLS = [{"type": "function", "function": {"name": _TOOL, "description": "d", "parameters": {"type": "object"}}}]
-_CALL = {"id": "call00000", "type": "function", "function": {"name": _TOOL, "arguments": {"x": 1}}}
-_CALLED: list[dict[str, Any]] = [
-    *_QUESTION,
-    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
-    {"role": "tool", "name": _TOOL, "tool_call_id": "call00000", "content": "result"},
-]
+_ID = "call00000"
+_ARGUMENTS = {"x": 1, "text": "a b\nc"}
+
+
+def _called(call_id: str = _ID, arguments: Any = _ARGUMENTS) -> list[dict[str, Any]]:
+    """Return a conversation with a call and its result."""
+    call = {"id": call_id, "type": "function", "function": {"name": _TOOL, "arguments": arguments}}
+    return [
+        *_QUESTION,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": _TOOL, "tool_call_id": call_id, "content": "result"},
+    ]
+
+
+_CALLED = _called()
 
 
 REASONING = "reasoning_content"
@@ -52,6 +61,7 @@ class Dialect:
         tool_format: format in which the model writes calls.
         renders_tools: the template writes tools, calls and results in that format; otherwise `radixrt.chat.prompt` adds
             them to the messages as text.
+        arguments_as_text: the template takes the arguments of calls as JSON texts.
         takes_system: the template accepts a system message.
         tokens: text -> id of the added tokens of the vocabulary.
         special_tokens: the added tokens that `skip_special_tokens` removes from the text.
@@ -63,6 +73,7 @@ class Dialect:
 
     tool_format: ToolFormat = GENERIC_JSON
     renders_tools: bool = False
+    arguments_as_text: bool = False
     takes_system: bool = True
     tokens: Mapping[str, int] = field(default_factory=dict)
     special_tokens: frozenset[str] = frozenset()
@@ -137,6 +148,7 @@ def read_dialect(config: Config, folder: str) -> Dialect:
         tokens={token.content: token.id for token in added},
         special_tokens=frozenset(token.content for token in added if token.special),
         tool_format=config.server.tool_call_format,
+        architectures=_read(Path(folder) / "config.json", _ModelConfig).architectures,
         reasoning_parser=config.server.reasoning_parser,
         closed_tools=config.constrained.closed_tools,
     )
@@ -148,22 +160,31 @@ def make_dialect(
     tokens: Mapping[str, int] | None = None,
     special_tokens: frozenset[str] = frozenset(),
     tool_format: str = "auto",
+    architectures: Sequence[str] = (),
     reasoning_parser: str = "auto",
     closed_tools: bool = True,
 ) -> Dialect:
     """Build a dialect by probing the template. Arguments are the same as of `Dialect`; "auto" is replaced by the
-    detected value."""
+    detected value.
+
+    Args:
+        architectures: of the model's config.json, by which a format is found that the template does not show.
+    """
     if template is None:
         return Dialect(closed_tools=closed_tools)
     shown = _render(template, _CALLED, tools=_TOOLS) or ""
-    written = _format_of(shown)
-    form = written or GENERIC_JSON if tool_format == "auto" else TOOL_FORMATS[tool_format]
+    written, as_text = _find_format(template, shown)
+    native = formats_of_architecture(architectures, tokens or ())
+    form = written or (native[0] if native else GENERIC_JSON)
+    if tool_format != "auto":
+        form = TOOL_FORMATS[tool_format]
     offered = _TOOL in (_render(template, _QUESTION, tools=_TOOLS) or "")
     harmony = tool_format == reasoning_parser == "auto" and writes_harmony(shown, _TOOL)
     reasons = harmony or reasoning_parser == "think" or (reasoning_parser == "auto" and _reasons(template))
     return Dialect(
         tool_format=form,
         renders_tools=offered and (harmony or form is written),
+        arguments_as_text=as_text and form is written,
         takes_system=_render(template, [{"role": "system", "content": "s"}, *_QUESTION]) is not None,
         tokens=dict(tokens or {}),
         special_tokens=special_tokens,
@@ -174,12 +195,37 @@ def make_dialect(
     )
 
 
+def _find_format(template: ChatTemplate, shown: str) -> tuple[ToolFormat | None, bool]:
+    """Return the format in which a template renders a call, None if there is none, and whether the template takes the
+    arguments of the call as a JSON text.
+
+    Args:
+        shown: the rendered `_CALLED`.
+    """
+    form = _format_of(shown)
+    if form is not None:
+        return form, False
+    # Some templates show the ids of calls, and some concatenate the arguments with other text.
+    ids = dict.fromkeys([_ID, *(form.id_of(_TOOL, 0) for form in TOOL_FORMATS.values() if form.call_id)])
+    for call_id in ids:
+        for arguments in (_ARGUMENTS, msgspec.json.encode(_ARGUMENTS).decode()):
+            form = _format_of(_render(template, _called(call_id, arguments), tools=_TOOLS) or "")
+            if form is not None:
+                return form, isinstance(arguments, str)
+    return None, False
+
+
 def _format_of(shown: str) -> ToolFormat | None:
-    """Return the format in which a template has rendered the call of `_CALLED`."""
+    """Return the format of the call in a rendered conversation; None if there is none, or if its result is not shown.
+
+    The whole text of a call with tags is compared, because formats differ in the lines that the tags begin.
+    """
     if "result" not in shown:
         return None
-    for form in (HERMES, LLAMA3):
-        if form.begin + form.head(_TOOL) in shown:
+    for form in TOOL_FORMATS.values():
+        style = form.arguments
+        head = form.begin + form.head(_TOOL)
+        if form is not GENERIC_JSON and head + ("" if style.is_json else style.write(_ARGUMENTS) + form.tail) in shown:
             return form
     return None
 
@@ -243,6 +289,10 @@ class _Token(msgspec.Struct):
 
 class _TokenizerFile(msgspec.Struct):
     added_tokens: list[_Token] = []
+
+
+class _ModelConfig(msgspec.Struct):
+    architectures: list[str] = []
 
 
 class _TokenizerConfig(msgspec.Struct):

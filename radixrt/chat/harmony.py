@@ -17,8 +17,9 @@ from typing import Any
 
 import msgspec
 
+from radixrt.chat.arguments import ObjectScanner
 from radixrt.chat.reasoning import Reasoning, overlap
-from radixrt.chat.tool_parser import CallArguments, CallBegin, ObjectScanner, Text
+from radixrt.chat.tool_parser import CallArguments, CallBegin, Text
 from radixrt.constrained.tags.tools import Tool, arguments_format
 from radixrt.sampling_params import StopScope
 

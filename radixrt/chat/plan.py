@@ -71,8 +71,7 @@ def plan_chat(
     )
     markers: tuple[str, ...] = () if thinking is Thinking.OFF else (THINK_START, THINK_END)
     if offered is not None:
-        called = tuple(tool.name for tool in offered.tools)
-        form = replace(form, tool_format=dialect.tool_format, names=called, legacy=offered.legacy)
+        form = replace(form, tool_format=dialect.tool_format, tools=offered.tools, legacy=offered.legacy)
         markers += dialect.tool_format.markers
     if harmony:
         markers = MARKERS

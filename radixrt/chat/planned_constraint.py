@@ -21,7 +21,8 @@ from radixrt.chat.constraint import (
 )
 from radixrt.chat.harmony import MARKERS, harmony_constraint
 from radixrt.chat.tools import OfferedTools
-from radixrt.constrained.tags.tools import ToolFormat, tools_constraint
+from radixrt.constrained.tags.tool_formats import ToolFormat
+from radixrt.constrained.tags.tools import tools_constraint
 from radixrt.errors import RequestError
 from radixrt.sampling_params import NO_FREE_TEXT
 

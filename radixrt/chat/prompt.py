@@ -12,7 +12,7 @@ from radixrt.chat.dialect import Dialect
 from radixrt.chat.harmony import harmony_messages, with_descriptions
 from radixrt.chat.tools import OfferedTools
 from radixrt.chat.types import ChatMessage, Conversation
-from radixrt.constrained.tags.tools import ToolFormat
+from radixrt.constrained.tags.tool_formats import ToolFormat
 from radixrt.errors import RequestError, unsupported
 from radixrt.messages.parts import ChatPrompt
 
@@ -59,6 +59,10 @@ def chat_prompt(
     messages = [_plain_message(i, message) for i, message in enumerate(given)]
     if dialect.harmony:
         messages = harmony_messages(messages, ends_open=not add_generation_prompt)
+    if dialect.tool_format.call_id:
+        messages = _with_ids(messages, dialect.tool_format)
+    if dialect.arguments_as_text:
+        messages = with_text_arguments(messages)
     tools = None if offered is None else offered.definitions
     if dialect.harmony and tools is not None:
         tools = with_descriptions(tools)
@@ -149,13 +153,54 @@ def _arguments(given: Any, place: str) -> Any:
     return decode_text(given, place)
 
 
+# --- for templates with rules of their own ---
+
+
+def _with_ids(messages: list[Message], form: ToolFormat) -> list[Message]:
+    """Return the messages with the ids of calls that the model was trained on, in the calls and in their results."""
+    ids: dict[str, str] = {}
+    calls = 0
+    out: list[Message] = []
+    for message in messages:
+        if message.get("tool_calls"):
+            renamed: list[Message] = []
+            for call in message["tool_calls"]:
+                name = form.id_of(call["function"]["name"], calls)
+                ids[call.get("id", "")] = name
+                renamed.append({**call, "id": name})
+                calls += 1
+            message = {**message, "tool_calls": renamed}
+        elif message.get("tool_call_id") in ids:
+            message = {**message, "tool_call_id": ids[message["tool_call_id"]]}
+        out.append(message)
+    return out
+
+
+def with_text_arguments(messages: list[Message]) -> list[Message]:
+    """Return the messages with the arguments of calls as JSON texts, as some templates expect them."""
+
+    def as_text(call: Message) -> Message:
+        function = call["function"]
+        text = json.dumps(function["arguments"], ensure_ascii=False)
+        return {**call, "function": {**function, "arguments": text}}
+
+    return [
+        {**message, "tool_calls": [as_text(call) for call in message["tool_calls"]]}
+        if message.get("tool_calls")
+        else message
+        for message in messages
+    ]
+
+
 # --- for templates that render no tools ---
 
 
 def tool_instructions(definitions: bytes, form: ToolFormat) -> str:
     """Instructions that describe the tools and the format of a call to the model."""
     functions = [json.dumps(tool["function"], ensure_ascii=False) for tool in msgspec.json.decode(definitions)]
-    example = f"{form.begin}{form.head('<name>')}{{<arguments>}}{form.tail}{form.end}"
+    style = form.arguments
+    arguments = "{<arguments>}" if style.is_json else style.write({"<parameter>": "<value>"})
+    example = f"{form.begin}{form.head('<name>')}{arguments}{form.tail}{form.end}"
     calls = "functions" if form.several else "a function"
     return (
         "You can call these functions:\n"
@@ -213,8 +258,4 @@ def results_from_user(messages: list[Message]) -> list[Message]:
 
 
 def _written(calls: list[Message], form: ToolFormat) -> str:
-    texts = []
-    for call in calls:
-        arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False, separators=(",", ":"))
-        texts.append(form.head(call["function"]["name"]) + arguments + form.tail)
-    return form.begin + (form.separator or "\n").join(texts) + form.end
+    return form.write([(call["function"]["name"], call["function"]["arguments"]) for call in calls])

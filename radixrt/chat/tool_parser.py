@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
+from radixrt.chat.arguments import arguments_reader
 from radixrt.chat.reasoning import overlap
-from radixrt.constrained.tags.tools import ToolFormat
+from radixrt.constrained.tags.tool_formats import INDEX, NAME, ToolFormat
+from radixrt.constrained.tags.tools import Tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,30 +54,30 @@ class _State(Enum):
 class ToolCallParser:
     """Incremental parser of one answer. No marker, and no part of one, is returned as text.
 
-    Newlines between the text and the first call belong to neither.
+    Newlines between text and a call belong to neither.
 
     Args:
         form: format in which the model writes calls.
-        names: the tools that the model may call.
+        tools: the tools that the model may call.
 
     Attributes:
         complete: the text holds at least one call, and every call is complete.
     """
 
-    def __init__(self, form: ToolFormat, names: Iterable[str]) -> None:
+    def __init__(self, form: ToolFormat, tools: Iterable[Tool]) -> None:
         self._form = form
-        heads = {form.head(name): name for name in names}
-        trigger = form.trigger if form.in_text else ""
-        self._first = {(form.begin + head).removeprefix(trigger): name for head, name in heads.items()}
-        if form.optional_token is not None:
-            self._first |= {form.optional_token + head: name for head, name in self._first.items()}
-        self._next = {form.tail + form.separator + head: name for head, name in heads.items()} if form.several else {}
-        self._end = form.tail + form.end
+        self._tools = {tool.name: tool for tool in tools}
+        begin, trigger = form.begin, form.trigger if form.in_text else ""
+        self._first = _Head((begin + form.opening).removeprefix(trigger))
+        self._optional = None if form.optional_token is None else _Head(form.optional_token + begin + form.opening)
+        self._next = _Head(form.separator + form.opening) if form.several and not (form.in_text and not begin) else None
         self._state = _State.TEXT if form.in_text else _State.HEAD
         self._triggered = False
         self._buffer = ""
         self._calls = 0
-        self._scanner = ObjectScanner()
+        self._said = False  # text has been returned
+        self._resumes = False  # a call has ended, and no text has been returned since
+        self._arguments = arguments_reader(form, None)
         self.complete = False
 
     def feed(self, text: str) -> list[Part]:
@@ -90,7 +92,9 @@ class ToolCallParser:
         """Return the parts held back until the end of the text."""
         held, self._buffer = self._buffer, ""
         if self._state is _State.TEXT or (self._state is _State.HEAD and not self._is_call(held)):
-            return [Text(held)] if held else []
+            if self._resumes:
+                held = held.strip("\n")
+            return [self._text(held)] if held else []
         return []
 
     def _is_call(self, held: str) -> bool:
@@ -103,7 +107,7 @@ class ToolCallParser:
         if self._state is _State.TEXT:
             return self._read_text()
         if self._state is _State.HEAD:
-            return self._read_head(self._first)
+            return self._read_first()
         if self._state is _State.ARGUMENTS:
             return self._read_arguments()
         if self._state is _State.AFTER:
@@ -112,10 +116,18 @@ class ToolCallParser:
 
     def _take(self, length: int) -> Text | None:
         text, self._buffer = self._buffer[:length], self._buffer[length:]
-        return Text(text) if text else None
+        return self._text(text) if text else None
+
+    def _text(self, text: str) -> Text:
+        """Text for the user; behind a call, it begins a line."""
+        gap = "\n" if self._resumes and self._said else ""
+        self._said, self._resumes = True, False
+        return Text(gap + text)
 
     def _read_text(self) -> Part | None:
         trigger = self._form.trigger
+        if self._resumes:
+            self._buffer = self._buffer.lstrip("\n")
         found = self._buffer.find(trigger)
         if found < 0:
             kept = self._buffer[: len(self._buffer) - overlap(self._buffer, trigger)]
@@ -124,48 +136,107 @@ class ToolCallParser:
         self._buffer = self._buffer[found + len(trigger) :]
         self._state = _State.HEAD
         self._triggered = True
-        return Text(text) if text else self._step()
+        return self._text(text) if text else self._step()
 
-    def _read_head(self, heads: dict[str, str]) -> Part | None:
-        begun = False
-        for head, name in heads.items():
-            if self._buffer.startswith(head):
-                self._buffer = self._buffer[len(head) :]
-                self._state = _State.ARGUMENTS
-                self._scanner = ObjectScanner()
-                self._calls += 1
-                self.complete = False
-                return CallBegin(self._calls - 1, name)
-            begun = begun or head.startswith(self._buffer)
-        if begun:
+    def _read_first(self) -> Part | None:
+        """Read the head of the first call, or find out that the text is none."""
+        for head in (self._first, self._optional):
+            if head is not None and (found := head.read(self._buffer)) is not _NO_HEAD:
+                return self._begin_call(found)
+        return self._plain()
+
+    def _begin_call(self, found: tuple[str, int] | None) -> Part | None:
+        if found is None:
             return None
+        name, length = found
+        if name not in self._tools:
+            return self._plain()
+        self._buffer = self._buffer[length:]
+        self._state = _State.ARGUMENTS
+        self._arguments = arguments_reader(self._form, self._tools[name])
+        self._calls += 1
+        self.complete = False
+        return CallBegin(self._calls - 1, name)
+
+    def _plain(self) -> Part | None:
         self._state = _State.PLAIN
         return self._step()
 
     def _read_arguments(self) -> Part | None:
-        if not self._buffer:
-            return None
-        length = self._scanner.scan(self._buffer)
-        text, self._buffer = self._buffer[:length], self._buffer[length:]
-        if self._scanner.done:
+        text, self._buffer = self._arguments.read(self._buffer)
+        if self._arguments.done:
             self._state = _State.AFTER
-        return CallArguments(self._calls - 1, text)
+        return CallArguments(self._calls - 1, text) if text else self._step() if self._arguments.done else None
 
     def _read_after(self) -> Part | None:
         """Read the text after the arguments: the end, or the separator before another call, which may begin alike."""
-        if any(self._buffer.startswith(head) for head in self._next):
-            return self._read_head(self._next)
-        self.complete = self._buffer.startswith(self._end)
-        if self._end.startswith(self._buffer) or any(head.startswith(self._buffer) for head in self._next):
+        form = self._form
+        if not self._buffer.startswith(form.tail):
+            return self._plain() if not form.tail.startswith(self._buffer) else None
+        rest = self._buffer[len(form.tail) :]
+        self.complete = rest.startswith(form.end)
+        found = _NO_HEAD if self._next is None else self._next.read(rest)
+        if found is not None and found is not _NO_HEAD:
+            self._buffer = rest
+            return self._begin_call(found)
+        if found is None and not (self.complete and form.end):
             return None
-        self._buffer = self._buffer.removeprefix(self._end)
-        self._state = _State.PLAIN
+        if not self.complete:
+            return self._plain() if not form.end.startswith(rest) else None
+        if form.in_text:
+            self._buffer = rest[len(form.end) :]
+            self._state, self._triggered, self._resumes = _State.TEXT, False, True
+        elif len(rest) > len(form.end):
+            self._buffer = rest[len(form.end) :]
+            self._state = _State.PLAIN
+        else:
+            return None
         return self._step()
 
 
-def read_tool_calls(text: str, form: ToolFormat, names: Iterable[str]) -> tuple[str, list[dict[str, Any]]]:
+_NO_HEAD: tuple[str, int] = ("", -1)
+"""The text does not begin a call."""
+
+
+class _Head:
+    """The text of a call up to its arguments, for any tool.
+
+    Args:
+        opening: constant texts, with `NAME` once and perhaps `INDEX`.
+    """
+
+    _WORD = re.compile(r"[A-Za-z0-9_.-]*")
+    _DIGITS = re.compile(r"[0-9]*")
+    _BLANKS = re.compile(f"({re.escape(NAME)}|{re.escape(INDEX)})")
+
+    def __init__(self, opening: str) -> None:
+        self._parts = [part for part in self._BLANKS.split(opening) if part]
+
+    def read(self, text: str) -> tuple[str, int] | None:
+        """Return the name of the tool and the length of the head; None if the text may become a head, and `_NO_HEAD` if
+        it cannot."""
+        at, name = 0, ""
+        for part in self._parts:
+            if part in (NAME, INDEX):
+                found = (self._WORD if part == NAME else self._DIGITS).match(text, at)
+                assert found is not None
+                at = found.end()
+                if part == NAME:
+                    name = found.group()
+                if at == len(text):
+                    return None  # the name or the number may go on
+                if not found.group():
+                    return _NO_HEAD
+            elif text.startswith(part, at):
+                at += len(part)
+            else:
+                return None if part.startswith(text[at:]) else _NO_HEAD
+        return name, at
+
+
+def read_tool_calls(text: str, form: ToolFormat, tools: Iterable[Tool]) -> tuple[str, list[dict[str, Any]]]:
     """Split a whole answer into its text and its complete calls, the calls as in the OpenAI API."""
-    parser = ToolCallParser(form, names)
+    parser = ToolCallParser(form, tools)
     texts: list[str] = []
     calls: list[dict[str, Any]] = []
     for part in [*parser.feed(text), *parser.finish()]:
@@ -181,46 +252,3 @@ def read_tool_calls(text: str, form: ToolFormat, names: Iterable[str]) -> tuple[
 
 def new_call_id() -> str:
     return f"call_{uuid.uuid4().hex[:24]}"
-
-
-class ObjectScanner:
-    """Finds the end of a JSON object that arrives in pieces; `done` is set once the end is found.
-
-    The scanner looks only at quotes, escapes and brackets.
-    """
-
-    __slots__ = ("_depth", "_escaped", "_in_string", "done")
-
-    _OUTSIDE = re.compile(r'["{}\[\]]')
-    _INSIDE = re.compile(r'["\\]')
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
-        self.done = False
-
-    def scan(self, text: str) -> int:
-        """Return the number of leading characters of the text that belong to the object."""
-        at = 0
-        if self._escaped and text:
-            self._escaped = False
-            at = 1
-        while True:
-            found = (self._INSIDE if self._in_string else self._OUTSIDE).search(text, at)
-            if found is None:
-                return len(text)
-            at = found.end()
-            char = found.group()
-            if char == '"':
-                self._in_string = not self._in_string
-            elif char == "\\":
-                if at == len(text):
-                    self._escaped = True
-                    return at
-                at += 1
-            else:
-                self._depth += 1 if char in "{[" else -1
-                if self._depth == 0:
-                    self.done = True
-                    return at

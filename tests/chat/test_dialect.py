@@ -8,7 +8,7 @@ import pytest
 from radixrt.chat.dialect import Dialect, make_dialect, read_dialect
 from radixrt.chat.reasoning import Thinking
 from radixrt.config import make_config
-from radixrt.constrained.tags.tools import GENERIC_JSON, HERMES, LLAMA3
+from radixrt.constrained.tags.tool_formats import GENERIC_JSON, HERMES, LLAMA3
 from tests.chat import templates
 from tests.chat.templates import template
 from tests.tokenizer.model_templates import LLAMA3 as REAL_LLAMA3

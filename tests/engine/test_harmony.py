@@ -43,7 +43,7 @@ def answers(engine: Engine, **options: Any) -> list[tuple[list[Part], bool]]:
     params = [{**sampling, "temperature": 1.0, "seed": seed, "max_tokens": 120} for seed in range(SEEDS)]
     found = []
     for each in engine.generate([f"{seed} times<|start|>assistant" for seed in range(SEEDS)], params):
-        parser = AnswerParser(AnswerForm(harmony=True, names=tuple(tool.name for tool in TOOLS)))
+        parser = AnswerParser(AnswerForm(harmony=True, tools=tuple(TOOLS)))
         found.append(([*parser.feed(each.text), *parser.finish()], parser.has_calls))
     return found
 

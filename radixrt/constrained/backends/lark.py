@@ -33,6 +33,7 @@ from radixrt.constrained.productions import (
     Special,
     Term,
 )
+from radixrt.constrained.regex import ANY, concat
 from radixrt.constrained.regex.automaton import Dfa
 from radixrt.constrained.regex.charset import EVERY, CharSet
 from radixrt.constrained.regex.nodes import (
@@ -108,6 +109,7 @@ class _Writer:
         self._parametric: set[str] = set()
         self._terminals: dict[Regex, str] = {}
         self._terminal_lines: list[str] = []
+        self._bytes_lines: list[str] = []  # terminals for `_excluded`
 
     def write(self) -> str:
         # Write all expressions, children first. A long expression with several uses becomes a rule.
@@ -138,7 +140,7 @@ class _Writer:
             lines = [f"start: NEVER {' '.join(warm)} | {first}", *lines, 'NEVER: "a" & "b"']
         else:
             lines = [f"start: {first}", *lines]
-        return "\n".join([*lines, *self._terminal_lines]) + "\n"
+        return "\n".join([*lines, *self._terminal_lines, *self._bytes_lines]) + "\n"
 
     def new_name(self, wanted: str) -> str:
         """Return an unused rule name in lower case that resembles `wanted`."""
@@ -251,12 +253,44 @@ class _Writer:
 
     def _excluded(self, regex: Regex) -> str:
         """The set of names that an object declares is mostly excluded once, and then written in place."""
-        return self.terminal(regex) if regex.has_boolean else f"/{to_rust(regex)}/"
+        if regex.has_boolean:
+            return self.terminal(regex)
+        options = regex.options if isinstance(regex, Alternate) else (regex,)
+        if not any(_is_anywhere(option) for option in options):
+            return f"/{to_rust(regex)}/"
+        if not self._bytes_lines:
+            self._bytes_lines = ['NO_BYTES: "a" & "b"', "BYTES: ~NO_BYTES"]
+        name = f"X{len(self._bytes_lines)}"
+        self._bytes_lines.append(f"{name}: {' | '.join(map(_with_any_bytes, options))}")
+        return name
 
 
 def quoted(text: str) -> str:
     """Return a string literal. The dialect reads JSON's escapes and refuses raw control characters."""
     return encode_basestring_ascii(text).replace("\x7f", "\\u007f")
+
+
+def _is_anywhere(regex: Regex) -> bool:
+    """Return whether the texts of a language are recognized by a part of them, after or before which all is allowed."""
+    chain = regex.chain() if isinstance(regex, Concat) else ()
+    return len(chain) > 1 and (chain[0] is ANY or chain[-1] is ANY) and not all(part is ANY for part in chain)
+
+
+def _with_any_bytes(regex: Regex) -> str:
+    """Return the texts of an excluded language with any bytes in place of any text at the ends.
+
+    Of texts that are UTF-8, both exclude the same texts, because no part of UTF-8 begins within a character. That
+    nothing is left after the excluded part llguidance then sees at once, and finds out by a search otherwise, which
+    takes milliseconds and, if lengths are counted as well, fails.
+    """
+    if not _is_anywhere(regex):
+        return f"/{to_rust(regex)}/"
+    assert isinstance(regex, Concat)
+    parts = list(regex.chain())
+    before = ["BYTES"] if parts[0] is ANY else []
+    after = ["BYTES"] if parts[-1] is ANY else []
+    inner = concat(*parts[len(before) : len(parts) - len(after)])
+    return " ".join([*before, f"/{to_rust(inner)}/", *after])
 
 
 def _count(low: int, high: int | None) -> str:

@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from radixrt.constrained.productions import (
@@ -42,10 +43,13 @@ from radixrt.constrained.regex.json_text import without_following
 from radixrt.constrained.regex.nodes import Concat, Repeat
 from radixrt.constrained.schema.errors import EmptySchema, MalformedSchema, SchemaRefused, Unsupported
 from radixrt.constrained.stop_strings import check_stops
+from radixrt.constrained.tags.argument_kinds import member_kinds
+from radixrt.constrained.tags.argument_styles import ARGUMENT_STYLES, ArgumentStyle
 from radixrt.constrained.tags.fields import PARAM, Node, check_keys, flag, refuse, text, texts
-from radixrt.constrained.tags.pieces import NO_CHARS, NUMBER_CHARS, Piece, constant, regular, token
+from radixrt.constrained.tags.pieces import NO_CHARS, NO_TEXT, NUMBER_CHARS, Piece, constant, regular, token
+from radixrt.constrained.tags.tagged_arguments import ArgumentsEmitter, TaggedObject
 from radixrt.constraint import MAX_WHITESPACE, StructuredOptions
-from radixrt.errors import RequestError
+from radixrt.errors import RequestError, shown
 
 _WORD = re.compile(r"[A-Za-z0-9_.+-]+")
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[A-Za-z0-9_.+-]+|.', re.DOTALL)
@@ -69,7 +73,7 @@ class Embedding:
     def __init__(self, options: StructuredOptions, deadline_s: float | None = None) -> None:
         self._options = options
         self._deadline_s = deadline_s
-        self._schemas: dict[tuple[str, bool | str, int], Piece] = {}
+        self._schemas: dict[tuple[str, bool | str, int, object], Piece] = {}
         self._grammars = 0
         self._named = 0
         self._split: set[str] = set()
@@ -77,12 +81,19 @@ class Embedding:
         self.ignored: list[str] = []
 
     def schema(
-        self, schema: Any, *, origin: str, closed: bool | Literal["preferred"] | None, whitespace: int | None
+        self,
+        schema: Any,
+        *,
+        origin: str,
+        closed: bool | Literal["preferred"] | None,
+        whitespace: int | None,
+        tagged: TaggedObject | None = None,
     ) -> Piece:
         """Embed a schema; return the piece of its JSON texts.
 
         Args:
             origin: "<field>/<JSON pointer>": location of the schema in the client's request.
+            tagged: how the members of the object stand between tags; None for JSON.
             closed, whitespace: override the options; None to use the options. A schema that cannot be closed as
                 "preferred" is left open, which `ignored` reports.
 
@@ -91,22 +102,30 @@ class Embedding:
         """
         closed = bool(self._options.closed) if closed is None else closed
         whitespace = self._options.whitespace if whitespace is None else whitespace
-        key = (json.dumps(schema), closed, whitespace)
+        key = (json.dumps(schema), closed, whitespace, tagged and tagged.key)
         piece = self._schemas.get(key)
         if piece is None:
-            productions = self._normal(schema, origin, closed, whitespace)
+            productions = self._normal(schema, origin, closed, whitespace, tagged)
             rule = self._adopt(productions, f"s{len(self._schemas)}")
-            piece = self._schemas[key] = _json_value(rule, productions)
+            made = _json_value(rule, productions) if tagged is None else _tagged_object(rule, productions, tagged)
+            piece = self._schemas[key] = made
         return piece
 
-    def _normal(self, schema: Any, origin: str, closed: bool | Literal["preferred"], whitespace: int) -> Productions:
+    def _normal(
+        self,
+        schema: Any,
+        origin: str,
+        closed: bool | Literal["preferred"],
+        whitespace: int,
+        tagged: TaggedObject | None,
+    ) -> Productions:
         from radixrt.constrained.schema import Limits, normalize
 
         if closed == "preferred":
             try:
-                return self._normal(schema, origin, True, whitespace)
+                return self._normal(schema, origin, True, whitespace, tagged)
             except RequestError:
-                productions = self._normal(schema, origin, False, whitespace)
+                productions = self._normal(schema, origin, False, whitespace, tagged)
                 self.ignored.append(f"/{origin.partition('/')[2]}: closed")
                 return productions
         options = self._options
@@ -122,7 +141,11 @@ class Embedding:
                 max_digits=options.max_digits,
                 limits=None if self._deadline_s is None else Limits(seconds=self._deadline_s - time.thread_time()),
             )
-            productions = normal.productions(whitespace=whitespace).prune()
+            if tagged is None:
+                productions = normal.productions(whitespace=whitespace)
+            else:
+                productions = normal.emitted_by(partial(ArgumentsEmitter, tagged=tagged))
+            productions = productions.prune()
         except RequestError as error:
             raise _moved(error, pointer, param) from None
         self.ignored += [f"{pointer}{one.pointer}: {one.keyword}" for one in normal.ignored]
@@ -274,6 +297,15 @@ def _json_value(rule: str, productions: Productions) -> Piece:
     return Piece(Ref(rule), _first(productions), productions.shortest[productions.start] == 0, more)
 
 
+def _tagged_object(rule: str, productions: Productions, tagged: TaggedObject) -> Piece:
+    """Return the rule of an object between tags: after each member another may follow, which begins with its tag."""
+    if productions.rules[productions.start] == NO_TEXT.expr:
+        return NO_TEXT
+    begin = (tagged.begin,)
+    nullable = productions.shortest[productions.start] == 0
+    return Piece(Ref(rule), CharSet.of(tagged.begin[0]), nullable, starts=begin, again=begin)
+
+
 def _users_grammar(rule: str, productions: Productions) -> Piece:
     """Return the rule of a user's grammar, whose texts may continue with any character of the grammar."""
     every = NO_CHARS
@@ -322,6 +354,15 @@ def _border(productions: Productions, *, last: bool) -> set[Regex]:
 
 
 MAX_TOKENS = 64
+FIRST_SIGN = 0xD800
+
+
+def _style(node: Node, at: str) -> ArgumentStyle:
+    name = node.get("style", "json")
+    style = ARGUMENT_STYLES.get(name) if isinstance(name, str) else None
+    if style is None:
+        refuse(f"{at}/style", f"the style {shown(name)} is not supported; there are {', '.join(ARGUMENT_STYLES)}")
+    return style
 
 
 class Leaves:
@@ -333,7 +374,7 @@ class Leaves:
 
     def __init__(self, embedding: Embedding) -> None:
         self._embedding = embedding
-        self._token_numbers: dict[str, int] = {}
+        self._signs: dict[str, str] = {}
         self.kinds: dict[str, Callable[[Node, str], Piece]] = {
             "const_string": self.const_string,
             "json_schema": self.json_schema,
@@ -347,12 +388,23 @@ class Leaves:
         return constant(text(node, at, "value"))
 
     def json_schema(self, node: Node, at: str) -> Piece:
-        check_keys(node, at, "json_schema", "style", "any_order", "max_whitespace_cnt", "excludes", "closed", "origin")
-        if node.get("style", "json") != "json":
-            refuse(f"{at}/style", "only the style json is supported")
-        for name in ("any_order", "excludes"):
-            if node.get(name):
-                refuse(f"{at}/{name}", f"{name} is not supported")
+        check_keys(
+            node,
+            at,
+            "json_schema",
+            "style",
+            "any_order",
+            "max_whitespace_cnt",
+            "excludes",
+            "closed",
+            "origin",
+            "tokens",
+        )
+        if node.get("any_order"):
+            refuse(f"{at}/any_order", "any_order is not supported; leave it out, and keys come in the schema's order")
+        excludes = texts(node, at, "excludes")
+        if not set(excludes) <= set(_style(node, at).excluded):
+            refuse(f"{at}/excludes", "excludes is not supported here; a pattern of the schema can exclude texts")
         if "json_schema" not in node:
             refuse(at, "json_schema is missing")
         whitespace = node.get("max_whitespace_cnt")
@@ -362,7 +414,20 @@ class Leaves:
         if node.get("closed") is not None:
             closed = "preferred" if node["closed"] == "preferred" else flag(node, at, "closed")
         origin = node.get("origin") or f"{PARAM}{at}/json_schema"
-        return self._embedding.schema(node["json_schema"], origin=str(origin), closed=closed, whitespace=whitespace)
+        schema = node["json_schema"]
+        tagged = self._tagged(node, at, schema)
+        return self._embedding.schema(schema, origin=str(origin), closed=closed, whitespace=whitespace, tagged=tagged)
+
+    def _tagged(self, node: Node, at: str, schema: Any) -> TaggedObject | None:
+        """Return how the members of the object stand between tags; None for JSON."""
+        style = _style(node, at)
+        if style.is_json:
+            return None
+        tokens = tuple(texts(node, at, "tokens"))
+        begin = style.opening
+        for one in tokens:
+            begin = begin.replace(one, self.sign(one, at))
+        return TaggedObject(style, partial(member_kinds, schema), tokens, begin)
 
     def regex(self, node: Node, at: str) -> Piece:
         check_keys(node, at, "pattern", "without")
@@ -386,7 +451,10 @@ class Leaves:
         text = node.get("token")
         if not isinstance(text, str) or not text:
             refuse(f"{at}/token", "must be the text of a control token (ids are not supported)")
-        if text not in self._token_numbers and len(self._token_numbers) >= MAX_TOKENS:
+        return token(text, self.sign(text, at))
+
+    def sign(self, text: str, at: str) -> str:
+        """Return the surrogate that represents a token at the edges of pieces."""
+        if text not in self._signs and len(self._signs) >= MAX_TOKENS:
             refuse(at, f"there are more than {MAX_TOKENS} different tokens")
-        number = self._token_numbers.setdefault(text, len(self._token_numbers))
-        return token(text, number)
+        return self._signs.setdefault(text, chr(FIRST_SIGN + len(self._signs)))

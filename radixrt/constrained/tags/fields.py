@@ -21,8 +21,8 @@ def refuse(at: str, problem: str) -> NoReturn:
 
 
 def check_keys(node: Node, at: str, *known: str) -> None:
-    for key in node:
-        if key != "type" and key not in known:
+    for key, value in node.items():
+        if key != "type" and key not in known and value is not None:
             refuse(at, f"{shown(key)} is not supported here")
 
 

@@ -61,8 +61,11 @@ class Piece:
         nullable: the empty text is one.
         more: characters with which a whole text can continue, in the same terminal or with another one.
         starts: constants, each a separate terminal, with which all nonempty texts begin; None if unknown.
+        then: characters that may follow any of `starts` within the piece; every character if that is unknown.
+        is_start: a text may end with its constant of `starts`, so that whatever follows the piece follows the constant.
         again: constants that may stand after a whole text; their characters are not in `more`.
         regex: the language, where it is regular.
+        lacks: texts that occur in none of the texts up to a mark in it.
     """
 
     expr: Expr
@@ -70,8 +73,11 @@ class Piece:
     nullable: bool = False
     more: CharSet = NO_CHARS
     starts: tuple[str, ...] | None = None
+    then: CharSet = EVERY
+    is_start: bool = False
     again: tuple[str, ...] = ()
     regex: Regex | None = None
+    lacks: tuple[str, ...] = ()
 
 
 NO_TEXT = Piece(Seq(()), NO_CHARS, nullable=True, regex=literal(""))
@@ -81,18 +87,19 @@ def constant(text: str) -> Piece:
     """Exactly this text, as a `Term`: a `Lit` may be cut into several terminals when it is written."""
     if not text:
         return NO_TEXT
-    return Piece(Term(literal(text)), CharSet.of(text[0]), starts=(text,), regex=literal(text))
+    start = (text,)
+    return Piece(
+        Term(literal(text)), CharSet.of(text[0]), starts=start, then=NO_CHARS, is_start=True, regex=literal(text)
+    )
 
 
-def token(text: str, number: int) -> Piece:
+def token(text: str, sign: str) -> Piece:
     """One control token of the vocabulary.
 
     Args:
-        number: below 2,048, another one for each token. At the edges, a surrogate represents the token, because no text
-            contains a surrogate.
+        sign: a surrogate that represents the token at the edges, because no text contains a surrogate.
     """
-    sign = chr(0xD800 + number)
-    return Piece(Special(text), CharSet.of(sign), starts=(sign,))
+    return Piece(Special(text), CharSet.of(sign), starts=(sign,), then=NO_CHARS, is_start=True)
 
 
 def regular(regex: Regex) -> Piece:
@@ -134,23 +141,34 @@ def follow(left: Piece, right: Piece) -> Piece:
         return right if left.expr == NO_TEXT.expr else left
     clash = bool(left.more & right.first) or not _all_apart(left.again, right)
     if left.nullable and left.first & right.first:
-        clash = clash or not _starts_apart(left, right)
+        excluded = left.starts is not None and all(start in right.lacks for start in left.starts)
+        clash = clash or not (excluded or _starts_apart(left, right))
     if clash:
         if left.regex is None or right.regex is None:
             raise Ambiguous("where the one ends and the other begins")
         return regular(concat(left.regex, right.regex))
-    starts = left.starts
     if left.nullable:
         starts = None if left.starts is None or right.starts is None else left.starts + right.starts
+        left = replace(left, starts=starts, then=left.then | right.then, is_start=left.is_start or right.is_start)
+    elif left.expr == constant(text := left.starts[0] if left.starts else "").expr and _begins_with_token(right):
+        # The token ends the constant, so constants with other continuations are told apart by the token.
+        starts = tuple([text + start for start in right.starts or ()])
+        left = replace(left, starts=starts, then=right.then, is_start=right.is_start)
     return Piece(
         seq(left.expr, right.expr),
         left.first | right.first if left.nullable else left.first,
         left.nullable and right.nullable,
         left.more | right.more if right.nullable else right.more,
-        starts,
+        left.starts,
+        left.then | right.first if left.is_start else left.then,
+        left.is_start and right.nullable,
         left.again + right.again if right.nullable else right.again,
         concat(left.regex, right.regex) if left.regex is not None and right.regex is not None else None,
     )
+
+
+def _begins_with_token(piece: Piece) -> bool:
+    return bool(piece.starts) and not piece.nullable and not piece.first & EVERY
 
 
 def choose(options: Sequence[Piece], *, at_end: bool) -> Piece:
@@ -207,27 +225,39 @@ def _alike(pieces: Sequence[Piece]) -> set[int]:
     for start, i in ordered:
         while prefixes and not start.startswith(prefixes[-1][0]):
             prefixes.pop()
-        for _, j in prefixes:
-            if i != j:
+        for shorter, j in prefixes:
+            if i != j and not _parts_after(pieces[j], shorter, start):
                 found |= {i, j}
         if not prefixes or prefixes[-1][0] != start:
             prefixes.append((start, i))
     return found
 
 
+def _parts_after(piece: Piece, start: str, longer: str) -> bool:
+    """Return True if after `start` of the piece no text continues as `longer`, which begins with `start`, does."""
+    return not piece.is_start and len(longer) > len(start) and not CharSet.of(longer[len(start)]) & piece.then
+
+
 def _check_parting(alike: Sequence[Piece], *, at_end: bool) -> None:
     """Raise `Ambiguous` unless the longest match distinguishes these alternatives, some of which begin alike."""
     starts: list[str] = []
+    ends: list[tuple[str, Piece]] = []
     for piece in alike:
         if piece.regex is None:
             if piece.starts is None:
                 raise Ambiguous("which of two alternatives a text is, because both can begin alike")
             starts += piece.starts
+            ends += [(start, piece) for start in piece.starts]
     for piece in alike:
         if piece.regex is not None and not all(_diverge(piece.regex, start, at_end=at_end) for start in starts):
             raise Ambiguous("which of two alternatives a text is, because both can begin alike")
-    if not _prefix_free(starts):
-        raise Ambiguous("which of two alternatives a text is, because both can begin alike")
+    ends.sort(key=lambda one: one[0])
+    for i, (start, piece) in enumerate(ends):
+        for longer, _ in ends[i + 1 :]:
+            if not longer.startswith(start):
+                break
+            if not _parts_after(piece, start, longer):
+                raise Ambiguous("which of two alternatives a text is, because both can begin alike")
 
 
 def together(options: Sequence[Piece]) -> Piece:
@@ -244,7 +274,11 @@ def together(options: Sequence[Piece]) -> Piece:
     regexes = [one.regex for one in options if one.regex is not None]
     whole = alternate(*regexes) if len(regexes) == len(options) else None
     nullable = any(one.nullable for one in options)
-    return Piece(alt(*(one.expr for one in options)), first, nullable, more, starts, again, whole)
+    then = NO_CHARS
+    for one in options:
+        then = then | one.then
+    is_start = any(one.is_start for one in options)
+    return Piece(alt(*(one.expr for one in options)), first, nullable, more, starts, then, is_start, again, whole)
 
 
 def _diverge(regex: Regex, start: str, *, at_end: bool) -> bool:
@@ -312,7 +346,13 @@ Body = tuple[Piece, Piece]
 
 
 def free_text(
-    bodies: Sequence[Body], ends: Sequence[Piece], excludes: Sequence[str], limit: int | None = None, *, at: str
+    bodies: Sequence[Body],
+    ends: Sequence[Piece],
+    excludes: Sequence[str],
+    limit: int | None = None,
+    *,
+    at: str,
+    lead: str = "",
 ) -> Piece:
     """Text up to and including the first mark and the mark's continuation, or up to the first end.
 
@@ -323,26 +363,45 @@ def free_text(
         excludes: further texts that do not occur in it.
         limit: characters of it, at most.
         at: the JSON pointer that errors name.
+        lead: text with which the free text before each mark ends.
     """
     marks = [*(begin for begin, _ in bodies), *ends]
-    _check_marks([mark.regex.text or "" for mark in marks if mark.regex is not None], excludes, at)
-    kept_out = literals([*excludes, *map(_spelled, marks)])
+    spelled = [_spelled(mark) for mark in marks]
+    _check_marks([mark.regex.text or "" for mark in marks if mark.regex is not None], at)
     text = ANY if limit is None else repeat(ANY_CHAR, 0, limit)
-    free = regular(intersect(text, complement(concat(ANY, kept_out, ANY))))
+    free = regular(intersect(text, _without([*excludes, *spelled])))
     if isinstance(free.expr, Term) and not ends:
         free = replace(free, expr=Term(free.expr.regex, mark=""))
-    before = complement(concat(ANY, kept_out, ANY_CHAR, ANY))
+    # Excluded texts that a mark holds are kept out of the text before the mark alone, and all others out of both.
+    held = [one for one in excludes if any(one in mark for mark in spelled)]
+    text = intersect(text, _without(held)) if held else text
+    kept_out = [*(one for one in excludes if one not in held), *spelled]
+    before = complement(concat(ANY, literals(kept_out), ANY_CHAR, ANY))
 
     def up_to(mark: Piece) -> Piece:
         if mark.regex is None:
-            return Piece(seq(free.expr, mark.expr), free.first | mark.first)
-        regex = intersect(concat(text, mark.regex), before)
+            before_mark = Term(concat(free.regex, literal(lead))) if lead and free.regex is not None else free.expr
+            return Piece(seq(before_mark, mark.expr), free.first | mark.first)
+        if free.regex is not None and not any(_overlaps(one, mark.regex.text or "") for one in kept_out):
+            regex = concat(free.regex, mark.regex)  # the same language, quicker to read
+        else:
+            regex = intersect(concat(text, mark.regex), before)
         return Piece(Term(regex, mark=None if ends else mark.regex.text), first_chars(regex), regex=regex)
 
     options = [follow(up_to(begin), body) for begin, body in bodies]
     options += [up_to(end) for end in ends] or [free]
     # No text up to a mark is the beginning of another one, or of a free text, so these part by themselves.
-    return together(options)
+    return replace(together(options), lacks=tuple(excludes))
+
+
+def _overlaps(text: str, mark: str) -> bool:
+    """Return whether a text can begin before a mark and end within the mark."""
+    return any(mark.startswith(text[at:]) for at in range(1, len(text)))
+
+
+def _without(texts: Sequence[str]) -> Regex:
+    """Return the texts in which none of some other texts occurs."""
+    return complement(concat(ANY, literals(texts), ANY)) if texts else ANY
 
 
 def _spelled(mark: Piece) -> str:
@@ -354,9 +413,8 @@ def _spelled(mark: Piece) -> str:
     )
 
 
-def _check_marks(marks: Sequence[str], excludes: Sequence[str], at: str) -> None:
+def _check_marks(marks: Sequence[str], at: str) -> None:
     for i, mark in enumerate(marks):
         inside = [other for j, other in enumerate(marks) if i != j and other in mark]
-        inside += [text for text in excludes if text in mark]
         if inside:
-            refuse(at, f"{shown(inside[0])} ends free text, or is kept out of it, so {shown(mark)} can never come")
+            refuse(at, f"{shown(inside[0])} ends free text, so {shown(mark)} can never come")

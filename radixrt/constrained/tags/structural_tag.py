@@ -104,9 +104,11 @@ class _Reader:
             "plus": self._plus,
             "repeat": self._repeat,
             "any_text": self._any_text,
+            "any_tokens": self._any_tokens,
             "triggered_tags": self._triggered_tags,
             "token_triggered_tags": self._token_triggered_tags,
             "dispatch": self._dispatch,
+            "token_dispatch": self._token_dispatch,
         }
 
     def read_whole(self, value: Any) -> Piece:
@@ -154,9 +156,30 @@ class _Reader:
         elements = get(node, at, "elements", list)
         if not elements:
             return self._ended(NO_TEXT, ends)
-        whole = self.read(elements[-1], f"{at}/elements/{len(elements) - 1}", ends)
-        pieces = [self.read(one, f"{at}/elements/{i}", None) for i, one in enumerate(elements[:-1])]
-        return _joined([*pieces, whole])
+        pieces: list[Piece] = []
+        begun = False  # free text before the element has read its first text
+        for i, one in enumerate(elements):
+            where = f"{at}/elements/{i}"
+            last = i == len(elements) - 1
+            following = NO_TEXT if last else self._opening(elements[i + 1], f"{at}/elements/{i + 1}")
+            ends_at_next = not last and following is not NO_TEXT and _is_free(one)
+            ours = ends if last else [following] if ends_at_next else None
+            pieces.append(self._rest(one, where, ours) if begun else self.read(one, where, ours))
+            begun = ends_at_next
+        return _joined(pieces)
+
+    def _opening(self, node: Any, at: str) -> Piece:
+        """Return the text or token with which a format begins; NO_TEXT if it begins otherwise."""
+        kind = node.get("type") if isinstance(node, dict) else None
+        if kind == "const_string":
+            return self._leaves.const_string(node, at)
+        if kind == "token":
+            return self._leaves.token(node, at)
+        return self._edge(node.get("begin"), f"{at}/begin") if kind == "tag" else NO_TEXT
+
+    def _rest(self, node: Node, at: str, ends: Ends) -> Piece:
+        """Return the piece of a format without its `_opening`."""
+        return self._rest_of_tag(node, at, ends) if node["type"] == "tag" else self._ended(NO_TEXT, ends)
 
     def _or(self, node: Node, at: str, ends: Ends) -> Piece:
         check_keys(node, at, "elements")
@@ -258,6 +281,16 @@ class _Reader:
             refuse(f"{at}/max_chars", "must be an integer from 0 on")
         return free_text([], _known(ends, at), texts(node, at, "excludes"), limit, at=at)
 
+    def _any_tokens(self, node: Node, at: str, ends: Ends) -> Piece:
+        check_keys(node, at, "exclude_tokens")
+        self._check_excluded(node, at)
+        return free_text([], _known(ends, at), [], at=at)
+
+    def _check_excluded(self, node: Node, at: str) -> None:
+        """Control tokens are never part of free text, so excluding them changes nothing."""
+        for i, one in enumerate(node.get("exclude_tokens") or []):
+            self._leaves.token({"type": "token", "token": one}, f"{at}/exclude_tokens/{i}")
+
     def _triggered_tags(self, node: Node, at: str, ends: Ends) -> Piece:
         check_keys(node, at, "triggers", "tags", "at_least_one", "stop_after_first", "excludes")
         triggers = {trigger: constant(trigger) for trigger in texts(node, at, "triggers")}
@@ -271,7 +304,8 @@ class _Reader:
         return self._triggered(node, at, ends, self._bodies([(triggers[name], tags) for name, tags in groups.items()]))
 
     def _token_triggered_tags(self, node: Node, at: str, ends: Ends) -> Piece:
-        check_keys(node, at, "trigger_tokens", "tags", "at_least_one", "stop_after_first")
+        check_keys(node, at, "trigger_tokens", "tags", "at_least_one", "stop_after_first", "exclude_tokens", "lead")
+        self._check_excluded(node, at)
         groups: dict[str, list[Begun]] = {trigger: [] for trigger in texts(node, at, "trigger_tokens")}
         for tag, where in self._tags(node, at):
             begin = tag.get("begin")
@@ -297,10 +331,7 @@ class _Reader:
 
     def _dispatch(self, node: Node, at: str, ends: Ends) -> Piece:
         check_keys(node, at, "rules", "loop", "excludes")
-        rules = get(node, at, "rules", list)
-        for i, rule in enumerate(rules):
-            if not isinstance(rule, list) or len(rule) != 2:
-                refuse(f"{at}/rules/{i}", "must be a pair of a text and a format")
+        rules = _pairs(node, at)
 
         def bodies(after: Ends) -> list[Body]:
             return [
@@ -311,6 +342,20 @@ class _Reader:
         once = {"stop_after_first": not flag(node, at, "loop", default=True), "excludes": node.get("excludes", [])}
         return self._triggered(once, at, ends, bodies)
 
+    def _token_dispatch(self, node: Node, at: str, ends: Ends) -> Piece:
+        check_keys(node, at, "rules", "loop", "exclude_tokens")
+        self._check_excluded(node, at)
+        rules = _pairs(node, at)
+
+        def bodies(after: Ends) -> list[Body]:
+            found = []
+            for i, (name, content) in enumerate(rules):
+                begin = self._edge({"type": "token", "token": name}, f"{at}/rules/{i}/0")
+                found.append((begin, self.read(content, f"{at}/rules/{i}/1", after)))
+            return found
+
+        return self._triggered({"stop_after_first": not flag(node, at, "loop", default=True)}, at, ends, bodies)
+
     def _triggered(self, node: Node, at: str, ends: Ends, bodies: Callable[[Ends], list[Body]]) -> Piece:
         """Free text with tags in it; with at_least_one, a tag comes first (as xgrammar has it).
 
@@ -318,21 +363,38 @@ class _Reader:
             bodies: returns (trigger, piece after the trigger) of each tag, given the ends of the whole.
         """
         excludes = texts(node, at, "excludes")
+        lead = text(node, at, "lead") if "lead" in node else ""
         ends = _known(ends, at)
         if flag(node, at, "stop_after_first"):
             given = bodies(ends)
-            rest = free_text(given, ends, excludes, at=at)
+            rest = free_text(given, ends, excludes, at=at, lead=lead)
         else:
             # After a body there is free text again, which begins with any character and ends as the whole text does.
             rule = self.embedding.fresh("loop")
             again = Piece(Ref(rule), EVERY, nullable=not ends, more=NO_CHARS if ends else EVERY)
             given = [(begin, follow(body, again)) for begin, body in bodies(None)]
-            whole = free_text(given, ends, excludes, at=at)
+            whole = free_text(given, ends, excludes, at=at, lead=lead)
             self.embedding.rules[rule] = whole.expr
-            rest = Piece(Ref(rule), whole.first, whole.nullable, whole.more)
+            rest = Piece(Ref(rule), whole.first, whole.nullable, whole.more, lacks=whole.lacks)
         if flag(node, at, "at_least_one"):
             return choose([follow(begin, body) for begin, body in given], at_end=_is_end(ends))
         return rest
+
+
+def _pairs(node: Node, at: str) -> list[Any]:
+    rules: list[Any] = get(node, at, "rules", list)
+    for i, rule in enumerate(rules):
+        if not isinstance(rule, list | tuple) or len(rule) != 2:
+            refuse(f"{at}/rules/{i}", "must be a pair of a text or token and a format")
+    return rules
+
+
+def _is_free(node: Any) -> bool:
+    """Return whether a format is free text, which the text of the next format ends."""
+    return isinstance(node, dict) and node.get("type") in _FREE and not node.get("stop_after_first")
+
+
+_FREE = frozenset(("any_text", "any_tokens", "triggered_tags", "token_triggered_tags", "dispatch", "token_dispatch"))
 
 
 def _joined(pieces: list[Piece]) -> Piece:

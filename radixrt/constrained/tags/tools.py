@@ -1,11 +1,7 @@
-"""Tool calls: the formats in which models write them, and the constraint under which no call is ever invalid.
+"""Tool calls: the constraint under which no call is ever invalid.
 
-The constraint is a structural tag (see `structural_tag`), so that the engine needs to know nothing else about tools. In
-every format an answer with calls is
-
-    begin call (separator call)* end        call = head arguments tail
-
-where the head names the tool; these are constant texts, and the arguments are held to the schema of the tool.
+The constraint is a structural tag (see `structural_tag`), so that the engine needs to know nothing else about tools.
+`tool_formats` has the texts of calls.
 """
 
 from __future__ import annotations
@@ -17,76 +13,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from radixrt.sampling_params import StopScope
+from radixrt.constrained.tags.tool_formats import INDEX, NAME, ToolFormat
 
-ToolFormatName = Literal["hermes", "llama3", "json"]
-
-
-@dataclass(frozen=True, slots=True)
-class ToolFormat:
-    """The format in which a model writes calls.
-
-    Attributes:
-        before, after: texts before and after each call's JSON.
-        begin, separator, end: texts before the first call, between two calls, and after the last call.
-        arguments_key: name of the member that holds a call's arguments.
-        in_text: calls may come after free text; otherwise an answer either begins with a call or has none.
-        optional_token: a token that may stand before everything else.
-        markers: texts that are single tokens in the vocabularies of models that were trained on this format. Where text
-            may come first, calls begin with the first marker.
-        several: an answer can hold more than one call.
-    """
-
-    name: ToolFormatName
-    before: str = ""
-    after: str = ""
-    begin: str = ""
-    separator: str = ""
-    end: str = ""
-    arguments_key: str = "arguments"
-    in_text: bool = False
-    optional_token: str | None = None
-    markers: tuple[str, ...] = ()
-    several: bool = True
-
-    @property
-    def free_text(self) -> StopScope:
-        """The part of an answer that is not a call."""
-        if self.in_text:
-            return StopScope(until=(self.trigger,))
-        optional = () if self.optional_token is None else (self.optional_token,)
-        return StopScope(until=(self.trigger, *optional), at_start=True)
-
-    def head(self, name: str) -> str:
-        """The text of a call up to its arguments."""
-        return f'{self.before}{{"name": "{name}", "{self.arguments_key}": '
-
-    @property
-    def tail(self) -> str:
-        """The text of a call after its arguments."""
-        return "}" + self.after
-
-    @property
-    def trigger(self) -> str:
-        """Text by which an answer with calls is recognized. With `in_text` the trigger may stand anywhere in the
-        answer, otherwise the answer begins with the trigger."""
-        return self.markers[0] if self.in_text else f'{self.begin}{self.before}{{"name"'
-
-
-HERMES = ToolFormat(
-    "hermes",
-    before="<tool_call>\n",
-    after="\n</tool_call>",
-    separator="\n",
-    in_text=True,
-    markers=("<tool_call>", "</tool_call>"),
-)
-LLAMA3 = ToolFormat(
-    "llama3", arguments_key="parameters", optional_token="<|python_tag|>", markers=("<|python_tag|>",), several=False
-)
-GENERIC_JSON = ToolFormat("json", begin="[", separator=", ", end="]")
-
-TOOL_FORMATS: dict[str, ToolFormat] = {form.name: form for form in (HERMES, LLAMA3, GENERIC_JSON)}
+MAX_INDEX_DIGITS = 4
+"""Most digits of the number of a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +36,17 @@ class Tool:
     origin: str = ""
 
 
-def arguments_format(tool: Tool) -> dict[str, Any]:
-    """The format of a structural tag for the arguments of a tool."""
+def arguments_format(tool: Tool, style: str = "json", tokens: Sequence[str] = ()) -> dict[str, Any]:
+    """The format of a structural tag for the arguments of a tool.
+
+    Args:
+        style: of the arguments, in `ARGUMENT_STYLES`.
+        tokens: texts in the tags of the style that are control tokens.
+    """
     schema: dict[str, Any] = {"type": "json_schema", "json_schema": msgspec.Raw(tool.parameters.encode())}
+    if style != "json":
+        schema["style"] = style
+        schema["tokens"] = list(tokens)
     if tool.strict is not None:
         schema["closed"] = tool.strict
     if tool.origin:
@@ -140,7 +78,7 @@ def tools_constraint(
     elif response is not None:
         content = _any_of([response, calls.alone()])
     elif form.in_text:
-        content = calls.after_text()
+        content = calls.in_text()
     else:
         text = {"type": "regex", "pattern": f"(?!{re.escape(form.trigger)})[\\s\\S]*"}
         content = _any_of([text, calls.alone()])
@@ -162,40 +100,62 @@ class _Calls:
 
     def alone(self) -> dict[str, Any]:
         """Calls and nothing else."""
-        parts = self._calls(begin=self._form.begin, end=self._form.end)
-        optional = self._form.optional_token
+        form = self._form
+        parts = self._call(form.begin, "")
+        if self._several:
+            another = _sequence([*self._pieces(form.separator), *self._call("", "")])
+            parts.append({"type": "star", "content": another})
+        parts += self._pieces(form.end)
+        optional = form.optional_token
         if optional is not None and optional in self._tokens:
             parts.insert(0, {"type": "optional", "content": _token(optional)})
         return _sequence(parts)
 
-    def after_text(self) -> dict[str, Any]:
-        """Free text, then perhaps calls, and nothing after them."""
-        trigger = self._form.trigger
-        tag = {"type": "tag", "content": _sequence(self._calls(begun=trigger, end=self._form.end)), "end": ""}
-        if trigger in self._tokens:
-            tag["begin"] = _token(trigger)
-            kind, triggers = "token_triggered_tags", "trigger_tokens"
-        else:
-            tag["begin"] = trigger
-            kind, triggers = "triggered_tags", "triggers"
-        return {"type": kind, triggers: [trigger], "tags": [tag], "stop_after_first": True}
-
-    def _calls(self, *, begin: str = "", begun: str = "", end: str) -> list[dict[str, Any]]:
-        """Return the grammar of the calls without the part of the first call that has been written already."""
-        parts = self._call(begin, begun)
-        if self._several:
-            another = _sequence([*self._pieces(self._form.separator), *self._call("", "")])
+    def in_text(self) -> dict[str, Any]:
+        """Free text and calls in it; after a call that must be the only one, nothing."""
+        form = self._form
+        trigger = form.trigger
+        # A trigger with a control token in it is recognized by the token.
+        token = next((one for one in self._tokens if one in trigger), "")
+        before, begins_as_token, after = trigger.partition(token) if token else ("", "", "")
+        begun = self._pieces(after)
+        parts = self._call(form.begin, trigger)
+        if form.begin and self._several:
+            another = _sequence([*self._pieces(form.separator), *self._call("", "")])
             parts.append({"type": "star", "content": another})
-        return [*parts, *self._pieces(end)]
+        once = not self._several
+        content = _sequence([*begun, *parts, *self._pieces(form.end)])
+        if not begins_as_token:
+            tag = {"type": "tag", "begin": trigger, "content": content, "end": ""}
+            return {"type": "triggered_tags", "triggers": [trigger], "tags": [tag], "stop_after_first": once}
+        tag = {"type": "tag", "begin": _token(token), "content": content, "end": ""}
+        lead = {"lead": before} if before else {}
+        tags: dict[str, Any] = {"trigger_tokens": [token], "tags": [tag], **lead, "stop_after_first": once}
+        return {"type": "token_triggered_tags", **tags}
 
     def _call(self, before: str, begun: str) -> list[dict[str, Any]]:
-        heads = [self._pieces((before + self._form.head(tool.name)).removeprefix(begun)) for tool in self._tools]
+        """Return a call, without the text `begun` of it that has been written already.
+
+        Args:
+            before: text before the call.
+        """
+        heads = [self._head(before, begun, tool.name) for tool in self._tools]
+        shared = _shared([head[:-1] for head in heads])
         tail = self._pieces(self._form.tail)
         options = [
-            _sequence([head[-1], arguments_format(tool), tail[0]])
+            _sequence([*head[shared:], arguments_format(tool, self._form.style, self._tokens), tail[0]])
             for head, tool in zip(heads, self._tools, strict=True)
         ]
-        return [*heads[0][:-1], _any_of(options), *tail[1:]]
+        return [*heads[0][:shared], _any_of(options), *tail[1:]]
+
+    def _head(self, before: str, begun: str, name: str) -> list[dict[str, Any]]:
+        """Return the text of a call up to its arguments; the number of the call is any number."""
+        first, *others = "".join([before, *self._form.head_parts]).split(INDEX)
+        pieces = self._pieces(first.replace(NAME, name).removeprefix(begun))
+        for text in others:
+            pieces.append({"type": "regex", "pattern": f"0|[1-9][0-9]{{0,{MAX_INDEX_DIGITS - 1}}}"})
+            pieces += self._pieces(text.replace(NAME, name))
+        return pieces
 
     def _pieces(self, text: str) -> list[dict[str, Any]]:
         """The text as constant strings and the markers in it that are tokens."""
@@ -203,6 +163,16 @@ class _Calls:
             return [_text(text)] if text else []
         parts = re.split("(" + "|".join(map(re.escape, self._tokens)) + ")", text)
         return [_token(one) if one in self._tokens else _text(one) for one in parts if one]
+
+
+def _shared(heads: Sequence[Sequence[dict[str, Any]]]) -> int:
+    """Number of leading pieces that are the same in all heads."""
+    shared = 0
+    for pieces in zip(*heads, strict=False):
+        if any(piece != pieces[0] for piece in pieces):
+            break
+        shared += 1
+    return shared
 
 
 def _token(text: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import inspect
 import json
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -21,7 +21,7 @@ import pydantic_core
 from radixrt.chat.dialect import Dialect, make_dialect
 from radixrt.chat.tool_parser import read_tool_calls
 from radixrt.chat.tools import OfferedTools, offer_tools
-from radixrt.constrained.tags.tools import HERMES, LLAMA3, tools_constraint
+from radixrt.constrained.tags.tools import tools_constraint
 from radixrt.errors import RequestError, shown
 from radixrt.lang.backends.base import Backend, Unsupported
 from radixrt.lang.errors import ProgramError, describe
@@ -102,16 +102,17 @@ def define(function: Callable[..., Any], place: str) -> Definition:
 
 async def find_dialect(backend: Backend, template: ChatTemplate) -> Dialect:
     """The tool dialect of the model behind a backend."""
+    # Programs read answers as text, without channels, and describe tools by instructions where those are needed.
+    dialect = make_dialect(template, reasoning_parser="none")
     tokens = {}
-    for marker in (*HERMES.markers, *LLAMA3.markers):
+    for marker in dialect.tool_format.markers:
         try:
             ids = await backend.tokenize([TemplateText(marker)])
         except (RequestError, Unsupported):
             continue
         if len(ids) == 1:
             tokens[marker] = ids[0]
-    # Programs read answers as text, without channels, and describe tools by instructions where those are needed.
-    return make_dialect(template, tokens=tokens, reasoning_parser="none")
+    return replace(dialect, tokens=tokens)
 
 
 def constrained(sampling: SamplingParams, offered: Offer, dialect: Dialect) -> SamplingParams:
@@ -133,8 +134,7 @@ def constrained(sampling: SamplingParams, offered: Offer, dialect: Dialect) -> S
 
 def read_calls(text: str, offered: Offer, dialect: Dialect) -> tuple[str, list[dict[str, Any]]]:
     """The text of an answer beside its calls, and the calls as in the OpenAI API."""
-    names = [tool.name for tool in offered.read.tools]
-    return read_tool_calls(text, dialect.tool_format, names)
+    return read_tool_calls(text, dialect.tool_format, offered.read.tools)
 
 
 OnError = Literal["raise", "tell"]

@@ -377,7 +377,7 @@ def test_what_is_ignored_is_told_by_its_place() -> None:
         ({}, "/format"),
         ({"type": "const_string"}, "/format/value"),
         ({"type": "const_string", "value": "a", "more": 1}, "/format"),
-        (seq(ANY, const("a")), "/format/elements/0"),
+        (seq(ANY, regex("a+")), "/format/elements/0"),
         (seq(const("a"), tag("a", ANY, ""), const("b")), "/format/elements/1/content"),
         ({"type": "star", "content": ANY}, "/format/content"),
         (regex("(a"), "/format/pattern"),
@@ -385,7 +385,7 @@ def test_what_is_ignored_is_told_by_its_place() -> None:
         ({"type": "grammar", "grammar": "root ::= x"}, "/format/grammar"),
         ({"type": "json_schema"}, "/format"),
         ({"type": "json_schema", "json_schema": {"type": "x"}}, "/format/json_schema/type"),
-        ({"type": "json_schema", "json_schema": {}, "style": "qwen_xml"}, "/format/style"),
+        ({"type": "json_schema", "json_schema": {}, "style": "xml"}, "/format/style"),
         ({"type": "json_schema", "json_schema": {}, "any_order": True}, "/format/any_order"),
         ({**TRIGGERED, "triggers": ["<g"]}, "/format/tags/0/begin"),
         ({**TRIGGERED, "triggers": ["<f", "<f="]}, "/format/tags/0/begin"),
@@ -394,12 +394,17 @@ def test_what_is_ignored_is_told_by_its_place() -> None:
         ({**TRIGGERED, "stop_after_first": 1}, "/format/stop_after_first"),
         ({"type": "any_text", "max_tokens": 5}, "/format"),
         ({"type": "any_text", "excludes": [""]}, "/format/excludes/0"),
-        (tag("a", {"type": "any_text", "excludes": ["x"]}, "xy"), "/format/content"),
+        (tag("a", {"type": "triggered_tags", "triggers": ["xyz"], "tags": [tag("xyz", POINT, "")]}, "xy"),
+         "/format/content"),
+        ({"type": "json_schema", "json_schema": {}, "excludes": ["a"]}, "/format/excludes"),
+        ({"type": "token", "token": 5}, "/format/token"),
+        ({"type": "exclude_token", "exclude_tokens": ["<a>"]}, "/format"),
+        ({"type": "any_tokens", "exclude_tokens": ["<a>"], "max_tokens": 5}, "/format"),
+        ({"type": "token_dispatch", "rules": [["<a>"]]}, "/format/rules/0"),
         ({"type": "repeat", "min": 2, "max": 1, "content": const("a")}, "/format/max"),
         (either(), "/format/elements"),
         (either(POINT, regex("\\{.*")), "/format"),
         (seq({"type": "json_schema", "json_schema": {"type": "integer"}}, const("5")), "/format"),
-        ({"type": "any_tokens"}, "/format"),
     ],
     ids=lambda value: json.dumps(value)[:50],
 )  # fmt: skip
@@ -443,3 +448,28 @@ def test_size_is_bounded() -> None:
         read(form)
     with pytest.raises(RequestError, match="more than"):
         read(seq(*[const("a")] * 60_000))
+
+
+def test_long_bounded_text_ends_at_its_tag(vocabulary: Vocabulary) -> None:
+    bounded = tag("[", {"type": "any_text", "max_chars": 3000, "excludes": ["no"]}, "</x>")
+    judges = Judges(seq(bounded, const("end")), vocabulary, ask_xgrammar=False)
+    assert judges.accepts("[some text</x>end")
+    assert judges.accepts("[" + "é" * 3000 + "</x>end")
+    assert not judges.accepts("[" + "é" * 3001 + "</x>end")
+    assert not judges.accepts("[a no</x>end")
+
+
+def test_free_text_ends_at_the_constant_that_follows(vocabulary: Vocabulary) -> None:
+    dispatch = {"type": "token_dispatch", "rules": [["<|im_start|>", POINT]], "loop": False}
+    for form, good, bad in (
+        (seq(ANY, const("END"), const("!")), ["END!", "a ENEND!"], ["ENDEND!", "a"]),
+        (seq(ANY, tag("<f>", POINT, "</f>")), ['<f>{"x":1}</f>', 'a<f>{"x":1}</f>'], ["a<f>", "<f>a</f>"]),
+        (seq({"type": "any_tokens", "exclude_tokens": ["<|im_start|>"]}, const("END")), ["END", "aEND"], ["a"]),
+        (tag("", {"type": "any_text", "excludes": ["</t>", "<t>"]}, "</t>"), ["</t>", "a</t>"], ["<t></t>", "a"]),
+        (dispatch, ["", "free text"], []),
+    ):
+        judges = Judges(form, vocabulary, ask_xgrammar=False)
+        for text in good:
+            assert judges.accepts(text), (form, text)
+        for text in bad:
+            assert not judges.accepts(text), (form, text)

@@ -1,0 +1,111 @@
+"""The table of tool formats: against xgrammar's formats of models, the option that chooses a row, and the documents."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xgrammar
+from xgrammar.builtin_structural_tag import _structural_tag_registry as peers
+
+from radixrt.config.sections import ServerConfig
+from radixrt.constrained.tags.structural_tag import read_structural_tag
+from radixrt.constrained.tags.tool_formats import TOOL_FORMATS, ToolFormat
+from radixrt.constraint import StructuredOptions
+from radixrt.errors import RequestError
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "exact": {"type": "boolean"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "where": {"type": "object", "properties": {"lat": {"type": "number"}}},
+    },
+    "required": ["city"],
+}
+DEFINITIONS = [
+    {"type": "function", "function": {"name": name, "parameters": PARAMETERS}} for name in ("get", "get_weather")
+]
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("get", {"city": "São Paulo\nand <b>more</b>", "days": 3, "exact": True, "tags": ["a"], "where": {"lat": 1.5}}),
+    ("get_weather", {"city": ""}),
+]
+NOT_READ = {"harmony": 7, "cohere": 18, "minimax_m3": 18}
+"""Of xgrammar's models, the number of tags of the 18 below that are refused: harmony's are ambiguous where one call is
+allowed, and the other two nest tags."""
+
+
+@pytest.mark.parametrize("model", peers)
+def test_tags_that_xgrammar_makes_for_a_model_are_taken(model: str) -> None:
+    named = {"type": "function", "function": {"name": "get"}}
+    refused = 0
+    for choice in ("auto", "required", named):
+        for reasoning in ("disabled", "enabled", "auto"):
+            for parallel in (True, False):
+                tag = xgrammar.get_model_structural_tag(
+                    model, DEFINITIONS, choice, reasoning, parallel_tool_calls=parallel
+                )
+                try:
+                    read_structural_tag(tag.model_dump_json(), StructuredOptions())[0].prune()
+                except RequestError as error:
+                    refused += error.param == "structural_tag"
+    assert refused == NOT_READ.get(model, 0)
+
+
+@pytest.mark.parametrize("form", [form for form in TOOL_FORMATS.values() if form.peer], ids=lambda form: form.name)
+def test_calls_are_sentences_of_the_peers_format(form: ToolFormat) -> None:
+    for peer in form.peer:
+        for calls in (CALLS[:1], CALLS[1:], CALLS):
+            if len(calls) > 1 and not form.several:
+                continue
+            tag = xgrammar.get_model_structural_tag(peer, DEFINITIONS, "auto", "disabled")
+            text = form.write(calls)
+            if peer == "minimax":
+                text = "\n</think>\n\n\n\n" + text  # the peer's disabled reasoning
+            assert accepted(tag, text), (peer, text)
+
+
+def accepted(tag: Any, text: str) -> bool:
+    tokens = xgrammar.TokenizerInfo([chr(code).encode("latin-1") for code in range(256)], stop_token_ids=[0])
+    grammar = xgrammar.GrammarCompiler(tokens).compile_structural_tag(tag)
+    matcher = xgrammar.GrammarMatcher(grammar)
+    return bool(matcher.accept_string(text)) and bool(matcher.accept_token(0))
+
+
+def test_every_model_of_the_peer_has_a_row_or_a_reason() -> None:
+    rows = {peer for form in TOOL_FORMATS.values() for peer in form.peer}
+    assert set(peers) - rows == {"harmony", "cohere", "minimax_m3", "kimi_k3"}
+
+
+def test_the_option_names_every_row() -> None:
+    choices = ServerConfig.__dataclass_fields__["tool_call_format"].metadata["choices"]
+    assert sorted(choices) == sorted(["auto", *TOOL_FORMATS])
+
+
+def test_rows_are_consistent() -> None:
+    for form in TOOL_FORMATS.values():
+        assert (form.begin + form.head("x")).startswith(form.trigger)
+        assert form.arguments.name == form.style
+        for marker in form.markers[:1] if form.in_text else ():
+            assert marker in form.trigger
+
+
+def table() -> str:
+    """The table of docs/structured_output.md, which is written from the rows."""
+    rows = ["| format | arguments | a call |", "|---|---|---|"]
+    for form in TOOL_FORMATS.values():
+        text = form.write([("get", {"city": "Rome", "days": 3})]).replace("\n", "⏎").replace("|", "\\|")
+        rows.append(f"| `{form.name}` | {'JSON' if form.arguments.is_json else form.style} | `` {text} `` |")
+    return "\n".join(rows)
+
+
+def test_the_documents_have_the_table() -> None:
+    found = re.search(r"\| format \| arguments \|.*?(?=\n\n)", (DOCS / "structured_output.md").read_text(), re.DOTALL)
+    assert found is not None
+    assert found.group() == table(), json.dumps(table())
