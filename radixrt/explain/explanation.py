@@ -171,5 +171,9 @@ def _normalize_fields(constraint: Constraint) -> dict[str, Any]:
         "normalized": schema.to_schema(),
         "ignored": [Finding(e.pointer, e.keyword, e.reason, e.fix) for e in schema.ignored],
         "annotations": [Finding(pointer, keyword) for pointer, keyword in schema.annotations],
+        "misspelt": [
+            Finding(at, name, "an unknown keyword constrains nothing", f"Is {meant} meant?")
+            for at, name, meant in schema.misspelt
+        ],
         "_schema": schema,
     }

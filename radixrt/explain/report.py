@@ -61,6 +61,7 @@ class Report:
         refused: keywords because of which the schema is refused: all that cannot be enforced.
         ignored: keywords that cannot be enforced and are dropped, with `on_unsupported="ignore"`.
         annotations: keywords that are not enforced because they only annotate (unknown formats, ...).
+        misspelt: unknown keywords that resemble a known keyword.
         draft: the dialect of the schema.
         backend, why: the library that computes the masks, and the reason for its choice.
         normalized: an equivalent schema, made from the normal form that is enforced.
@@ -73,6 +74,7 @@ class Report:
     refused: list[Finding] = field(default_factory=list)
     ignored: list[Finding] = field(default_factory=list)
     annotations: list[Finding] = field(default_factory=list)
+    misspelt: list[Finding] = field(default_factory=list)
     draft: str | None = None
     backend: str | None = None
     why: str = ""
@@ -159,6 +161,7 @@ class Report:
             lines.append(self.error.message)
         lines += _listed("cannot be enforced", self.refused)
         lines += _listed("ignored, as asked for", self.ignored)
+        lines += _listed("warning: misspelt, not enforced", self.misspelt)
         lines += _listed("annotations, not enforced", self.annotations)
         if self.cost is not None:
             lines += [

@@ -192,6 +192,16 @@ def test_every_refused_keyword_is_listed_with_its_place_and_a_fix(look: Look) ->
         report.accepts_value({})
 
 
+def test_a_misspelt_keyword_is_a_warning(look: Look) -> None:
+    report = look(json_schema={"type": "object", "requred": ["a"], "x-order": 1, "properties": {"a": {"minlength": 1}}})
+    assert report.enforced
+    assert [(f.pointer, f.keyword, f.fix) for f in report.misspelt] == [
+        ("", "requred", "Is required meant?"),
+        ("/properties/a", "minlength", "Is minLength meant?"),
+    ]
+    assert "warning: misspelt, not enforced:\n" in str(report)
+
+
 def test_what_is_ignored_on_request_is_listed(look: Look) -> None:
     report = look({"on_unsupported": "ignore"}, json_schema=DISTINCT)
     assert report.enforced

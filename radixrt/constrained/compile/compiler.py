@@ -244,7 +244,8 @@ class ParsedConstraint:
     """A constraint as productions.
 
     Attributes:
-        ignored: keywords that are dropped because the caller asked for that, "pointer: keyword" each.
+        ignored: keywords that are dropped because the caller asked for that, "pointer: keyword" each, and misspelt
+            ones.
         obligations: see `CompiledConstraint`.
     """
 
@@ -297,7 +298,7 @@ def _json_schema(constraint: Constraint, deadline: float | None) -> ParsedConstr
         max_digits=options.max_digits,
         limits=limits,
     )
-    ignored = tuple(f"{one.pointer}: {one.keyword}" for one in normal.ignored)
+    ignored = tuple(normal.remarks())
     return ParsedConstraint(normal.productions(whitespace=options.whitespace), ignored, normal.obligations)
 
 

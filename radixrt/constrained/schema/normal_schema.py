@@ -31,6 +31,7 @@ class NormalSchema:
         ignored: keywords that cannot be enforced and that the caller chose to ignore.
         obligations: what the productions leave to guards.
         annotations: keywords (pointer of their schema, name) that are not enforced because they only annotate.
+        misspelt: unknown keywords (pointer of their schema, name, the known keyword that they resemble).
     """
 
     def __init__(
@@ -51,6 +52,16 @@ class NormalSchema:
         self.draft = graph.document.dialect.name
         self.ignored = ignored
         self.annotations = list(graph.reader.annotations)
+        self.misspelt = graph.document.misspelt
+
+    def remarks(self, pointer: str = "") -> list[str]:
+        """Return the keywords that are not enforced, for the report of an answer: ignored and misspelt ones.
+
+        Args:
+            pointer: of the schema in a larger document.
+        """
+        ignored = [f"{pointer}{one.pointer}: {one.keyword}" for one in self.ignored]
+        return ignored + [f"{pointer}{at}: {name} (unknown; {meant} is a keyword)" for at, name, meant in self.misspelt]
 
     def productions(self, whitespace: int = 0) -> Productions:
         """Return the JSON texts of the values that the schema accepts, with keys in the schema's order and, if

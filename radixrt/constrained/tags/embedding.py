@@ -148,7 +148,7 @@ class Embedding:
             productions = productions.prune()
         except RequestError as error:
             raise _moved(error, pointer, param) from None
-        self.ignored += [f"{pointer}{one.pointer}: {one.keyword}" for one in normal.ignored]
+        self.ignored += normal.remarks(pointer)
         return productions
 
     def grammar(self, text: str, stops: Sequence[str]) -> Piece:

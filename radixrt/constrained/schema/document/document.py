@@ -60,6 +60,11 @@ class Document:
         """Keywords (pointer of their schema, name) that have no meaning at their place."""
         return self._index.annotations
 
+    @property
+    def misspelt(self) -> list[tuple[str, str, str]]:
+        """Unknown keywords (pointer of their schema, name, the known keyword that they resemble)."""
+        return self._index.misspelt
+
     def child(self, parent: Located, schema: Any, *tokens: str) -> Located:
         """Return a subschema of a located schema; the tokens are its JSON pointer relative to that schema."""
         resource, scope = parent.resource, parent.scope

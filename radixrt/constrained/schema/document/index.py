@@ -18,6 +18,7 @@ from radixrt.constrained.schema.document.dialects import (
     Dialect,
     dialect_of_uri,
 )
+from radixrt.constrained.schema.document.misspelt import near_keyword
 from radixrt.constrained.schema.errors import MalformedSchema, Unsupported
 from radixrt.constrained.schema.limits import Limits, over_limit
 from radixrt.constrained.schema.values import TYPE_BITS
@@ -102,6 +103,7 @@ class Index:
         walked: (identity of the schema, identity of its resource) of each schema that has been checked.
         legacy_ids: schemas by `id`, for documents that do not state their draft.
         annotations: known keywords (pointer of their schema, name) without meaning at their place.
+        misspelt: unknown keywords (pointer of their schema, name, the known keyword that they resemble).
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -110,6 +112,7 @@ class Index:
         self.walked: set[tuple[int, int]] = set()
         self.legacy_ids: dict[str, tuple[Any, str]] = {}
         self.annotations: list[tuple[str, str]] = []
+        self.misspelt: list[tuple[str, str, str]] = []
         self._limits = limits
         self._subschemas = 0
 
@@ -217,6 +220,8 @@ class Index:
                     self.annotations.append((pointer, keyword))
                 elif type(keyword) is not str:
                     raise MalformedSchema(pointer, f"the key {shown(keyword)} is not a string")
+                elif keyword not in COMMENTS and keyword not in ASSERTIONS and (meant := near_keyword(keyword)):
+                    self.misspelt.append((pointer, keyword, meant))
                 continue
             check = checks.get(keyword)
             if check is not None:
