@@ -41,6 +41,8 @@ from radixrt.messages.scheduler_stats import SchedulerStats
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
+HAND_OVER_S = 10.0
+"""Longest time in which the prefixes of a replica that is removed are copied by other replicas."""
 
 State = Literal["starting", "serving", "restarting", "draining", "drained", "fenced", "failed"]
 
@@ -201,7 +203,8 @@ class ReplicaSet:
             self._notify(replica)
 
     def remove(self, number: int, timeout_s: float | None = None) -> None:
-        """Drain a replica, wait until it has no open requests, and stop its processes.
+        """Drain a replica, wait until it has no open requests, let other replicas copy its prefixes, and stop its
+        processes.
 
         Args:
             timeout_s: requests still open after this time move to other replicas; None: `request_timeout_s`, the
@@ -229,6 +232,7 @@ class ReplicaSet:
         deadline = time.monotonic() + limit
         while time.monotonic() < deadline and not self._closing and not self._is_idle(replica):
             time.sleep(POLL_S)
+        self._hand_over(replica)
         # The router moves the open requests as soon as the notice says that the replica is down; only then are the
         # processes stopped. The number stays taken until they are gone, because they may still use their devices.
         with self._lock:
@@ -244,6 +248,18 @@ class ReplicaSet:
             self._stop([replica])
         finally:
             self._ending.discard(replica.number)
+
+    def _hand_over(self, replica: _Replica) -> None:
+        """Let other replicas copy the prefixes of a replica that is removed."""
+        if not self._config.cache.kv_host_gib or not replica.has_runner or not self._is_idle(replica):
+            return
+        with self._lock:
+            self._notify(replica, leaves=True)
+        deadline = time.monotonic() + HAND_OVER_S
+        while time.monotonic() < deadline and not self._closing and replica.has_runner:
+            if replica.latest is not None and replica.latest.view.has_handed_over:
+                return
+            time.sleep(POLL_S)
 
     def describe(self) -> list[ReplicaStatus]:
         """Return all replicas, by number."""
@@ -384,13 +400,19 @@ class ReplicaSet:
         elif self.client.info is not None:
             self.client.pause(reason)
 
-    def _notify(self, replica: _Replica) -> None:
-        """Send the state of a replica to the router, once the sizes of the replica's pools are known."""
+    def _notify(self, replica: _Replica, *, leaves: bool = False) -> None:
+        """Send the state of a replica to the router, once the sizes of the replica's pools are known.
+
+        Args:
+            leaves: the replica hands its prefixes over.
+        """
         if replica.info is None:
             return
         endpoint = Endpoints(replica.supervisor.folder).of("scheduler", replica.supervisor.core_epoch)
         takes_new = replica.has_runner and not replica.is_draining
-        self._tell(ReplicaNotice(replica.number, replica.life, replica.is_up, takes_new, endpoint, replica.info))
+        self._tell(
+            ReplicaNotice(replica.number, replica.life, replica.is_up, takes_new, endpoint, replica.info, leaves)
+        )
 
 
 def _config_of(config: Config, number: int) -> Config:

@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 
 from radixrt.messages.cache_events import FromWatched, PageWatched
-from radixrt.messages.peers import PrefixPages
+from radixrt.messages.peers import FromPeer
 from radixrt.messages.scheduler import ControlReply, SchedulerReady, TokenBatch, ToScheduler
 from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.messages.wire import Message
@@ -33,6 +33,7 @@ class ReplicaNotice(Message, frozen=True, array_like=True, tag=True):
         takes_new: the replica may get new requests: there is a ModelRunner, and the replica is not draining.
         endpoint: inbox of the scheduler.
         ready: sizes of the scheduler's pools; None if the scheduler is not up.
+        leaves: the replica is about to be stopped, has no requests any more, and hands its prefixes over.
     """
 
     replica: int
@@ -41,6 +42,7 @@ class ReplicaNotice(Message, frozen=True, array_like=True, tag=True):
     takes_new: bool = True
     endpoint: str = ""
     ready: SchedulerReady | None = None
+    leaves: bool = False
 
 
 ReplicaState = Literal["serving", "draining", "fenced"]
@@ -55,6 +57,7 @@ class RouterView(msgspec.Struct, frozen=True, array_like=True):
         queued: number of requests that are bound to the replica and wait in the router.
         predicted_wait_s: predicted seconds until a small request that arrives now has its first token.
         fences: number of times that the replica was fenced since the router was started.
+        has_handed_over: other replicas have what they take of the replica's prefixes (`ReplicaNotice.leaves`).
     """
 
     state: ReplicaState
@@ -62,6 +65,7 @@ class RouterView(msgspec.Struct, frozen=True, array_like=True):
     queued: int
     predicted_wait_s: float
     fences: int = 0
+    has_handed_over: bool = False
 
 
 class ReplicaStats(Message, frozen=True, array_like=True, tag=True):
@@ -151,5 +155,5 @@ FromRouter = ReplicaStats | RouterQueue
 ToRouter = ToScheduler | ReplicaNotice
 """Messages from the tokenizer and from main."""
 
-FromReplica = TokenBatch | SchedulerStats | ControlReply | FromWatched | PageWatched | PrefixPages
+FromReplica = TokenBatch | SchedulerStats | ControlReply | FromWatched | PageWatched | FromPeer
 """Messages from schedulers."""

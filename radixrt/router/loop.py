@@ -255,6 +255,8 @@ class RouterLoop:
                 self._router.resume(replica, now)
             else:
                 self._router.drain(replica, now)
+            if notice.leaves:
+                self._router.hand_over(replica)
         self._announce()
 
     def _add(self, notice: ReplicaNotice, ready: SchedulerReady, now: float) -> None:
@@ -331,7 +333,8 @@ class RouterLoop:
         load, known = self._router.placement.loads[replica], self._replicas[replica]
         state: ReplicaState = "fenced" if load.is_fenced else "draining" if load.is_draining else "serving"
         wait = wait_s(load, Work(1, 1, 0.0))
-        view = RouterView(state, len(load.open), len(load.queue), wait, self._fences[replica])
+        has_handed_over = self._router.placement.transfers.has_handed_over(replica)
+        view = RouterView(state, len(load.open), len(load.queue), wait, self._fences[replica], has_handed_over)
         found = ReplicaStats(replica, known.notice.life, view, known.stats, len(self._router.unbound))
         if found != known.told:
             known.told = found

@@ -31,7 +31,7 @@ from radixrt.messages.parts import (
     Usage,
     deadline_passed,
 )
-from radixrt.messages.peers import PrefixComing, PrefixPages, ToPeer
+from radixrt.messages.peers import FromPeer, HandedOver, PrefixComing, PrefixPages, PrefixTaken, ToPeer
 from radixrt.messages.request import Request
 from radixrt.messages.scheduler import AbortReq, ReleaseReq, Reset, TokenBatch, TokenDelta
 from radixrt.messages.scheduler_stats import SchedulerStats
@@ -133,6 +133,12 @@ class Router:
         load.is_draining = True
         self._rebind(load, now)
 
+    def hand_over(self, replica: int) -> None:
+        """Let other replicas copy the prefixes of a replica without requests that is about to be stopped."""
+        order = self.placement.transfers.hand_over(replica)
+        if order is not None:
+            self._send(replica, order)
+
     def resume(self, replica: int, now: float) -> None:
         """Send a replica that was drained new requests again."""
         self.placement.loads[replica].is_draining = False
@@ -141,6 +147,7 @@ class Router:
     def died(self, replica: int, now: float) -> None:
         """Forget a replica; its requests continue on other replicas."""
         load = self.placement.loads.pop(replica)
+        self.placement.transfers.left(replica)
         if not load.is_fenced:  # the index forgot a fenced replica when it was fenced
             self.placement.index.drop(replica)
         self._acks.pop(replica, None)
@@ -245,7 +252,7 @@ class Router:
     # --- replicas' messages ---
 
     def receive(
-        self, replica: int, epoch: int, message: TokenBatch | CacheEvents | SchedulerStats | PrefixPages, now: float
+        self, replica: int, epoch: int, message: TokenBatch | CacheEvents | SchedulerStats | FromPeer, now: float
     ) -> None:
         """Take a message of a replica; a message of an earlier epoch is dropped."""
         load = self.heard(replica, epoch, now)
@@ -260,7 +267,12 @@ class Router:
         elif isinstance(message, PrefixPages):
             target = self.placement.transfers.target(replica, message)
             if target in self.placement.loads:
-                self._send(target, message)
+                source = -1 if message.rid else replica
+                self._send(target, msgspec.structs.replace(message, source=source))
+        elif isinstance(message, HandedOver):
+            self.placement.transfers.handed_over(replica)
+        elif isinstance(message, PrefixTaken):
+            self.placement.transfers.taken(message.source)
         elif self.placement.index.apply(replica, message):
             self._acks[replica] = message.seq
         else:

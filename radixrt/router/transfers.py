@@ -10,10 +10,13 @@ slots, as a miss does.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from radixrt.messages.peers import PrefixAsk, PrefixPages
+from radixrt.mem_cache.granules import GRANULE_TOKENS
+from radixrt.messages.peers import HandOver, PrefixAsk, PrefixPages
 from radixrt.router.replica_index import ReplicaIndex
 from radixrt.router.replica_load import ReplicaLoad
 from radixrt.router.routed_request import RoutedRequest
@@ -43,6 +46,21 @@ class Transfer(NamedTuple):
         return self.tokens - self.cost
 
 
+@dataclass
+class _HandOver:
+    """Prefixes that a replica hands over before it leaves.
+
+    Attributes:
+        targets: replica that gets the prefixes with the same first page, by this page.
+        untaken: number of prefixes that their targets have not copied.
+        is_complete: the replica has named all of them.
+    """
+
+    targets: dict[bytes, int] = field(default_factory=dict)
+    untaken: int = 0
+    is_complete: bool = False
+
+
 class Transfers:
     """See the module's docstring.
 
@@ -56,6 +74,7 @@ class Transfers:
         self._index = index
         self._is_on = is_on
         self._asked: dict[str, tuple[int, int]] = {}  # source and target, by request
+        self._leaving: dict[int, _HandOver] = {}
 
     def find(self, request: RoutedRequest, target: int, hit: int) -> Transfer | None:
         """Return the transfer that a request would begin on a replica; None if computing takes less time.
@@ -91,8 +110,59 @@ class Transfers:
         arrival = request.arrival
         return PrefixAsk(request.rid, arrival.ids[: transfer.end].tobytes(), arrival.namespace)
 
+    # --- replicas that leave ---
+
+    def hand_over(self, replica: int) -> HandOver | None:
+        """Return the order for a replica that is about to leave; None if it hands nothing over."""
+        if replica in self._leaving:
+            return None
+        found = self._leaving[replica] = _HandOver()
+        room = sum(load.info.num_slots for each, load in self._loads.items() if each != replica and load.takes_new)
+        found.is_complete = not self._is_on or not room or self._loads[replica].info.has_states
+        return None if found.is_complete else HandOver(room)
+
+    def has_handed_over(self, replica: int) -> bool:
+        """Return True once other replicas have what they take of a replica that leaves."""
+        found = self._leaving.get(replica)
+        return found is not None and found.is_complete and not found.untaken
+
+    def handed_over(self, replica: int) -> None:
+        """Note that a replica has named all of its prefixes."""
+        if replica in self._leaving:
+            self._leaving[replica].is_complete = True
+
+    def taken(self, source: int) -> None:
+        """Note that a prefix of a replica that leaves was copied."""
+        if source in self._leaving:
+            self._leaving[source].untaken -= 1
+
+    def left(self, replica: int) -> None:
+        """Forget a replica. What it has not copied, nobody waits for."""
+        self._leaving.pop(replica, None)
+        for each in self._leaving.values():
+            if replica in each.targets.values():
+                each.untaken, each.is_complete = 0, True
+
+    def _heir(self, source: int, message: PrefixPages) -> int | None:
+        """Return the replica that gets a prefix: prefixes that begin alike go to the same one, others in turns."""
+        found = self._leaving.get(source)
+        takers = [each for each, load in self._loads.items() if each != source and load.takes_new]
+        if found is None or found.is_complete or not takers or not message.pages:
+            return None
+        counts = Counter(found.targets.values())
+        fewest = min(takers, key=lambda each: counts[each])
+        target = found.targets.setdefault(message.token_ids[: 4 * GRANULE_TOKENS], fewest)
+        if target not in takers:
+            return None
+        found.untaken += 1
+        return target
+
+    # --- answers ---
+
     def target(self, source: int, message: PrefixPages) -> int | None:
-        """Return the replica that waits for an answer; None if none does any more."""
+        """Return the replica that gets an answer; None if none waits for the answer any more."""
+        if not message.rid:
+            return self._heir(source, message)
         asked = self._asked.get(message.rid)
         if asked is None or asked[0] != source:
             return None
@@ -104,5 +174,6 @@ class Transfers:
         self._asked.pop(rid, None)
 
     def clear(self) -> None:
-        """Pass on no answer to the questions so far."""
+        """Pass on no answer to the questions so far, and end what replicas hand over."""
         self._asked.clear()
+        self._leaving = {replica: _HandOver(is_complete=True) for replica in self._leaving}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from radixrt.messages import cache_events, client, fleet, parts, peers, runner, scheduler, scheduler_stats, wire
 from radixrt.messages.client import OutputBatch, RequestOutput, ToMain, ToTokenizer
-from radixrt.messages.fleet import ToRouter
+from radixrt.messages.fleet import FromReplica, ToRouter
 from radixrt.messages.parts import Finish
 from radixrt.messages.reads import TokenLogprob
 from radixrt.messages.runner import FromRunner, ToRunner
@@ -29,6 +29,7 @@ UNIONS: dict[str, Any] = {
     "FromRunner": FromRunner,
     "ToMain": ToMain,
     "ToRouter": ToRouter,
+    "FromReplica": FromReplica,
 }
 MODULES = (cache_events, client, fleet, parts, peers, runner, scheduler, scheduler_stats, wire)
 MEMBERS = [(name, kind) for name, union in UNIONS.items() for kind in typing.get_args(union)]

@@ -131,3 +131,18 @@ def test_a_replica_that_dies_while_it_waits_for_a_prefix_loses_nothing(
             os.kill(stopped, signal.SIGCONT)
         found = [token for chunk in chunks for token in chunk.token_ids]
     assert found == ask(expected, tokens).token_ids
+
+
+def test_prefixes_of_a_replica_that_is_removed_are_on_another_one(
+    engine: radixrt.Engine, expected: radixrt.Engine
+) -> None:
+    tokens = prompt(6)
+    with only(engine, 0):
+        ask(engine, tokens)
+        ask(engine, tokens, cache_salt="b")
+    assert engine.replicas is not None
+    engine.replicas.remove(0, 60.0)
+    for salt in ("", "b"):
+        answer = ask(engine, tokens, cache_salt=salt)
+        assert answer.usage.fetched_tokens == {"host": 10 * PAGE}
+        assert answer.token_ids == ask(expected, tokens).token_ids

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from radixrt.messages.peers import PrefixAsk, PrefixComing, PrefixPages
+from radixrt.messages.peers import HandedOver, HandOver, PrefixAsk, PrefixComing, PrefixPages, PrefixTaken
 from radixrt.messages.scheduler import AbortReq
 from radixrt.messages.wire import pack_i32, unpack_i32
 from tests.router.fake_fleet import FakeFleet
@@ -50,7 +50,7 @@ class Fleet(FakeFleet):
 
 
 def _is_peer(message: Any) -> bool:
-    return isinstance(message, PrefixAsk | PrefixComing | PrefixPages)
+    return isinstance(message, PrefixAsk | PrefixComing | PrefixPages | HandOver)
 
 
 def test_the_replica_that_has_the_prefix_is_asked_and_its_answer_passed_on() -> None:
@@ -135,3 +135,73 @@ def test_a_busy_replica_answers_late_and_that_has_its_price() -> None:
     busy = transfers.find(routed, 1, 0)
     assert busy is not None
     assert busy.cost > idle.cost + 150
+
+
+def leaving(replicas: int = 3) -> Fleet:
+    """A fleet whose first replica is about to be stopped."""
+    fleet = Fleet(replicas=replicas)
+    fleet.router.drain(0, fleet.now)
+    fleet.peer_messages.clear()
+    fleet.router.hand_over(0)
+    fleet.route()
+    return fleet
+
+
+def hears(fleet: Fleet, replica: int, message: Any) -> list[tuple[int, Any]]:
+    """Let the router receive a message; return what it sends."""
+    fleet.peer_messages.clear()
+    fleet.router.receive(replica, fleet.replicas[replica].epoch, message, fleet.now)
+    fleet.route()
+    return fleet.peer_messages
+
+
+def pages(token: int, tokens: int = 128) -> PrefixPages:
+    return PrefixPages("", pack_i32([token] * tokens), pages=pack_i32([1] * (tokens // 64)))
+
+
+def test_prefixes_of_a_replica_that_leaves_are_divided_among_the_others() -> None:
+    fleet = leaving()
+    transfers = fleet.router.placement.transfers
+    assert [(target, type(message)) for target, message in fleet.peer_messages] == [(0, HandOver)]
+    targets = []
+    for message in (pages(1), pages(2), pages(1, 192)):
+        ((target, sent),) = hears(fleet, 0, message)
+        targets.append(target)
+        assert (sent.source, sent.token_ids) == (0, message.token_ids)
+    assert sorted(targets[:2]) == [1, 2]
+    assert targets[2] == targets[0]
+    assert hears(fleet, 0, PrefixPages("")) == []
+    assert not transfers.has_handed_over(0)
+    hears(fleet, 0, HandedOver(1))
+    for target in targets:
+        assert not transfers.has_handed_over(0)
+        hears(fleet, target, PrefixTaken(0))
+    assert transfers.has_handed_over(0)
+    fleet.kill(0)
+    assert not transfers.has_handed_over(0)
+
+
+@pytest.mark.parametrize("event", ["forget", "death of the taker", "no other replica", "no host tiers"])
+def test_a_hand_over_ends(event: str) -> None:
+    if event == "no host tiers":
+        fleet = Fleet(moves=False)
+        fleet.router.hand_over(0)
+        fleet.route()
+        assert fleet.peer_messages == []
+    else:
+        fleet = leaving(2)
+    transfers = fleet.router.placement.transfers
+    if event != "no host tiers":
+        hears(fleet, 0, pages(1))
+        assert not transfers.has_handed_over(0)
+    if event == "forget":
+        transfers.clear()
+        assert hears(fleet, 0, pages(1)) == []
+    elif event == "death of the taker":
+        fleet.kill(1)
+    elif event == "no other replica":
+        fleet.router.drain(1, fleet.now)
+        assert hears(fleet, 0, pages(2)) == []
+        hears(fleet, 0, HandedOver(1))
+        hears(fleet, 1, PrefixTaken(0))
+    assert transfers.has_handed_over(0)

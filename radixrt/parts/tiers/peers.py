@@ -15,14 +15,16 @@ A request waits for A's answer and for the copy for a bounded time, and is compu
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from radixrt.mem_cache.allocator import Int32Array
-from radixrt.mem_cache.tree_node import TreeNode
+from radixrt.mem_cache.tree_node import RETAIN_DONE, TreeNode, path_of
 from radixrt.messages.kv_moves import KEY_BYTES
-from radixrt.messages.peers import PrefixAsk, PrefixComing, PrefixPages
+from radixrt.messages.peers import FromPeer, HandedOver, HandOver, PrefixAsk, PrefixComing, PrefixPages, PrefixTaken
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.parts.tiers.moves import MoveKind
 from radixrt.parts.tiers.tier import Tier, root_name
@@ -41,6 +43,7 @@ class Links:
         pays: returns True if pulling the tokens [start, end) is predicted to take less time than computing them.
         copy_out: copies the prefix that ends in a node of the pool to the host tier, and calls a function when the copy
             has ended.
+        has_room: returns True if a pull would start at once.
         refused: counts a pull that does not begin, or is not waited for, by its reason.
     """
 
@@ -48,6 +51,7 @@ class Links:
     until: Callable[[int, float], float]
     pays: Callable[[int, int], bool]
     copy_out: Callable[[TreeNode, Callable[[], None]], None]
+    has_room: Callable[[], bool]
     refused: Callable[[str], None]
 
 
@@ -87,7 +91,8 @@ class Peers:
         self._records = records
         self._coming: dict[str, tuple[int, float]] = {}  # tokens, and the time until which the request waits
         self._pulls: list[_Pull] = []
-        self.outgoing: list[PrefixPages] = []
+        self._handed: deque[PrefixPages] = deque()  # prefixes that are not being copied yet
+        self.outgoing: list[FromPeer] = []
         self.pulled: set[str] = set()
 
     def attach(self, core: Core, links: Links) -> None:
@@ -96,7 +101,12 @@ class Peers:
         self._links = links
 
     def handles(self) -> Mapping[type, Callable[[Any, float], tuple[()]]]:
-        return {PrefixAsk: self._asked, PrefixComing: self._announced, PrefixPages: self._answered}
+        return {
+            PrefixAsk: self._asked,
+            PrefixComing: self._announced,
+            PrefixPages: self._answered,
+            HandOver: self._hand_over,
+        }
 
     # --- the replica that has the prefix ---
 
@@ -109,6 +119,28 @@ class Peers:
         else:
             node = cache.match_prefix(tokens[:in_pool], message.namespace).node
             self._links.copy_out(node, lambda: self._answer(message, tokens, root))
+        return ()
+
+    def _hand_over(self, message: HandOver, now: float) -> tuple[()]:
+        cache = self._core.kv.cache
+        left, leaves = message.tokens, list[TreeNode]()
+        for leaf in reversed(list(cache.coldest())) if self._core.scheduler.has_runner else ():
+            left -= len(path_of(leaf)[0])
+            if leaf.retention != RETAIN_DONE and left >= 0:
+                leaves.append(leaf)
+        under_way = len(leaves)
+
+        def copied(tokens: Int32Array, namespace: str) -> None:
+            nonlocal under_way
+            self._answer(PrefixAsk("", b"", namespace), tokens, root_name(namespace))
+            under_way -= 1
+            if not under_way:
+                self.outgoing.append(HandedOver(len(leaves)))
+
+        for leaf in leaves:
+            self._links.copy_out(leaf, partial(copied, *path_of(leaf)))
+        if not leaves:
+            self.outgoing.append(HandedOver(0))
         return ()
 
     def _answer(self, message: PrefixAsk, tokens: Int32Array, root: str) -> None:
@@ -133,12 +165,15 @@ class Peers:
         return ()
 
     def _answered(self, message: PrefixPages, now: float) -> tuple[()]:
+        if message.source >= 0:
+            self._handed.append(message)
+            self.take_handed(now)
+            return ()
         if self._coming.pop(message.rid, None) is None:
             return ()  # it has ended, or the answer is late
         tokens, page, root = unpack_i32(message.token_ids), self._host.page, root_name(message.namespace)
         pages = unpack_i32(message.pages)
-        if message.layout != self._layout or len(pages) * page != len(tokens):
-            self._links.refused("layout")
+        if not self._fits(message):
             return ()
         cached = max(self._core.kv.cache.match_len(tokens, message.namespace), self._host.match_len(tokens, root))
         if len(tokens) < cached + page:
@@ -149,19 +184,39 @@ class Peers:
             self._pull(message, tokens, pages, root, now)
         return ()
 
+    def _fits(self, message: PrefixPages) -> bool:
+        fits = message.layout == self._layout and len(message.pages) * self._host.page == len(message.token_ids)
+        if not fits:
+            self._links.refused("layout")
+        return fits
+
+    def take_handed(self, now: float) -> None:
+        """Copy prefixes that other replicas hand over, while no other move towards the pool has to wait for that. No
+        prefix of this replica is evicted for them."""
+        while self._handed and self._links.has_room():
+            message = self._handed.popleft()
+            tokens, pages = unpack_i32(message.token_ids), unpack_i32(message.pages)
+            if not (self._core.scheduler.has_runner and len(tokens) and self._fits(message)):
+                self.outgoing.append(PrefixTaken(message.source))
+            else:
+                self._pull(message, tokens, pages, root_name(message.namespace), now)
+
     def _pull(self, message: PrefixPages, tokens: Int32Array, theirs: Int32Array, root: str, now: float) -> None:
         """Begin to copy a prefix from another replica into the host tier."""
         host, copies, page = self._host, self._host.copies, self._host.page
-        arrival = copies.begin(tokens.copy(), root)
-        if arrival is None:
-            self._links.refused("places")
+        is_handed = message.source >= 0
+        arrival = copies.begin(tokens.copy(), root, evicts=not is_handed)
+        if arrival is None or not len(arrival.slots):
+            if arrival is None:
+                self._links.refused("places")
+            else:  # the host tier has the prefix
+                copies.end(arrival, copied=False)
+            if is_handed:
+                self.outgoing.append(PrefixTaken(message.source))
             return
         start, places = arrival.start, arrival.slots
-        if not len(places):  # a copy of this prefix has just ended
-            copies.end(arrival, copied=False)
-            return
         until = self._links.until(len(places), now)
-        pull = _Pull(arrival.tokens, root, start, {message.rid}, until)
+        pull = _Pull(arrival.tokens, root, start, set() if is_handed else {message.rid}, until)
         self._pulls.append(pull)
 
         def ended(ok: bool) -> None:
@@ -171,6 +226,8 @@ class Peers:
                 self.pulled |= pull.rids
             else:
                 self._links.refused("failed")
+            if is_handed:
+                self.outgoing.append(PrefixTaken(message.source))
 
         keys = host.keys(arrival.tokens, root)[start // page * KEY_BYTES :]
         mine = pack_i32(places[::page] // page)
@@ -226,4 +283,5 @@ class Peers:
     def forgotten(self) -> None:
         """Forget what other replicas were asked for, and what they have asked for."""
         self._coming.clear()
+        self._handed.clear()
         self.outgoing.clear()

@@ -157,7 +157,9 @@ class Tiers(Part):
             self._max_receiving,
         )
         refused = self.moves.counters.refused
-        self.peers.attach(core, Links(self._start, self._pull_until, self._pull_pays, self._copy_for_peer, refused))
+        self.peers.attach(
+            core, Links(self._start, self._pull_until, self._pull_pays, self._copy_for_peer, self._may_pull, refused)
+        )
         self._cache.watch(self._copied)
         self.host.cache.watch(self._saved)
         self._order(self._opening)
@@ -223,6 +225,9 @@ class Tiers(Part):
 
     def _pull_until(self, tokens: int, now: float) -> float:
         return self._until(self._fetch_s(PEER, tokens), now)
+
+    def _may_pull(self) -> bool:
+        return self.moves.has_room(MoveKind.PULL)
 
     def _pull_pays(self, start: int, end: int) -> bool:
         return self._pays(PEER, start, end, self._fetch_s(PEER, end - start))
@@ -393,6 +398,7 @@ class Tiers(Part):
             self._idle_since = now
         elif now - self._idle_since >= IDLE_S:
             self.save()
+        self.peers.take_handed(now)
         answers, self.peers.outgoing = self.peers.outgoing, []
         return answers
 
@@ -463,6 +469,7 @@ class Tiers(Part):
     def forgetting(self, namespace: str, *, whole_owner: bool) -> None:
         """Drop a namespace from all tiers, with the moves that might bring its tokens back."""
         self.emptying()
+        self.peers.forgotten()  # answers may name pages with these tokens
         for tier in (self.host, self.disk):
             if tier is not None:
                 tier.forget_namespace(namespace, whole_owner=whole_owner)

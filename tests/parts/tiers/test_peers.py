@@ -13,7 +13,7 @@ import pytest
 
 from radixrt.errors import InvariantError
 from radixrt.messages.kv_moves import KVOut, KVPull
-from radixrt.messages.peers import PrefixAsk, PrefixComing, PrefixPages
+from radixrt.messages.peers import HandedOver, HandOver, PrefixAsk, PrefixComing, PrefixPages, PrefixTaken
 from radixrt.messages.wire import pack_i32
 from radixrt.parts.tiers import peers as peers_module
 from radixrt.parts.tiers import scheduler, tier
@@ -30,7 +30,7 @@ class Pair:
     """Replica A with prefixes, replica B that asks for them.
 
     Attributes:
-        usages: of B's requests, by id.
+        handed_over: number of times that A has named all of its prefixes.
     """
 
     def __init__(self, seed: int = 0, *, eager: float = 0.7, host_pages: int = 20, ranks: int = 1) -> None:
@@ -42,6 +42,7 @@ class Pair:
             host.others = {f"arena of {i}": hosts[i] for i in range(2)}
         self.a, self.b = (TieredHarness(sizes, host=host, seed=seed + i, eager=eager) for i, host in enumerate(hosts))
         self.count = 0
+        self.handed_over = 0
 
     def compute(self, h: TieredHarness, prompt: list[int], **fields: Any) -> str:
         """Begin a request; return its id."""
@@ -63,7 +64,12 @@ class Pair:
         """Let A's answers come to B."""
         messages, self.a.messages = self.a.messages, []
         for message in messages:
-            self.b.handle(change(message))
+            if isinstance(message, PrefixPages):
+                source = -1 if message.rid else 0
+                self.b.handle(msgspec.structs.replace(change(message), source=source))
+            else:
+                assert isinstance(message, HandedOver)
+                self.handed_over += 1
 
     def run(self, turns: int = 200) -> None:
         for _ in range(turns):
@@ -224,6 +230,56 @@ def test_another_namespace_gets_nothing(pair: Pair) -> None:
     pair.b.drain()
     assert pair.fetched(rid) == {}
     pair.check()
+
+
+def test_prefixes_of_a_replica_that_leaves_are_in_the_host_tier_of_another(pair: Pair) -> None:
+    pair.compute(pair.a, [9] * 130)
+    pair.compute(pair.a, [9] * 130, cache_salt="b")
+    pair.a.drain()
+    pair.b.may_compute("", [9] * 130)
+    pair.b.may_compute("b", [9] * 130)
+    pair.b.may_compute("", PROMPT)
+    pair.a.handle(HandOver(10_000))
+    pair.run()
+    assert pair.handed_over == 1
+    assert pair.b.messages == [PrefixTaken(0)] * 3
+    assert pair.b.tiers.host.num_tokens == 192 + 2 * 128
+    rid = pair.compute(pair.b, PROMPT)
+    pair.run()
+    pair.check()
+    assert pair.fetched(rid) == {"host": 3 * PAGE}
+
+
+def test_the_last_used_prefixes_are_handed_over_if_not_all_fit(pair: Pair) -> None:
+    pair.compute(pair.a, [9] * 200)
+    pair.a.drain()
+    pair.a.handle(HandOver(250))
+    pair.b.may_compute("", [9] * 200)
+    pair.run()
+    pair.check()
+    assert pair.handed_over == 1
+    assert pair.b.tiers.host.match_len(np.array([9] * 200, np.int32), tier.root_name("")) == 192
+    assert pair.b.tiers.host.num_tokens == 192
+
+
+def test_what_is_handed_over_evicts_nothing_and_always_has_an_end(pair: Pair) -> None:
+    other = Pair(host_pages=2)
+    other.compute(other.a, PROMPT)
+    other.a.drain()
+    other.b.may_compute("", PROMPT)
+    other.compute(other.b, [8] * 140)
+    other.b.rest(2)
+    assert other.b.tiers.host.num_tokens == 128
+    for _ in range(2):
+        other.a.handle(HandOver(10_000))
+        other.run()
+    other.a.handle(HandOver(0))
+    other.run()
+    other.check()
+    assert other.handed_over == 3
+    assert other.b.tiers.host.match_len(np.array([8] * 140, np.int32), tier.root_name("")) == 128
+    answers = other.b.messages
+    assert answers == [PrefixTaken(0)] * len(answers) != []
 
 
 def evicts_meanwhile(pair: Pair) -> None:
