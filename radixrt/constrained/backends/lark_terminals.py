@@ -15,18 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
-from typing import Final
 
 from radixrt.constrained.productions import NO_TEXT, Expr, Lit, NotExpressible, Productions, Ref, Seq, Term, alt
 from radixrt.constrained.productions.maximal_munch import Terminal, followers, terminals_of
 from radixrt.constrained.regex import EMPTY, CharSet, Regex, chars, derive
-from radixrt.constrained.regex.automaton import Dfa
+from radixrt.constrained.regex.automaton import MAX_STATES, Dfa
 from radixrt.constrained.regex.derivatives import first
 from radixrt.constrained.regex.nodes import Alternate, Complement, Concat, Intersect, Words
 from radixrt.constrained.regex.search import without_listed
-
-MAX_LINEAR_STATES: Final = 1_200
-"""States of the largest automaton that becomes rules. A number of 308 digits beside multiples has 616 and more."""
 
 # --- cutting literals ---
 
@@ -212,7 +208,7 @@ def with_linear_rules(productions: Productions, is_terminal: Callable[[Regex], b
     """The same language, every `Term` being one that `is_terminal` takes; the same object where all are already.
 
     Raises:
-        NotExpressible: the automaton of a terminal has more than `MAX_LINEAR_STATES` states.
+        NotExpressible: the automaton of a terminal has more than `MAX_STATES` states.
     """
     regexes = productions.layout.terms
     linear = {regex for regex in regexes if not is_terminal(regex)}
@@ -243,9 +239,9 @@ def with_linear_rules(productions: Productions, is_terminal: Callable[[Regex], b
 
 def _add_rules(regex: Regex, rules: dict[str, Expr]) -> str:
     """Adds a rule for each state of the automaton; the name of the first."""
-    dfa = Dfa.of(regex, MAX_LINEAR_STATES)
+    dfa = Dfa.of(regex, MAX_STATES)
     if dfa is None:
-        raise NotExpressible(f"a terminal has an automaton of more than {MAX_LINEAR_STATES} states")
+        raise NotExpressible(f"a terminal has an automaton of more than {MAX_STATES} states")
     base = len(rules)
 
     def name(state: int) -> str:

@@ -34,7 +34,7 @@ from radixrt.constrained.productions import (
     fold,
 )
 from radixrt.constrained.regex import CharSet, Regex, RegexTooComplex
-from radixrt.constrained.regex.automaton import MAX_STATES, Dfa
+from radixrt.constrained.regex.automaton import Dfa
 from radixrt.constrained.regex.nodes import Alternate, Chars, Concat, Repeat, Words
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.errors import InvariantError
@@ -137,6 +137,8 @@ def _reason(error: Exception) -> str:
 # --- productions in the EBNF of xgrammar ---
 
 
+MAX_STATES: Final = 400
+"""States of the largest automaton that xgrammar compiles in reasonable time."""
 MAX_COUNT: Final = 1_000_000
 
 

@@ -16,8 +16,9 @@ from radixrt.constrained.regex.charset import CharSet
 from radixrt.constrained.regex.derivatives import derive
 from radixrt.constrained.regex.nodes import EMPTY, EPSILON, Regex
 
-MAX_STATES: Final = 400
-"""States of the largest automaton that is written as rules of a grammar."""
+MAX_STATES: Final = 1_200
+"""States of the largest automaton that is written as rules of a grammar. The multiples of n have up to n states, and a
+number of 308 digits, which becomes rules beside multiples, has 616."""
 
 
 _Arrows = tuple[tuple[tuple[CharSet, int], ...], ...]

@@ -315,8 +315,32 @@ def remainder(
     carry %= divisor
     if divisor == 1 and not point and scale is None:
         return _ANY_DIGITS
+    if scale is None and not point:
+        carry = _representative(divisor, carry)
     length = _missing(divisor, carry, scale, point, pending)
     return EMPTY if length is None else remainder_node(divisor, carry, scale, point, pending, length)
+
+
+def _representative(divisor: int, carry: int) -> int:
+    """Return one carry for all carries with the same continuations, the first that was asked for.
+
+    The continuations of n digits are the numbers that are congruent to -carry * 10**n modulo the divisor, as far as
+    they are below 10**n. Once 10**n exceeds the divisor, equal ones stay equal. Of 86,400 carries 141 differ.
+    """
+    shape: list[int] = []
+    within = 1
+    while True:
+        left = -carry * within % divisor
+        shape.append(left if left < within else -1)
+        if within >= divisor:
+            return _representatives(divisor).setdefault(tuple(shape), carry)
+        within *= 10
+
+
+@lru_cache(maxsize=64)
+def _representatives(divisor: int) -> dict[tuple[int, ...], int]:
+    """The carries by their continuations, as far as they have been asked for."""
+    return {}
 
 
 def _missing(divisor: int, carry: int, scale: int | None, point: bool, pending: bool) -> int | None:

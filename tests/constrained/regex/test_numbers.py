@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from decimal import Decimal
 from itertools import product
 
@@ -24,6 +25,7 @@ from radixrt.constrained.regex import (
     shortest_length,
     shortest_string,
 )
+from radixrt.constrained.regex.automaton import Dfa
 
 _SHORT = ["".join(text) for size in range(1, 6) for text in product("-.0159", repeat=size)]
 _PLAIN = parse_regex(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?", search=False)
@@ -140,3 +142,17 @@ def test_bounds_of_thousands_of_digits_are_refused() -> None:
 def test_size_grows_with_digits_not_with_the_range() -> None:
     assert len(to_rust(integer_range(-(10**18) + 7, 10**18 - 3))) < 2500
     assert len(to_rust(number_range(Decimal("0.123456789"), Decimal("98765.4321")))) < 2500
+
+
+@pytest.mark.parametrize(
+    ("divisor", "states"), [(7, 12), (400, 20), (1024, 200), (3600, 60), (86_400, 170), (997, 1010)]
+)
+def test_carries_with_the_same_continuations_are_one_state(divisor: int, states: int) -> None:
+    regex = multiple_of(divisor, integer=True)
+    found = Dfa.of(regex, states)
+    assert found is not None
+    chosen = random.Random(divisor)
+    for _ in range(300):
+        number = chosen.randrange(10 ** chosen.randrange(1, 14))
+        for one in (number, number // divisor * divisor, -number):
+            assert matches(regex, str(one)) is (one % divisor == 0)

@@ -116,13 +116,13 @@ class NumberSet:
         whole = step is not None and step == step.to_integral_value() and self.integer is True
         pieces = alternate(*(_integers(*piece) if whole else _decimals(*piece) for piece in self._intervals()))
         if step is not None and not (whole and step == 1):
-            pieces = intersect(pieces, multiple_of(step))
+            pieces = intersect(pieces, multiple_of(step, integer=whole))
         if self.integer is False:
             pieces = intersect(pieces, _fractional())
         if self.not_multiples:
             pieces = intersect(pieces, PLAIN_NUMBER_TEXT)
         for number in sorted(self.not_multiples):
-            pieces = intersect(pieces, complement(multiple_of(number)))
+            pieces = intersect(pieces, complement(multiple_of(number, integer=self.integer is True)))
         return pieces
 
     def _lattice(self) -> Decimal | None:
