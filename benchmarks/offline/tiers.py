@@ -7,9 +7,9 @@ First table: seconds from the call to the first token for a prompt of `--prefix`
 computed, that is in the pool, and that was evicted and comes from the host tier; medians of `--runs`. The pool holds
 two such prompts, so that the next ones evict the first.
 Second table: tokens a second of `--rows` requests that decode while one client asks for one token after another, each
-after a prompt of `--prefix` tokens: always the same prompt, which stays in the pool, or prompts in turn, each of which
-comes from the host tier and pushes another one out. In both cases the steps are the same, so the ratio is what the
-moves cost.
+after a prompt of `--prefix` tokens: prompts in turn, each of which comes from the host tier and pushes another one out,
+or as many times a second the same prompt, which stays in the pool. In both cases the steps are the same, so the ratio
+is what the moves cost. Medians of `--runs`, which alternate.
 """
 
 from __future__ import annotations
@@ -108,15 +108,18 @@ def measure_first_tokens(engine: Engine, prompts: Prompts, runs: int) -> list[li
     ]  # fmt: skip
 
 
-def decode_rate(engine: Engine, rows: int, next_prompt: Callable[[], list[int]]) -> tuple[float, float, int]:
+def decode_rate(
+    engine: Engine, rows: int, next_prompt: Callable[[], list[int]], most_calls_per_s: float = float("inf")
+) -> tuple[float, float, int]:
     """Return the decoded tokens a second, the calls of the other client a second, and the tokens fetched for it."""
     stop, fetched, calls = threading.Event(), 0, 0
 
     def ask() -> None:
         nonlocal fetched, calls
         while not stop.is_set():
-            fetched += first_token_s(engine, next_prompt())[2]
-            calls += 1
+            seconds, _, tokens = first_token_s(engine, next_prompt())
+            fetched, calls = fetched + tokens, calls + 1
+            stop.wait(max(1 / most_calls_per_s - seconds, 0.0))
 
     client = threading.Thread(target=ask, daemon=True)
     client.start()
@@ -158,15 +161,23 @@ def main(argv: Sequence[str]) -> int:
             first_token_s(engine, prompts.of(number))
             wait_until_copied(engine, (number + 1) * prompts.page_tokens)
         numbers = iter(range(10**9))
-        cells = []
-        for name, ask in (
-            ("one prompt, in the pool", lambda: prompts.of(0)),
-            ("six prompts in turn, from the host tier", lambda: prompts.of(next(numbers) % 6)),
-        ):
-            decode_rate(engine, options.rows, ask)
-            rate, calls, fetched = decode_rate(engine, options.rows, ask)
-            cells.append([name, f"{rate:,.0f}", f"{calls:.1f}", f"{fetched * token_bytes / 1e9:.1f}"])
-    print(table([f"beside {options.rows} decode rows", "decoded tok/s", "calls/s", "GB fetched"], cells))
+        found: dict[str, list[tuple[float, float, float]]] = {"six prompts in turn, from the host tier": []}
+        pool = found["one prompt, in the pool"] = []
+        host = found["six prompts in turn, from the host tier"]
+        for run in range(-1, options.runs):
+            rate, calls, fetched = decode_rate(engine, options.rows, lambda: prompts.of(next(numbers) % 6))
+            moved = fetched * token_bytes / 1e9 * rate / (options.rows * DECODE_TOKENS)
+            first_token_s(engine, prompts.of(0))
+            same = decode_rate(engine, options.rows, lambda: prompts.of(0), calls)
+            if run >= 0:
+                host.append((rate, calls, moved))
+                pool.append((same[0], same[1], 0.0))
+    base = median(rate for rate, _, _ in pool)
+    cells = []
+    for name, measured in found.items():
+        rates, calls_per_s, gb_per_s = (median(column) for column in zip(*measured, strict=True))
+        cells.append([name, f"{rates:,.0f}", f"{rates / base:.3f}", f"{calls_per_s:.1f}", f"{gb_per_s:.1f}"])
+    print(table([f"beside {options.rows} decode rows", "decoded tok/s", "x", "calls/s", "GB/s fetched"], cells))
     print("; ".join(f"{name}: {value}" for name, value in machine_facts().items()))
     return 0
 

@@ -252,7 +252,13 @@ def _make_tiers(settings: TierSettings, token_bytes: list[int], *, on_cpu: bool)
         token_bytes: bytes of one token's keys and values in each rank.
         on_cpu: the pool is in host memory.
     """
-    from radixrt.messages.kv_moves import MAX_MOVES, MAX_RECEIVING_ON_DEVICE, KVOpen
+    from radixrt.messages.kv_moves import (
+        MAX_MOVES,
+        MAX_RECEIVING_ON_DEVICE,
+        MOVE_BYTES,
+        RECEIVE_BYTES_ON_DEVICE,
+        KVOpen,
+    )
     from radixrt.parts.tiers.folder import erase_pages, write_layout, zero_pages
     from radixrt.parts.tiers.records import PageRecords
     from radixrt.parts.tiers.scheduler import Tiers
@@ -285,8 +291,10 @@ def _make_tiers(settings: TierSettings, token_bytes: list[int], *, on_cpu: bool)
         num_files=0 if disk is None else files,
         model=bytes.fromhex(settings.model),
     )
-    receiving = MAX_MOVES if on_cpu else MAX_RECEIVING_ON_DEVICE
-    return Tiers(host, disk, opening, settings.ranks, max(token_bytes), receiving, settings.records)
+    receiving, receive_bytes = MAX_MOVES, MOVE_BYTES
+    if not on_cpu:
+        receiving, receive_bytes = MAX_RECEIVING_ON_DEVICE, RECEIVE_BYTES_ON_DEVICE
+    return Tiers(host, disk, opening, settings.ranks, max(token_bytes), receiving, settings.records, receive_bytes)
 
 
 def _make_grammars(config: Config, settings: EngineSettings) -> GrammarManager:

@@ -26,6 +26,9 @@ MAX_MOVES = 8
 MAX_RECEIVING_ON_DEVICE = 64
 """Largest number of moves towards a pool in device memory. Towards a pool in host memory it is MAX_MOVES, because there
 a step waits for the moves that were ordered before the step."""
+RECEIVE_BYTES_ON_DEVICE = 256 * 2**20
+"""Largest size of a `KVIn` towards a pool in device memory. An order takes the host of a rank about 0.3 ms, in which no
+step is launched: a prefix of 1 GiB must not be sixty orders. Towards a pool in host memory it is MOVE_BYTES."""
 
 
 class KVOpen(msgspec.Struct, frozen=True, array_like=True, tag=True):

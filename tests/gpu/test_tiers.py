@@ -30,6 +30,7 @@ from radixrt.messages.kv_moves import (
 )
 from radixrt.messages.wire import Int32Array, pack_i32
 from radixrt.parts.tiers.runner import arena as arena_module
+from radixrt.parts.tiers.runner import staging
 from radixrt.parts.tiers.runner.mover import Mover
 from radixrt.parts.tiers.runner.pool_copies import pool_tensors
 from tests.tiny_models import make_tiny_model
@@ -146,6 +147,26 @@ def test_bytes_come_back_while_steps_run(rank: Rank) -> None:
 
 
 @torch.inference_mode()
+def test_one_order_brings_more_than_a_piece_holds(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of two pages, and copies on the link that are shorter than a page."""
+    monkeypatch.setattr(staging, "MOVE_BYTES", PAGE * sum(tensor.shape[1] for tensor in rank.tensors))
+    monkeypatch.setattr(staging, "RECEIVED_MOVES", 2)
+    monkeypatch.setattr(arena_module, "COPY_BYTES", 100_000)
+    rank.mover.close()
+    rank.order(rank.opening)
+    slots = shuffled()
+    expected = rank.rows(slots[: 7 * PAGE])
+    for move in range(7):
+        rank.out(move, slots[move * PAGE : (move + 1) * PAGE], places_of(1 + move))
+    assert sorted(rank.settle()) == [*range(7)]
+    busy(2)
+    rank.into(7, places_of(1, 7), slots[20 * PAGE : 27 * PAGE])
+    busy(2)
+    assert rank.settle() == [7]
+    assert rank.rows(slots[20 * PAGE : 27 * PAGE]).equal(expected)
+
+
+@torch.inference_mode()
 def test_the_arena_has_the_documented_rows(rank: Rank) -> None:
     slots = shuffled()[:PAGE]
     rank.out(1, slots, places_of(3))
@@ -242,12 +263,10 @@ def test_pages_come_back_from_the_file(rank: Rank) -> None:
 
 @torch.inference_mode()
 def test_opening_takes_the_memory_that_the_pool_leaves(tmp_path: Path) -> None:
-    from radixrt.parts.tiers.runner.staging import STAGING_BYTES
-
     before = torch.cuda.memory_allocated()
     rank = Rank(tmp_path, torch.bfloat16)
     pool = sum(tensor.nbytes for tensor in rank.tensors)
-    assert MOVE_BYTES < torch.cuda.memory_allocated() - before - pool <= STAGING_BYTES + 2**20
+    assert MOVE_BYTES < torch.cuda.memory_allocated() - before - pool <= staging.STAGING_BYTES + 2**20
     rank.close()
 
 

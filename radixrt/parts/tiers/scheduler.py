@@ -107,6 +107,7 @@ class Tiers(Part):
         token_bytes: bytes of one token's keys and values in one rank.
         max_receiving: moves towards the pool at a time.
         records: path of the records of the host tier, for other replicas.
+        receive_bytes: largest size of a `KVIn` in one rank.
 
     Attributes:
         prices: fitted times of moves.
@@ -124,6 +125,7 @@ class Tiers(Part):
         token_bytes: int,
         max_receiving: int = MAX_MOVES,
         records: str = "",
+        receive_bytes: int = MOVE_BYTES,
     ) -> None:
         self.host = host
         self.disk = disk
@@ -133,6 +135,7 @@ class Tiers(Part):
         self._opening = opening
         self._num_ranks = num_ranks
         self._max_receiving = max_receiving
+        self._receive_bytes = receive_bytes
         self._token_bytes = token_bytes
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(KVConnectorOutput)
@@ -180,7 +183,7 @@ class Tiers(Part):
         """Start a transfer of `count` entries of `tokens` tokens each; see `pieces` for the columns and `Transfer` for
         the calls."""
         entry_bytes = tokens * self._token_bytes
-        most = max(MOVE_BYTES // entry_bytes, 1)
+        most = max((self._receive_bytes if kind is MoveKind.IN else MOVE_BYTES) // entry_bytes, 1)
         self.moves.start(Transfer(kind, pieces(tuple(columns), count, most, entry_bytes), ended, ordered, source))
 
     def reported(self, rank: int, data: bytes, now: float) -> None:

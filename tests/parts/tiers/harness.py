@@ -36,7 +36,7 @@ class Sizes:
         host_pages: pages of the arena.
         file_pages: pages of the files; 0 without a disk tier.
         move_pages: pages of a move.
-        receiving: moves towards the pool at a time.
+        receiving: moves towards the pool at a time; more than MAX_MOVES as for a pool in device memory.
     """
 
     ranks: int = 1
@@ -45,6 +45,11 @@ class Sizes:
     move_pages: int = 1
     receiving: int = MAX_MOVES
     page: int = PAGE
+
+    @property
+    def receive_bytes(self) -> int:
+        """Largest size of a `KVIn`."""
+        return MOVE_BYTES if self.receiving <= MAX_MOVES else 16 * MOVE_BYTES
 
     @property
     def token_bytes(self) -> int:
@@ -206,7 +211,10 @@ class TieredHarness(Harness):
         if files:
             disk = Tier("disk", files, sizes.page, PageRecords(self._table("disk"), sizes.file_pages, sizes.page))
         opening = KVOpen(self.host.arena, places, sizes.page, self.host.disk if files else "", sizes.file_pages)
-        self.tiers = Tiers(host, disk, opening, sizes.ranks, sizes.token_bytes, sizes.receiving, self._table("host"))
+        self.tiers = Tiers(
+            host, disk, opening, sizes.ranks, sizes.token_bytes, sizes.receiving, self._table("host"),
+            sizes.receive_bytes,
+        )  # fmt: skip
         self.tiers.prices = Whim(self.random, self.pays)
         scheduler = self.make_scheduler(tiers=self.tiers)
         self.cache = scheduler.kv.cache

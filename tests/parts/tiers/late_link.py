@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from radixrt.messages.wire import Int32Array
 from radixrt.parts.tiers.runner.arena import Arena
-from radixrt.parts.tiers.runner.staging import Transfer, equal_parts
+from radixrt.parts.tiers.runner.staging import Transfer, equal_parts, parts_of
+
+
+def copy_all(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for target, source in pairs:
+        target.copy_(source)
 
 
 class Launch:
@@ -80,13 +86,15 @@ class LateLink(Device):
         parts = equal_parts(piece, self.arena, places)
         return self.launch("out", lambda: [rows.copy_(staged) for staged, rows in parts], [after])
 
-    def load(self, places: Int32Array, piece: torch.Tensor, after: Launch, then: Callable[[], None]) -> Launch:
-        parts = equal_parts(piece, self.arena, places)
-        self.launch("in", lambda: [staged.copy_(rows) for staged, rows in parts])
-        self.launch("in", lambda: None, [after])
-        self.current = "in"
-        then()
-        self.current = "compute"
+    def load(
+        self, places: Int32Array, piece: torch.Tensor, after: Launch, then: Callable[[slice, torch.Tensor], None]
+    ) -> Launch:
+        for part, rows in parts_of(places, piece):
+            self.launch("in", partial(copy_all, equal_parts(rows, self.arena, places[part])))
+            self.launch("in", lambda: None, [after])
+            self.current = "in"
+            then(part, rows)
+            self.current = "compute"
         return self.launch("in", lambda: None)
 
     def hold(self, transfer: Transfer) -> None:

@@ -196,6 +196,9 @@ class _Rows:
         self._mover = mover
         self._keys, self._values = tensors
 
+    def upload(self, slots: Int32Array) -> Int32Array:
+        return slots
+
     def gather(self, slots: Int32Array, rows: torch.Tensor) -> None:
         index = torch.from_numpy(slots.astype(np.int64))
         for tensor, part in self._parts(rows):

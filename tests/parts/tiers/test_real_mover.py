@@ -21,6 +21,7 @@ def test_the_mover_moves_the_right_tokens(late: bool, monkeypatch: pytest.Monkey
 
     def make_host(sizes: Sizes) -> RealHost:
         monkeypatch.setattr(staging, "MOVE_BYTES", sizes.move_pages * sizes.page * ROW_BYTES)
+        monkeypatch.setattr(staging, "RECEIVED_MOVES", 1)  # so that orders take several pieces
         return RealHost(sizes.ranks, sizes.host_pages * sizes.page, sizes.page, Random(0), late=late)
 
     try:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from radixrt.messages.kv_moves import MAX_MOVES, KVDrop, KVIn, KVLoad, KVOpen, KVOut, KVSave
+from radixrt.messages.kv_moves import MAX_MOVES, MAX_RECEIVING_ON_DEVICE, KVDrop, KVIn, KVLoad, KVOpen, KVOut, KVSave
 from radixrt.messages.runner import PartOrder
 from radixrt.messages.wire import unpack_i32
 from radixrt.parts.tiers.tier import Tier, root_name
@@ -106,6 +106,17 @@ def test_a_fetch_is_waited_for_though_nothing_else_runs() -> None:
     done(h, "a")
     assert h.usages["a"].cached_tokens == 192
     assert h.runner.tokens_computed - computed == 200 - 192 + 2
+
+
+def test_a_prefix_is_one_order_for_a_pool_in_device_memory() -> None:
+    """While a rank's host begins moves, it launches no step."""
+    h = with_copies(Sizes(receiving=MAX_RECEIVING_ON_DEVICE))
+    assert len(h.sent_orders(KVOut)) == 0
+    h.add("a", [*PROMPT, 5], max_tokens=2)
+    h.submit()
+    (order,) = h.sent_orders(KVIn)
+    assert len(unpack_i32(order.slots)) == 192
+    done(h, "a")
 
 
 def test_requests_that_need_no_fetch_run_meanwhile() -> None:

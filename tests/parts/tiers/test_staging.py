@@ -20,7 +20,7 @@ from radixrt.parts.tiers.runner import arena as arena_module
 from radixrt.parts.tiers.runner import staging
 from radixrt.parts.tiers.runner.arena import Arena, Pinning, chunk_slices
 from radixrt.parts.tiers.runner.pool_copies import Ended
-from radixrt.parts.tiers.runner.staging import StagedCopies
+from radixrt.parts.tiers.runner.staging import MAX_BEGUN, StagedCopies
 from tests.parts.tiers.late_link import Device, LateLink
 
 PAGE, ROW_BYTES, NUM_ROWS, NUM_SLOTS = 4, 10, 4 * 40, 300
@@ -34,6 +34,9 @@ class Pool:
     def __init__(self, device: Device) -> None:
         self.slots = torch.randint(256, (NUM_SLOTS, ROW_BYTES), dtype=torch.uint8)
         self._device = device
+
+    def upload(self, slots: Int32Array) -> Int32Array:
+        return slots
 
     def gather(self, slots: Int32Array, rows: torch.Tensor) -> None:
         self._device.launch("compute", lambda: rows.copy_(self.slots[torch.from_numpy(slots).long()]))
@@ -103,6 +106,61 @@ def test_slots_are_written_when_the_copy_is_reported(link: LateLink) -> None:
     assert pool.slots.equal(before)
 
 
+def test_a_long_copy_into_slots_reuses_its_piece(link: LateLink, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One order, whose 20 rows go through a piece of eight rows; reported once, behind the last part."""
+    monkeypatch.setattr(staging, "RECEIVED_MOVES", 1)
+    pool = Pool(link)
+    moves = copies(pool, link)
+    link.arena.rows.random_(0, 256)
+    expected = pool.slots.clone()
+    slots = np.random.default_rng(0).permutation(NUM_SLOTS).astype(np.int32)[:20]
+    places = np.concatenate([numbers(40, 12), numbers(8, 8)])
+    moves.into(1, places, slots)
+    link.run("in", 9)
+    assert moves.poll() == []
+    link.run("in")
+    assert moves.poll() == [Ended(1, False, 0.5)]
+    expected[slots] = link.arena.rows[places]
+    assert pool.slots.equal(expected)
+
+
+def test_moves_are_as_long_as_the_scheduler_orders(link: LateLink, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many tokens as MOVE_BYTES has, which are no whole pages; pieces of an order into slots are whole pages."""
+    monkeypatch.setattr(staging, "MOVE_BYTES", 11 * ROW_BYTES - 1)
+    monkeypatch.setattr(staging, "RECEIVED_MOVES", 1)
+    pool = Pool(link)
+    moves = copies(pool, link)
+    expected = pool.slots[20:30].clone()
+    moves.out(1, numbers(20, 10), numbers(8, 10))
+    link.run("out")
+    assert moves.poll() == [Ended(1, True, 0.5)]
+    assert link.arena.rows[8:18].equal(expected)
+    moves.into(2, numbers(8, 10), numbers(100, 10))
+    assert len(link.streams["in"]) == 7, "eight rows, then two"
+    link.run("in", 7)
+    assert moves.poll() == [Ended(2, False, 0.5)]
+    assert pool.slots[100:110].equal(expected)
+
+
+def test_few_copies_into_slots_are_launched_at_a_time(link: LateLink) -> None:
+    """Between two launches the host may launch a step."""
+    pool = Pool(link)
+    moves = copies(pool, link)
+    for move in range(MAX_BEGUN + 2):
+        moves.into(move, numbers(8 + 4 * move), numbers(20 + 4 * move))
+    assert len(link.streams["in"]) == 4 * MAX_BEGUN
+    link.run("in", 4)
+    assert [each.move for each in moves.poll()] == [0]
+    assert len(link.streams["in"]) == 4 * (MAX_BEGUN - 1)
+    assert moves.poll() == []
+    assert len(link.streams["in"]) == 4 * MAX_BEGUN
+    while moves.is_busy:
+        link.run("in", 4)
+        moves.poll()
+    last = MAX_BEGUN + 1
+    assert pool.slots[20 + 4 * last : 24 + 4 * last].equal(link.arena.rows[8 + 4 * last : 12 + 4 * last])
+
+
 def test_a_dropped_copy_never_writes_a_slot(link: LateLink) -> None:
     """After the drop: the device scatters what it has begun before the steps that follow."""
     pool = Pool(link)
@@ -154,12 +212,16 @@ def test_a_move_without_a_piece_fails(link: LateLink, caplog: pytest.LogCaptureF
         moves.out(move, numbers(20), numbers(8 + 4 * move))
         moves.into(100 + move, numbers(80), numbers(100 + 4 * move))
     moves.out(50, numbers(20, 9), numbers(8, 9))
-    moves.into(51, numbers(8, 9), numbers(20, 9))
-    assert moves.poll() == [Ended(MAX_MOVES, True, None), Ended(50, True, None), Ended(51, False, None)]
+    assert moves.poll() == [Ended(MAX_MOVES, True, None), Ended(50, True, None)]
     assert "no piece of staging memory is free" in caplog.text
     link.run("out", MAX_MOVES)
-    link.run("in", 4 * MAX_MOVES + 4)
-    assert len(moves.poll()) == 2 * MAX_MOVES + 1, "copies into the pool share one piece"
+    ended = []
+    for _ in range(MAX_MOVES):
+        link.run("in", 4 * MAX_BEGUN)
+        ended += moves.poll()
+    link.run("in", 4 * MAX_BEGUN)
+    ended += moves.poll()
+    assert len(ended) == 2 * MAX_MOVES + 1, "copies into the pool share one piece"
     moves.out(60, numbers(20, 9), numbers(8, 9))  # larger than a piece
     assert moves.poll() == [Ended(60, True, None)]
     assert not moves.is_busy
@@ -306,9 +368,11 @@ def test_a_refused_registration_fails_what_needs_it(link: LateLink, caplog: pyte
     pinning.close()
 
 
-def test_copies_are_cut_where_registrations_meet(link: LateLink) -> None:
+def test_copies_are_cut_where_registrations_meet(link: LateLink, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(part.start, part.stop) for part in chunk_slices(10, 130)] == [(10, 64), (64, 128), (128, 130)]
     assert [(part.start, part.stop) for part in chunk_slices(64, 128)] == [(64, 128)]
+    monkeypatch.setattr(arena_module, "COPY_BYTES", 50)
+    assert [(part.start, part.stop) for part in chunk_slices(10, 128)] == [(10, 60), (60, 64), (64, 114), (114, 128)]
 
 
 @pytest.mark.parametrize("make", [lambda path: path.touch(), lambda path: path.write_bytes(b"x" * 5000)])

@@ -17,6 +17,9 @@ logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 64 * 2**20
 """Bytes that are registered at once. CUDA calls of other threads wait for a registration, here for about 10 ms."""
+COPY_BYTES = 16 * 2**20
+"""Longest copy on a link, 0.3 ms on PCIe 5.0. Copies of one direction are made one after another: the inputs of a step
+wait for a copy that has begun."""
 MADV_POPULATE_WRITE = 23
 
 
@@ -119,10 +122,10 @@ class Pinning:
 
 
 def chunk_slices(first: int, last: int) -> Iterator[slice]:
-    """Yield the parts of bytes first..last - 1 that are each in one chunk: CUDA refuses a copy of memory that was
-    registered by several calls."""
+    """Yield the parts of bytes first..last - 1 that are each in one chunk, and at most COPY_BYTES: CUDA refuses a copy
+    of memory that was registered by several calls."""
     while first < last:
-        end = min(last, (first // CHUNK_BYTES + 1) * CHUNK_BYTES)
+        end = min(last, (first // CHUNK_BYTES + 1) * CHUNK_BYTES, first + COPY_BYTES)
         yield slice(first, end)
         first = end
 

@@ -1,9 +1,10 @@
 """`StagedCopies`: copies between a pool in device memory and the arena, through staging memory on the device.
 
 Out: a kernel on the compute stream gathers slots into a piece of staging memory, so that the next step may write the
-slots. A side stream then copies the piece into the arena. In: another side stream copies rows into a piece, and
-scatters the piece into the slots once the steps have ended that were launched before the order. Later steps do not use
-the slots before the end of the copy is reported, so the copy runs beside them.
+slots. A side stream then copies the piece into the arena. In: another side stream copies rows into a larger piece, and
+scatters the piece into the slots once the steps have ended that were launched before the order, again and again until
+all rows of the order are in their slots. Later steps do not use the slots before the end of the copy is reported, so
+the copy runs beside them. The host's time counts, too: while it launches copies, it launches no step.
 
 A link copies long runs of bytes near its full rate, and short runs at a sixth of that. Gathering and scattering within
 the device's memory takes 3 % of the time on the link.
@@ -11,6 +12,7 @@ the device's memory takes 3 % of the time on the link.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +31,11 @@ from radixrt.runner.sampling.sampling_tables import upload
 
 logger = logging.getLogger(__name__)
 
-STAGING_BYTES = (MAX_MOVES + 1) * MOVE_BYTES
+RECEIVED_MOVES = 4
+"""Size of the piece for copies into the pool, in pieces for copies out of it."""
+MAX_BEGUN = 2
+"""Largest number of copies into the pool that are launched: one keeps the link busy while the next one is launched."""
+STAGING_BYTES = (MAX_MOVES + RECEIVED_MOVES) * MOVE_BYTES
 """Device memory of all pieces, unless a page of the arena is larger than MOVE_BYTES."""
 
 
@@ -66,11 +72,14 @@ class Link(Protocol):
     def store(self, piece: torch.Tensor, places: Int32Array, after: Any) -> Transfer:
         """Begin to copy a piece, uint8 [n, row_bytes], into n rows of the arena, after a mark."""
 
-    def load(self, places: Int32Array, piece: torch.Tensor, after: Any, then: Callable[[], None]) -> Transfer:
-        """Begin to copy n rows of the arena into a piece.
+    def load(
+        self, places: Int32Array, piece: torch.Tensor, after: Any, then: Callable[[slice, torch.Tensor], None]
+    ) -> Transfer:
+        """Begin to copy rows of the arena, as many at a time as the piece, uint8 [n, row_bytes], holds.
 
         Args:
-            then: launches work that follows the copy, after a mark, and before the next load.
+            then: launches work that follows a copy, after a mark, and before the next copy. Its arguments are the part
+                of the places that was copied, and the rows of the piece that have it.
         """
 
     def hold(self, transfer: Transfer) -> None:
@@ -89,10 +98,13 @@ class DeviceRows(Protocol):
 
     row_bytes: int
 
-    def gather(self, slots: Int32Array, rows: torch.Tensor) -> None:
+    def upload(self, slots: Int32Array) -> Any:
+        """Return slots for `gather` and `scatter` on the current stream; slices of the result are some of them."""
+
+    def gather(self, slots: Any, rows: torch.Tensor) -> None:
         """Launch: set rows, uint8 [n, row_bytes], to the bytes of n slots."""
 
-    def scatter(self, slots: Int32Array, rows: torch.Tensor) -> None:
+    def scatter(self, slots: Any, rows: torch.Tensor) -> None:
         """Launch: write rows into n distinct slots."""
 
 
@@ -123,10 +135,13 @@ class StagedCopies(PoolCopies):
     def __init__(self, rows: DeviceRows, link: Link, page: int, device: torch.device) -> None:
         self._rows = rows
         self._link = link
-        self._size = max(MOVE_BYTES // rows.row_bytes, page) * rows.row_bytes
-        memory = torch.empty(MAX_MOVES + 1, self._size, dtype=torch.uint8, device=device)
-        self._free = deque(memory[:-1])
-        self._received = memory[-1]  # the stream of loads orders the uses of this piece
+        self._most = max(MOVE_BYTES // rows.row_bytes, page)
+        received = RECEIVED_MOVES * self._most
+        memory = torch.empty(received + MAX_MOVES * self._most, rows.row_bytes, dtype=torch.uint8, device=device)
+        # In whole pages, so that the slots of each part are aligned alike in memory, for which kernels are compiled.
+        # The stream of loads orders the uses of this piece.
+        self._received = memory[: received // page * page]
+        self._free = deque(memory[received:].view(MAX_MOVES, self._most, rows.row_bytes))
         self._out: deque[_Copy] = deque()
         self._in: deque[_Copy] = deque()
         self._ended: list[Ended] = []
@@ -137,43 +152,44 @@ class StagedCopies(PoolCopies):
         return bool(self._out or self._in or self._ended)
 
     def out(self, move: int, slots: Int32Array, places: Int32Array) -> None:
-        if not self._can_begin(move, slots, has_piece=bool(self._free)):
+        if not self._can_begin(move, slots):
             self._ended.append(Ended(move, True, None))
             return
         piece = self._free.popleft()
-        self._rows.gather(slots, self._part(piece, slots))
+        self._rows.gather(self._rows.upload(slots), piece[: len(slots)])
         self._out.append(_Copy(move, places, slots, self._link.mark(), piece))
         self._launch()
 
     def into(self, move: int, places: Int32Array, slots: Int32Array) -> None:
-        if not self._can_begin(move, slots, has_piece=True):
-            self._ended.append(Ended(move, False, None))
-            return
         self._in.append(_Copy(move, places, slots, self._link.mark()))
         self._launch()
 
-    def _can_begin(self, move: int, slots: Int32Array, *, has_piece: bool) -> bool:
-        size = len(slots) * self._rows.row_bytes
-        if has_piece and size <= self._size:
+    def _can_begin(self, move: int, slots: Int32Array) -> bool:
+        if self._free and len(slots) <= self._most:
             return True
-        reason = f"it has {size} bytes" if has_piece else "no piece of staging memory is free"
+        size = len(slots) * self._rows.row_bytes
+        reason = f"it has {size} bytes" if self._free else "no piece of staging memory is free"
         logger.error("move %d of keys and values cannot begin: %s", move, reason)
         return False
 
-    def _part(self, piece: torch.Tensor, slots: Int32Array) -> torch.Tensor:
-        """Return the rows of a piece that slots take."""
-        return piece[: len(slots) * self._rows.row_bytes].view(-1, self._rows.row_bytes)
-
     def _begin(self, copy: _Copy) -> Transfer:
         if copy.piece is not None:
-            return self._link.store(self._part(copy.piece, copy.slots), copy.places, copy.ordered)
-        rows = self._part(self._received, copy.slots)
-        return self._link.load(copy.places, rows, copy.ordered, lambda: self._rows.scatter(copy.slots, rows))
+            return self._link.store(copy.piece[: len(copy.slots)], copy.places, copy.ordered)
+        slots = functools.cache(lambda: self._rows.upload(copy.slots))  # on the stream of the scatters
+
+        def then(part: slice, rows: torch.Tensor) -> None:
+            self._rows.scatter(slots()[part], rows)
+
+        return self._link.load(copy.places, self._received, copy.ordered, then)
 
     def _launch(self) -> None:
-        """Begin the transfers whose rows of the arena are ready, in order."""
+        """Begin the transfers whose rows of the arena are ready, in order. To launch an order into the pool takes about
+        1 ms, so that a step would wait for many orders in a row."""
         for copies in (self._out, self._in):
-            for copy in [each for each in copies if each.transfer is None]:
+            waiting = [each for each in copies if each.transfer is None]
+            if copies is self._in:
+                waiting = waiting[: max(MAX_BEGUN - len(copies) + len(waiting), 0)]
+            for copy in waiting:
                 try:
                     if not self._link.is_ready(copy.places):
                         break
@@ -231,12 +247,15 @@ class CudaTransfer:
     """A `Transfer` of a stream.
 
     Args:
-        began, copied: events around the copy on the link.
+        began, copied: events around the first copy on the link.
         ended: event after all work of the transfer.
+        parts: number of copies like the first one in the transfer. Between them the link waits for other work.
     """
 
-    def __init__(self, began: torch.cuda.Event, copied: torch.cuda.Event, ended: torch.cuda.Event) -> None:
-        self._began, self._copied, self.ended = began, copied, ended
+    def __init__(
+        self, began: torch.cuda.Event, copied: torch.cuda.Event, ended: torch.cuda.Event, parts: float = 1.0
+    ) -> None:
+        self._began, self._copied, self.ended, self._parts = began, copied, ended, parts
 
     @property
     def is_done(self) -> bool:
@@ -244,7 +263,7 @@ class CudaTransfer:
 
     @property
     def seconds(self) -> float:
-        return float(self._began.elapsed_time(self._copied)) / 1e3
+        return float(self._began.elapsed_time(self._copied)) / 1e3 * self._parts
 
     def wait(self) -> None:
         with torch.cuda.device(self.ended.device):  # another thread would open a context on the first device
@@ -278,22 +297,30 @@ class CudaLink:
         return CudaTransfer(began, copied, copied)
 
     def load(
-        self, places: Int32Array, piece: torch.Tensor, after: torch.cuda.Event, then: Callable[[], None]
+        self,
+        places: Int32Array,
+        piece: torch.Tensor,
+        after: torch.cuda.Event,
+        then: Callable[[slice, torch.Tensor], None],
     ) -> CudaTransfer:
         with torch.cuda.stream(self._in):
-            began, copied = self._copy(equal_parts(piece, self._arena, places))
+            parts = list(parts_of(places, piece))
+            part, rows = parts[0]
+            began, copied = self._copy(equal_parts(rows, self._arena, places[part]))
             self._in.wait_event(after)
-            then()
+            then(part, rows)
+            for part, rows in parts[1:]:
+                _copy_all(equal_parts(rows, self._arena, places[part]))
+                then(part, rows)
             ended = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ended.record(self._in)
-        return CudaTransfer(began, copied, ended)
+        return CudaTransfer(began, copied, ended, len(places) / len(parts[0][1]))
 
     def _copy(self, parts: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         """Launch copies of (target, source) on the current stream; return an event before and an event after them."""
         began, copied = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         began.record()
-        for target, source in parts:
-            target.copy_(source, non_blocking=True)
+        _copy_all(parts)
         copied.record()
         return began, copied
 
@@ -322,20 +349,37 @@ class CudaRows:
         """Compile and load both kernels, so that no step waits for them."""
         from radixrt.kernels.triton.compile_ahead import compiling
 
-        slots, rows = np.zeros(1, np.int32), torch.empty(1, self.row_bytes, dtype=torch.uint8, device=self._device)
+        slots = self.upload(np.zeros(1, np.int32))
+        rows = torch.empty(1, self.row_bytes, dtype=torch.uint8, device=self._device)
         with compiling():
             self.gather(slots, rows)
             self.scatter(slots, rows)
 
-    def gather(self, slots: Int32Array, rows: torch.Tensor) -> None:
+    def upload(self, slots: Int32Array) -> torch.Tensor:
+        return upload(slots.copy(), self._device)
+
+    def gather(self, slots: torch.Tensor, rows: torch.Tensor) -> None:
         from radixrt.kernels.triton.pool_rows import gather_rows
 
-        gather_rows(self._pool, upload(slots.copy(), self._device), rows)
+        gather_rows(self._pool, slots, rows)
 
-    def scatter(self, slots: Int32Array, rows: torch.Tensor) -> None:
+    def scatter(self, slots: torch.Tensor, rows: torch.Tensor) -> None:
         from radixrt.kernels.triton.pool_rows import scatter_rows
 
-        scatter_rows(self._pool, upload(slots.copy(), self._device), rows)
+        scatter_rows(self._pool, slots, rows)
+
+
+def _copy_all(parts: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Launch copies of (target, source) on the current stream."""
+    for target, source in parts:
+        target.copy_(source, non_blocking=True)
+
+
+def parts_of(places: Int32Array, piece: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yield the parts of places that a piece, uint8 [n, row_bytes], holds at a time, and the rows of each part."""
+    for first in range(0, len(places), len(piece)):
+        part = slice(first, min(first + len(piece), len(places)))
+        yield part, piece[: part.stop - first]
 
 
 def equal_parts(piece: torch.Tensor, arena: Arena, places: Int32Array) -> list[tuple[torch.Tensor, torch.Tensor]]:
