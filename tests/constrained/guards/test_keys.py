@@ -54,6 +54,21 @@ TINY: dict[str, Any] = {
         "patternProperties": {"^[ab]?$": {"type": "boolean"}},
         "not": {"patternProperties": {"^[ab]?$": {"const": True}}},
     },
+    "members that must exist besides others": {
+        "type": "object", "additionalProperties": False, "patternProperties": {"^[ab]$": {"enum": [1, 2, 3]}},
+        "allOf": [
+            {"not": {"patternProperties": {"^[ab]$": {"enum": [1, 3]}}}},
+            {"not": {"patternProperties": {"^[ab]$": {"enum": [2, 3]}}}},
+        ],
+    },
+    "at least two": {
+        "type": "object", "patternProperties": {"^[abc]$": ONE, "^[de]$": {"const": 2}}, "minProperties": 2,
+        "maxProperties": 3, "additionalProperties": False,
+    },
+    "as many as there are names": {
+        "type": "object", "patternProperties": {"^[abc]$": ONE}, "minProperties": 3, "maxProperties": 4,
+        "additionalProperties": False,
+    },
     "alternatives": {
         "anyOf": [
             {"type": "object", "properties": {"a": ONE}, "patternProperties": {"^[ab]$": ONE},

@@ -6,6 +6,7 @@ import json
 from decimal import Decimal
 from typing import Any
 
+from radixrt.constrained.guards.json_position import repeated_unit
 from radixrt.constrained.recognizer import Recognizer, State
 from radixrt.constrained.schema import NormalSchema
 from radixrt.constrained.schema.normal_form.graph import Graph
@@ -22,6 +23,7 @@ class TextChecker:
 
     def __init__(self, normal: NormalSchema) -> None:
         self._graph = normal._graph
+        self._is_guarded = bool(normal.obligations)
         self._recognizer = Recognizer(normal.productions())
 
     def accepts(self, value: Any) -> bool:
@@ -32,7 +34,8 @@ class TextChecker:
 
     def accepts_text(self, text: str) -> bool:
         state = self._recognizer.advance(self._recognizer.start(), text)
-        return state is not None and self._recognizer.is_complete(state)
+        is_sentence = state is not None and self._recognizer.is_complete(state)
+        return is_sentence and not (self._is_guarded and repeated_unit(text.encode()) is not None)
 
     def _read(self, states: States, text: str) -> States:
         found = (self._recognizer.advance(state, text) for state in states.values())

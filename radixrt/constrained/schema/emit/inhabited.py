@@ -80,7 +80,7 @@ def _live_object(plan: ObjectPlan, alive: set[Node]) -> ObjectPlan:
 def is_exact(plan: Plan) -> bool:
     """Return whether `inhabited` decides for certain that the plan has a value or has none."""
     return not any(array.counts or array.unique is not None for array in plan.arrays) and not any(
-        one.witnesses for one in plan.objects
+        one.witnesses or (one.classes and one.low > one.required + 1) for one in plan.objects
     )
 
 

@@ -4,8 +4,7 @@ The grammar is linear in the number of members. Its states record only whether a
 comma) or, where the number of members is bounded, how many have been.
 
 A grammar cannot remember the names of undeclared members. That none repeats is an `Obligation`, which guards enforce. A
-member that must exist is the last member of its class. If there is a minimum number of members, at most one undeclared
-member is relied on.
+minimum number of members relies on it.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from radixrt.constrained.productions import NOTHING, Expr, Lit, alt, optional, s
 from radixrt.constrained.regex import enumerate_strings
 from radixrt.constrained.schema.emit.free_parts import MAX_UNDECLARED
 from radixrt.constrained.schema.emit.json_text import END, SHORT, Comma, Emitter, joined, repeated
+from radixrt.constrained.schema.emit.key_classes import KeyClass
 from radixrt.constrained.schema.emit.plan import ObjectPlan
 from radixrt.constrained.schema.errors import Unsupported
 from radixrt.constrained.schema.limits import over_limit
@@ -115,9 +115,11 @@ class _ObjectEmitter:
         graph = self._emitter.graph
         pointer, keyword, _ = plan.source
         if plan.classes and plan.low > required + max(1, self._undeclared.fewest):
-            reason = "members whose names are not declared could repeat, and a grammar cannot tell"
-            fix = "Declare the properties that are counted, or require fewer."
-            graph.refuse(Unsupported(pointer, keyword, reason, fix))
+            if plan.witnesses:
+                reason = "members must exist beside one that a condition asks for"
+                fix = "Declare the properties that are counted, or require fewer."
+                graph.refuse(Unsupported(pointer, keyword, reason, fix))
+            self._emitter.oblige(Obligation("keys", counts=True))
         most = len(plan.members) if plan.high is None else min(plan.high, len(plan.members))
         limit = graph.budget.limits.array_states
         if (len(plan.members) + 1) * (most + 1) > limit:
@@ -178,13 +180,12 @@ class _UndeclaredEmitter:
         # Members of which no keyword says anything are few where the object declares others.
         unspoken = plan.members and not any(node.formulas for _, node in plan.classes)
         self._most = MAX_UNDECLARED if bounded and unspoken else None
+        self._num_names = [_num_names(one) for one, _ in plan.classes]
+        if plan.classes:
+            is_finite = any(number is not None for number in self._num_names)
+            emitter.oblige(Obligation("keys", counts=bool(plan.witnesses), finite=is_finite))
         self._groupings = list(self._find_groupings()) if plan.witnesses else [()]
         self._states: dict[tuple[tuple[Group, ...], int, int], Expr] = {}
-        if plan.classes:
-            is_finite = any(
-                enumerate_strings(one.names(), MAX_COUNTED_NAMES) is not None for one, _ in plan.classes if one.tests
-            )
-            emitter.oblige(Obligation("keys", counts=bool(plan.witnesses), finite=is_finite))
         self.fewest = min((len(grouping) for grouping in self._groupings), default=0)
 
     def members(self, count: int | None, *, comma: bool) -> Expr:
@@ -205,7 +206,7 @@ class _UndeclaredEmitter:
         if self._most is not None and room is not None:
             room = max(missing, min(room, self._most))
         if not plan.witnesses:
-            if room is not None and missing > room:
+            if (room is not None and missing > room) or not self._has_names(missing):
                 return NOTHING
             if not plan.classes or room == 0:
                 return END if comma and not missing else NOTHING
@@ -220,6 +221,10 @@ class _UndeclaredEmitter:
                 found.append(self._from(grouping, 0, left, comma=comma))
         return alt(*found) if found else NOTHING
 
+    def _has_names(self, number: int) -> bool:
+        """Return whether there are at least so many undeclared names."""
+        return None in self._num_names or number <= sum(one for one in self._num_names if one is not None)
+
     def _others(self, gone: set[int]) -> Expr:
         """Return a member of any open class, preceded by a comma."""
         pairs = [pair for place, pair in enumerate(self._pairs) if place not in gone]
@@ -227,8 +232,8 @@ class _UndeclaredEmitter:
 
     def _from(self, grouping: tuple[Group, ...], first: int, room: int | None, *, comma: bool) -> Expr:
         """Return the members from the group that must come next; `room` counts members that need not exist."""
-        # A class is closed after its member that must exist, because a later member could replace that member.
-        gone = {place for place, _ in grouping[:first]}
+        # A class of few names is closed before its members that must exist, so that a name is left for each of them.
+        gone = {place for place, _ in grouping[first:] if self._num_names[place] is not None}
         if first == len(grouping):
             others = self._others(gone)
             return END if others is NOTHING else repeated(others, 0, room)
@@ -266,9 +271,7 @@ class _UndeclaredEmitter:
         """Yield the ways in which members satisfy the witnesses: a member may satisfy several witnesses, or each
         witness has its own class.
 
-        Two different members of one class cannot be distinguished. Such a grouping is skipped if it adds no texts,
-        because there is no room for both members, or because a member satisfies the requirement of the other. Otherwise
-        the schema is refused.
+        Groupings without a value, a name or room for each member are skipped.
         """
         # Enumerate: each witness joins a group whose class it may belong to, or begins a group.
         plan = self._plan
@@ -286,18 +289,21 @@ class _UndeclaredEmitter:
             groupings = list(dict.fromkeys(longer))
             if len(groupings) > MAX_GROUPINGS:
                 raise _unsupported(witness.source, "too many kinds of members could be the ones that must exist")
-        # Drop the groupings without values or room, and check those with two groups in the same class.
         for grouping in groupings:
             if any(self._emitter.graph.node(formulas).formulas == NONE for _, formulas in grouping):
                 continue
             if room is not None and len(grouping) > room:
                 continue
-            twins = [(a, b) for index, a in enumerate(grouping) for b in grouping[index + 1 :] if a[0] == b[0]]
-            if not twins:
+            places = [place for place, _ in grouping]
+            names = [(places.count(place), self._num_names[place]) for place in places]
+            if all(number is None or needed <= number for needed, number in names):
                 yield grouping
-            elif not any(set(a[1]) <= set(b[1]) or set(b[1]) <= set(a[1]) for a, b in twins):
-                source = plan.witnesses[-1].source
-                raise _unsupported(source, "several members must exist whose names may be the same")
+
+
+def _num_names(one: KeyClass) -> int | None:
+    """Return the number of names of a class; None if there are more than `MAX_COUNTED_NAMES`."""
+    names = enumerate_strings(one.names(), MAX_COUNTED_NAMES) if one.tests else None
+    return None if names is None else len(names)
 
 
 def _unsupported(source: tuple[str, str, str], reason: str) -> Unsupported:
