@@ -16,6 +16,8 @@ QUICK, SLOW = "quick", "slow"
 TIERS = (QUICK, SLOW)
 
 SLOW_PATHS = (
+    # hundreds of schemas, compiled one by one
+    "tests/constrained/models",
     # real servers, processes that are killed, Ray, load
     "tests/bench",
     "tests/doctor/test_probes.py",

@@ -1,0 +1,119 @@
+"""What pydantic and zod emit is enforced, or stands here by name with the reason.
+
+Answers are random walks through the masks, closed after a few tokens: jsonschema takes each of them, and pydantic too
+unless the schema that it emits says less than its type. Invalid values are refused.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from pydantic import TypeAdapter
+
+from radixrt.constrained.schema import SchemaRefused, normalize
+from tests.constrained.models.pydantic_types import types
+from tests.constrained.models.shares import ZOD, pydantic_problem, zod_problem
+
+TYPES = dict(types())
+SCHEMAS: dict[str, Any] = json.loads(ZOD.read_text(encoding="utf-8"))
+SAYS_LESS = {
+    "decimal": "a decimal of pydantic's schema is any string",
+    "decimal digits": "no keyword counts digits",
+    "uuid4": "the format uuid4 is pydantic's own",
+    "network": "the format ipv4network is pydantic's own",
+    "ip": "the format ipvanyaddress is pydantic's own",
+    "http": "the format uri has other schemes",
+    "base64": "the format base64 is pydantic's own",
+    "json": "no keyword describes the text in a string",
+    "dict of patterned keys": "patternProperties says nothing about other names",
+}
+"""Types of which pydantic's schema admits values that pydantic refuses. The schema itself is enforced; a type that is
+given to the engine is narrowed."""
+REFUSED = {
+    "int 123457": "multipleOf: an automaton of more than 1,200 states",
+    "pattern posix": "pattern: [:alpha:] is a class in Rust alone",
+    "pattern operation": "pattern: && is an intersection in Rust alone",
+    **{f"back.{wrap}": "pattern: references to groups" for wrap in ("plain", "object")},
+    **{
+        f"{name}.{wrap}": "multipleOf: z.int() has bounds of 16 digits, each of which multiplies the remainders"
+        for name in ("kilo", "day", "prime")
+        for wrap in ("plain", "object")
+    },
+}
+"""Refused schemas, with the keyword and the reason."""
+DISTINCT = ("uniqueItems", "minProperties")
+"""Keywords that may be refused, because values would have to be compared."""
+VALUES = [
+    None,
+    True,
+    0,
+    1,
+    -1,
+    3.5,
+    4096,
+    10**7 + 1,
+    "",
+    "a",
+    "abc",
+    "2024-01-31",
+    "red",
+    [],
+    [1],
+    ["a"],
+    [1, "a"],
+    [None],
+    {},
+    {"a": 1},
+    {"a": "x"},
+    {"kind": "cat", "lives": 3},
+    {"kind": "dog"},
+    {"x-a": 1},
+    {"b": "s", "a": 1},
+    {"the-a": 2},
+]
+
+
+def _check(name: str, problem: str | None) -> None:
+    if problem is not None and problem.startswith("refused") and any(f"'{one}'" in problem for one in DISTINCT):
+        return
+    if name in REFUSED:
+        assert problem is not None, f"{name} is enforced now: remove it from REFUSED"
+        assert problem.startswith(f"refused: '{REFUSED[name].partition(':')[0]}'")
+    else:
+        assert problem is None, problem
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_pydantic(name: str) -> None:
+    problem = pydantic_problem(TYPES[name])
+    if name in SAYS_LESS:
+        assert problem is not None, f"{name} is enforced now: remove it from SAYS_LESS"
+        assert problem.startswith("answer")
+        problem = zod_problem(TypeAdapter(TYPES[name]).json_schema())
+    _check(name, problem)
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_zod(name: str) -> None:
+    _check(name, zod_problem(SCHEMAS[name]))
+
+
+def test_invalid_values_are_refused() -> None:
+    schemas = {name: TypeAdapter(kind).json_schema() for name, kind in TYPES.items()} | SCHEMAS
+    judged = 0
+    for name, schema in schemas.items():
+        if "\\p{" in json.dumps(schema) or "\\\\p{" in json.dumps(schema) or "\\\\z" in json.dumps(schema):
+            continue  # jsonschema reads patterns by Python's re
+        try:
+            normal = normalize(schema)
+        except SchemaRefused:
+            continue
+        validator = jsonschema.Draft202012Validator(schema)
+        for value in VALUES:
+            if not validator.is_valid(value):
+                judged += 1
+                assert not normal.accepts(value), (name, value)
+    assert judged > 3_000
