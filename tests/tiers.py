@@ -65,6 +65,7 @@ SLOW_PATHS = (
     "tests/examples/test_programs.py",
     "tests/examples/test_tour.py",
     "tests/parts/tiers/test_mutants.py",
+    "tests/parts/tiers/test_states.py",
     "tests/runner/test_memory.py",
     "tests/scheduler/test_overload.py",
 )

@@ -69,8 +69,8 @@ class RecurrentLayer(Protocol):
 class StatePool:
     """The states of all recurrent layers. A slot has the states of all layers for one sequence, after one token of it.
 
-    Slot 0 is all zeros and never written; slot 1 is scratch, see `StateRows`. A slot is written by steps alone, and
-    never copied.
+    Slot 0 is all zeros and never written; slot 1 is scratch, see `StateRows`. A slot is written by steps, and by copies
+    from tiers between steps (`radixrt.parts.tiers`).
 
     Args:
         num_states: number of slots, both reserved ones included.

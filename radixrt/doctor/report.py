@@ -100,14 +100,15 @@ def _model(needs: ModelNeeds, bandwidth: int) -> Iterator[tuple[str, str]]:
 
 def _host_tier(facts: Facts, needs: ModelNeeds) -> Iterator[tuple[str, str]]:
     """Yield how many tokens of a model the memory of the host keeps outside of the KV pool."""
-    if needs.state_bytes:
-        yield "host tier", "none: states of recurrent layers do not leave the device"
-    elif needs.token_bytes:
+    if needs.token_bytes:
         left = facts.memory_left - (0 if facts.uses_cuda else needs.weight_bytes)
         free = f"{left / GIB:.1f} GiB are left for it and the KV cache" if left > 0 else "no memory is left for it"
         if facts.uses_cuda:
             free = f"{left / GIB:.1f} GiB of memory are left"
-        yield "host tier", f"--kv-host-gib 1 keeps {GIB // needs.token_bytes:,} tokens; {free}"
+        kept = f"{GIB // needs.token_bytes:,} tokens"
+        if needs.state_bytes:
+            kept += f", of which the state of each prefix takes {-(-needs.state_bytes // needs.token_bytes):,}"
+        yield "host tier", f"--kv-host-gib 1 keeps {kept}; {free}"
 
 
 def _disk(disk: Disk, token_bytes: int) -> str:

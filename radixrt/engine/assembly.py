@@ -22,7 +22,7 @@ from radixrt.start_log import StartLog
 if TYPE_CHECKING:
     from radixrt.constrained.compile.grammar_manager import GrammarManager
     from radixrt.constraint import BackendChoice
-    from radixrt.executor.base import Executor
+    from radixrt.executor.base import Executor, PoolBytes
     from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
     from radixrt.mem_cache.radix_cache import RadixCache
     from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
@@ -214,7 +214,7 @@ def make_scheduler_loop(
         shared_cores=ready.device == "cpu",
         cascade=None if config.executor.cascade == "off" else ready.cascade,
         stages=settings.stages,
-        tiers=None if tiers is None else _make_tiers(tiers, executor.token_bytes, on_cpu=ready.device == "cpu"),
+        tiers=None if tiers is None else _make_tiers(tiers, executor.pool_bytes, on_cpu=ready.device == "cpu"),
     )
     # Pipeline stages need a step in flight for each stage, unless the user turned overlapping off.
     depth = config.scheduler.max_inflight_steps
@@ -245,12 +245,15 @@ def make_scheduler_loop(
     return loop
 
 
-def _make_tiers(settings: TierSettings, token_bytes: list[int], *, on_cpu: bool) -> Tiers:
+def _make_tiers(settings: TierSettings, sizes: list[PoolBytes], *, on_cpu: bool) -> Tiers:
     """Return the part with what earlier schedulers and earlier runs left in its memory.
 
     Args:
-        token_bytes: bytes of one token's keys and values in each rank.
+        sizes: of keys, values and states in each rank.
         on_cpu: the pool is in host memory.
+
+    Raises:
+        ConfigError: the host tier is too small.
     """
     from radixrt.messages.kv_moves import (
         MAX_MOVES,
@@ -265,20 +268,26 @@ def _make_tiers(settings: TierSettings, token_bytes: list[int], *, on_cpu: bool)
     from radixrt.parts.tiers.settings import table_path
     from radixrt.parts.tiers.tier import Tier
 
+    token_bytes = [each.token for each in sizes]
+    state_rows = max(-(-each.state // each.token) for each in sizes)
     page, pages = settings.page, settings.host_pages(token_bytes)
-    if pages < 1:
-        needed = 2 * page * sum(token_bytes) / 2**30
+    # The shortest prefix is a page, and its state may begin behind the last token of a further page.
+    least = 1 if not state_rows else 2 + -(-state_rows // page)
+    if pages < least:
+        needed, what = (least + 1) * page * sum(token_bytes) / 2**30, "state" if state_rows else "page"
         raise ConfigError(
-            f"kv_host_gib={settings.host_bytes / 2**30:.3g} holds no page; at least {needed:.2g} is needed"
+            f"kv_host_gib={settings.host_bytes / 2**30:.3g} holds no {what}; at least {needed:.2g} is needed"
         )
     zero = functools.partial(zero_pages, settings.arena, page, token_bytes)
-    host = Tier("host", pages * page, page, PageRecords(settings.records, pages, page), zero)
+    has_states = state_rows > 0
+    host = Tier("host", pages * page, page, PageRecords(settings.records, pages, page), zero, has_states=has_states)
     disk, files = None, settings.disk_pages(token_bytes) if settings.disk else 0
     if files:
         try:
             write_layout(settings.disk, page, token_bytes, files)
             records = PageRecords(table_path(settings.disk), files, page)
-            disk = Tier("disk", files * page, page, records, functools.partial(erase_pages, settings.disk))
+            erase = functools.partial(erase_pages, settings.disk)
+            disk = Tier("disk", files * page, page, records, erase, has_states=has_states)
         except OSError as error:
             logger.warning("prefixes do not go to disk: %s", error)
     if disk is not None and disk.num_tokens:
@@ -290,6 +299,7 @@ def _make_tiers(settings: TierSettings, token_bytes: list[int], *, on_cpu: bool)
         disk="" if disk is None else settings.disk,
         num_files=0 if disk is None else files,
         model=bytes.fromhex(settings.model),
+        state_rows=state_rows,
     )
     receiving, receive_bytes = MAX_MOVES, MOVE_BYTES
     if not on_cpu:

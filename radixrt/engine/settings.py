@@ -107,7 +107,7 @@ def resolve_settings(config: Config, *, show_progress: bool) -> tuple[Config, En
             f"page_size={config.cache.page_size}: {spec.architecture} has recurrent layers, which need pages of one"
             " token; use page_size=1"
         )
-    config = with_tiers(config, spec)
+    config = with_tiers(config)
     tp = _ranks(config)
     check_partition(spec, tp)
     stage_layers = divide_layers(spec, config.executor.pp, config.executor.pp_layers)

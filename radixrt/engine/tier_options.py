@@ -9,7 +9,6 @@ from pathlib import Path
 from radixrt.config import CacheConfig, Config
 from radixrt.errors import ConfigError, shown
 from radixrt.models.loading.source import cache_folder
-from radixrt.models.model_config import ModelSpec
 from radixrt.private_files import is_trusted
 
 GIB = 2**30
@@ -44,22 +43,16 @@ def check_tiers(config: Config) -> None:
         )
 
 
-def with_tiers(config: Config, spec: ModelSpec) -> Config:
+def with_tiers(config: Config) -> Config:
     """Return the config with values for all options of the tiers, `persist` replaced by the options that it stands for,
     and a `kv_disk` that exists.
 
     Raises:
-        ConfigError: the model, the machine's memory or the folder does not allow the tiers.
+        ConfigError: the machine's memory or the folder does not allow the tiers.
     """
     cache = config.cache
     if not cache.persist and not cache.kv_host_gib:
         return config
-    option = "persist" if cache.persist else "kv_host_gib"
-    if spec.decoder is not None and spec.decoder.recurrent is not None:
-        raise ConfigError(
-            f"{option}: {spec.architecture} has recurrent layers, whose states do not leave the device, and a prefix "
-            f"is of no use without its state; leave {option} out"
-        )
     free = available_memory()
     if cache.persist:
         cache = dataclasses.replace(

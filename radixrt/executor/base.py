@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from radixrt.errors import EngineError
 from radixrt.executor.mask_table import MaskTable
@@ -25,6 +25,18 @@ from radixrt.messages.wire import pack_i32
 DEBUG_TIMEOUT_S = 10.0
 
 
+class PoolBytes(NamedTuple):
+    """Sizes in one rank.
+
+    Attributes:
+        token: bytes of one token's keys and values.
+        state: bytes of a state of the recurrent layers; 0 without such layers.
+    """
+
+    token: int
+    state: int = 0
+
+
 class Executor(ABC):
     """Runs steps on one or more ranks, in the order in which they are submitted.
 
@@ -41,8 +53,8 @@ class Executor(ABC):
         """
 
     @property
-    def token_bytes(self) -> list[int]:
-        """Bytes of one token's keys and values in each rank, known after `wait_ready`. Pipeline stages differ."""
+    def pool_bytes(self) -> list[PoolBytes]:
+        """Sizes of the pools' entries in each rank, known after `wait_ready`. Pipeline stages differ."""
         raise EngineError("the ranks of this engine do not report the sizes of keys and values")
 
     def restart(self, epoch: int) -> None:

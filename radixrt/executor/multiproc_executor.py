@@ -16,7 +16,7 @@ import zmq
 
 from radixrt.channel import Curve, ZmqInbox, ZmqOutbox
 from radixrt.errors import EngineError
-from radixrt.executor.base import Executor
+from radixrt.executor.base import Executor, PoolBytes
 from radixrt.executor.mask_table import MaskTable
 from radixrt.messages.runner import (
     DebugReq,
@@ -104,8 +104,9 @@ class MultiprocExecutor(Executor):
         return self._ready[self._answering]
 
     @property
-    def token_bytes(self) -> list[int]:
-        return [self._ready[rank].token_bytes for rank in sorted(self._ready)]
+    def pool_bytes(self) -> list[PoolBytes]:
+        ranks = [self._ready[rank] for rank in sorted(self._ready)]
+        return [PoolBytes(ready.token_bytes, ready.state_bytes) for ready in ranks]
 
     def restart(self, epoch: int) -> None:
         self.close()

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from radixrt.channel import LocalChannel
 from radixrt.errors import EngineError
-from radixrt.executor.base import Executor
+from radixrt.executor.base import Executor, PoolBytes
 from radixrt.messages.runner import DebugReq, ForwardStep, FromRunner, GrammarMask, PartOrder, RunnerReady, ToRunner
 
 
@@ -34,19 +34,19 @@ class UniProcExecutor(Executor):
         self._worker = worker
         self._inbox: LocalChannel[ToRunner] = LocalChannel(ToRunner if encode else None)
         self._answers = answers
-        self._token_bytes: list[int] = []
+        self._pool_bytes: list[PoolBytes] = []
 
     def wait_ready(self, timeout_s: float) -> RunnerReady:
         self._worker.start()
         message = self._answers.recv()
         if not isinstance(message, RunnerReady):
             raise EngineError(f"the runner failed to start: {message!r:.400}")
-        self._token_bytes = [message.token_bytes]
+        self._pool_bytes = [PoolBytes(message.token_bytes, message.state_bytes)]
         return message
 
     @property
-    def token_bytes(self) -> list[int]:
-        return self._token_bytes
+    def pool_bytes(self) -> list[PoolBytes]:
+        return self._pool_bytes
 
     def submit(self, step: ForwardStep) -> None:
         self._deliver(step)

@@ -1,12 +1,14 @@
-"""`Copies`: slots and nodes of a tree that belong to copies between its pool and other memory, and to no request."""
+"""`Copies`: slots, states and nodes of a tree that belong to copies between its pool and other memory, and to no
+request."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from radixrt.mem_cache.allocator import Int32Array, TokenToKVPoolAllocator
+from radixrt.mem_cache.node_states import NodeStates
 from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.mem_cache.tree_node import TreeNode
 
@@ -37,11 +39,15 @@ class Copies:
     Attributes:
         reserved: number of slots that copies into the pool have reserved.
         held: nodes that copies have locked, an entry for each lock.
+        reserved_states: state slots that copies into the pool have reserved.
+        pinned: nodes whose states copies have pinned, an entry for each pin.
     """
 
     def __init__(self, cache: RadixCache, allocator: TokenToKVPoolAllocator) -> None:
         self.reserved = 0
         self.held: list[TreeNode] = []
+        self.reserved_states: list[int] = []
+        self.pinned: list[TreeNode] = []
         self._cache = cache
         self._allocator = allocator
 
@@ -128,3 +134,42 @@ class Copies:
         self._allocator.free(slots[: max(result.existing_len - start, 0)])
         self._allocator.free(slots[max(result.retained_len - start, 0) :])
         return result.node
+
+    # --- states of recurrent layers, for a cache that has them ---
+
+    @property
+    def _states(self) -> NodeStates:
+        return cast(NodeStates, self._cache.node_states)
+
+    def pin(self, node: TreeNode) -> None:
+        """Protect the state of a held node until the matching `unpin`."""
+        self._states.pin(node)
+        self.pinned.append(node)
+
+    def unpin(self, node: TreeNode) -> None:
+        """Release a pin."""
+        self.pinned.remove(node)
+        self._states.unpin(node)
+
+    def reserve_state(self) -> int | None:
+        """Return a slot for a state that is copied into the pool, evicting another state if needed; None if no slot can
+        be freed."""
+        states = self._states
+        slot = states.slots.alloc()
+        if slot is None and states.evict():
+            slot = states.slots.alloc()
+        if slot is not None:
+            self.reserved_states.append(slot)
+        return slot
+
+    def cancel_state(self, slot: int) -> None:
+        """Free a reserved slot. A copy into the slot must not happen any more."""
+        self.reserved_states.remove(slot)
+        self._states.slots.free(slot)
+
+    def adopt_state(self, slot: int, node: TreeNode) -> None:
+        """Give a copied state to the node in which its tokens end. If the node has a state meanwhile, the slot is
+        freed."""
+        self.reserved_states.remove(slot)
+        if not self._states.attach(node, slot):
+            self._states.slots.free(slot)

@@ -108,6 +108,12 @@ class NodeStates(NoStates):
     def usable(self, path: Sequence[TreeNode], length: int, common: int) -> int:
         return deepest_state(path[-1], length, length)[1] if path else 0
 
+    def coldest(self, count: int) -> list[TreeNode]:
+        """Return the nodes of about the next `count` states to be evicted, the first one first. Pinned states are among
+        them."""
+        entries = (pushed for pushed in self._heap if _counts(pushed[2], pushed[1]))
+        return [node for _, _, node in heapq.nsmallest(count, entries)]
+
     # --- attach, use and detach ---
 
     def attach(self, node: TreeNode, slot: int, uses: int = 1, clock: float | None = None) -> bool:

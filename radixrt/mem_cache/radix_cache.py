@@ -39,14 +39,13 @@ _EVICTION_KEYS: dict[str, Callable[[TreeNode], Any]] = {
 EVICTION_POLICIES = tuple(_EVICTION_KEYS)
 
 
-def _leaf_order(policy: str, has_states: bool) -> SortedSet:
+def _leaf_order(policy: str, is_useful: Callable[[TreeNode], bool] | None) -> SortedSet:
     """Return an empty set of leaves in eviction order, whose pop(0) is the first to evict; operations are logarithmic.
 
     A node must be out of the set while any field of its sort key changes.
 
     Args:
-        has_states: nodes may hold states; then leaves without one come first, for their tokens must be computed again
-            whether their keys and values are cached or not.
+        is_useful: see `RadixCache`; the other leaves come first.
 
     Raises:
         ValueError: no such policy.
@@ -54,7 +53,11 @@ def _leaf_order(policy: str, has_states: bool) -> SortedSet:
     if policy not in _EVICTION_KEYS:
         raise ValueError(f"unknown eviction policy {policy!r}, choose one of {', '.join(EVICTION_POLICIES)}")
     key = _EVICTION_KEYS[policy]
-    return SortedSet(key=(lambda node: (node.state is not None, key(node))) if has_states else key)
+    return SortedSet(key=key if is_useful is None else lambda node: (is_useful(node), key(node)))
+
+
+def _has_state(node: TreeNode) -> bool:
+    return node.state is not None
 
 
 class _Descent(NamedTuple):
@@ -92,6 +95,9 @@ class RadixCache:
         allocator: receives evicted slots; defines the page size.
         eviction_policy: "lru"; "lfu" (fewest matches); "fifo" (oldest insert); "priority" (lowest, then LRU).
         state_slots: allocator of states; None if the model has no recurrent layers.
+        is_useful: leaves for which the function returns False are evicted first. By default, with states: leaves that
+            have a state, because the tokens of other leaves must be computed again, whether their keys and values are
+            cached or not.
 
     Raises:
         ValueError: no such policy, or states with another page size than 1.
@@ -113,10 +119,13 @@ class RadixCache:
         allocator: TokenToKVPoolAllocator,
         eviction_policy: str = "lru",
         state_slots: StateSlotAllocator | None = None,
+        is_useful: Callable[[TreeNode], bool] | None = None,
     ) -> None:
         if state_slots is not None and allocator.page_size != 1:
             raise ValueError(f"states of recurrent layers need page_size 1, got {allocator.page_size}")
-        self._leaves = _leaf_order(eviction_policy, state_slots is not None)  # exactly the leaves with lock_ref 0
+        if state_slots is not None:
+            is_useful = _has_state
+        self._leaves = _leaf_order(eviction_policy, is_useful)  # exactly the leaves with lock_ref 0
         self.policy = eviction_policy
         self.allocator = allocator
         self.page_size = allocator.page_size
@@ -200,6 +209,12 @@ class RadixCache:
         layers; changes nothing."""
         path, length, _, common = self._find(key, namespace)
         return self._states.usable(path, length >> 2, common >> 2)
+
+    def keys_len(self, key: Int32Array, namespace: str = "") -> int:
+        """Return the number of tokens whose keys and values match_prefix would find, with or without a state; changes
+        nothing."""
+        _, length, _, common = self._find(key, namespace)
+        return (length + common) >> 2
 
     def match_node(self, key: Int32Array, namespace: str = "") -> TreeNode | None:
         """Return the node in which match_prefix's result would end, None if nothing matches; changes nothing."""

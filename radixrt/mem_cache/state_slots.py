@@ -1,7 +1,8 @@
 """`StateSlotAllocator`: allocation of the slots that hold states of recurrent layers.
 
 A slot holds the state of every recurrent layer after one sequence of tokens. It has one owner at a time: this
-allocator (free), a node of the prefix cache, or one request. A step writes it, and it is never copied.
+allocator (free), a node of the prefix cache, one request, or a copy between the pool and a tier (`Copies`). A step
+writes it, or a copy from a tier.
 """
 
 from __future__ import annotations

@@ -4,6 +4,10 @@ An order is the data of a `PartOrder`, a report the data of a `PartReport`. Ever
 orders on the pool between the steps before and after them, and moves the heads and layers that it has. A *place* is a
 token's row in the arena, which is memory of the host; a *file page* is a page of the rank's file on disk.
 
+A model with recurrent layers has states besides keys and values. A state takes a fixed number of consecutive rows
+(`KVOpen.state_rows`), so that a state is copied like as many tokens: a negative slot is a row of a state
+(`state_slots`).
+
 scheduler -> ranks   KVOpen, KVOut, KVIn, KVSave, KVLoad, KVPull, KVDrop
 ranks -> scheduler   KVConnectorOutput
 """
@@ -11,6 +15,9 @@ ranks -> scheduler   KVConnectorOutput
 from __future__ import annotations
 
 import msgspec
+import numpy as np
+
+from radixrt.messages.wire import Int32Array
 
 TIERS = "tiers"
 """Name of the part."""
@@ -21,6 +28,8 @@ KEY_BYTES = 16
 MOVE_BYTES = 16 * 2**20
 """Largest size of a move in one rank, unless a page is larger: then one page. Also the size of a piece of a rank's
 staging memory."""
+STATE_TOKEN = -1
+"""Token that stands for a row of a state in trees, records and keys of tiers, and for padding behind the last row."""
 MAX_MOVES = 8
 """Largest number of moves away from the pool under way, each with a piece of staging memory."""
 MAX_RECEIVING_ON_DEVICE = 64
@@ -41,6 +50,7 @@ class KVOpen(msgspec.Struct, frozen=True, array_like=True, tag=True):
         disk: folder of the files; empty without a disk tier.
         num_files: number of file pages, without the page 0 that is never used.
         model: fingerprint of the model, which the files carry.
+        state_rows: number of rows that a state of the recurrent layers takes; 0 for a model without such layers.
     """
 
     arena: str
@@ -49,13 +59,14 @@ class KVOpen(msgspec.Struct, frozen=True, array_like=True, tag=True):
     disk: str = ""
     num_files: int = 0
     model: bytes = b""
+    state_rows: int = 0
 
 
 class KVOut(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Copy from the pool to the arena. The slots may be reused from the next step on.
 
     Attributes:
-        slots: int32[n], KV slots.
+        slots: int32[n], KV slots, and rows of states. Slot 0 fills the rest of a page and means nothing.
         places: int32[n], place of each.
     """
 
@@ -69,7 +80,7 @@ class KVIn(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     Attributes:
         places: int32[n], places.
-        slots: int32[n], KV slot of each.
+        slots: int32[n], KV slot, or row of a state, of each.
     """
 
     move: int
@@ -154,3 +165,13 @@ KVOrder = KVOpen | KVOut | KVIn | KVSave | KVLoad | KVPull | KVDrop
 def arena_path(prefix: str, rank: int) -> str:
     """Return the path of a rank's arena."""
     return f"{prefix}-{rank}"
+
+
+def state_slots(state: int, rows: int) -> Int32Array:
+    """Return the slots by which orders name the rows of a state: int32[rows], negative.
+
+    Args:
+        state: slot of the state.
+        rows: see `KVOpen.state_rows`.
+    """
+    return -1 - state * rows - np.arange(rows, dtype=np.int32)

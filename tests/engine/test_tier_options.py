@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from radixrt import Engine
 from radixrt.config import Config, make_config
 from radixrt.engine import tier_options
 from radixrt.engine.endpoints import Endpoints
@@ -64,10 +65,10 @@ def test_options_that_contradict_one_another_are_refused(tiny: str, tmp_path: Pa
     assert "use executor=mp or uni, not external" in refusal(model=tiny, kv_host_gib=1, executor="external")
 
 
-def test_a_model_with_recurrent_layers_is_refused_by_name(tmp_path: Path) -> None:
-    model = str(make_tiny_model(tmp_path / "lfm2", "lfm2"))
-    assert refusal(model=model, persist=True).startswith("persist: Lfm2ForCausalLM has recurrent layers")
-    assert "leave kv_host_gib out" in refusal(model=model, kv_host_gib=0.1)
+def test_memory_for_no_state_is_refused_by_name(tmp_path: Path) -> None:
+    folder = str(make_tiny_model(tmp_path / "lfm2", "lfm2"))
+    with pytest.raises(EngineError, match="kv_host_gib=1e-05 holds no state; at least"):
+        Engine(folder, kv_host_gib=0.00001, executor="uni", device="cpu", show_progress=False)
 
 
 def test_more_memory_than_is_free_is_refused(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from radixrt.errors import InvariantError
+from radixrt.mem_cache.copies import Copies
 from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.mem_cache.tree_node import TreeNode
 from radixrt.messages.state_slots import RESERVED_STATES, ZERO_STATE
@@ -14,19 +15,20 @@ from radixrt.parts.states.state_manager import StateManager
 from radixrt.scheduler.req import Req, ReqState
 
 
-def check_states(cache: RadixCache, states: StateManager, active: Iterable[Req]) -> None:
+def check_states(cache: RadixCache, states: StateManager, active: Iterable[Req], copies: Copies) -> None:
     """Check the owners of all state slots and the pins of all cached states.
 
-    - Each usable state slot has exactly one owner: the free list, a tree node or an active request.
-    - The pins of a node's state are the active requests that are about to read the state, and the state is the state
-      after the first RowStates.length tokens of these requests.
+    - Each usable state slot has exactly one owner: the free list, a tree node, an active request or a copy into the
+      pool.
+    - The pins of a node's state are the copies out of the pool and the active requests that are about to read the
+      state, and the state is the state after the first RowStates.length tokens of these requests.
     - RowStates.length <= KVState.length, with equality for requests that decode.
 
     Raises:
         InvariantError: the first invariant that does not hold.
     """
-    pins: Counter[TreeNode] = Counter()
-    held = list(states.slots.free_slots())
+    pins: Counter[TreeNode] = Counter(copies.pinned)
+    held = [*states.slots.free_slots(), *copies.reserved_states]
     for req in active:
         kv, state = req.kv, states_of(req)
         if state.node is not None:
@@ -51,7 +53,7 @@ def check_states(cache: RadixCache, states: StateManager, active: Iterable[Req])
         if node.state is not None:
             held.append(node.state.slot)
             if node.state.pins != pins[node]:
-                raise InvariantError(f"{node!r}: its state has {node.state.pins} pins, {pins[node]} requests read it")
+                raise InvariantError(f"{node!r}: its state has {node.state.pins} pins, {pins[node]} readers")
     usable = set(range(RESERVED_STATES, states.slots.num_states))
     if len(held) != len(usable) or set(held) != usable:
         raise InvariantError(f"{len(usable)} state slots, but {len(held)} owners of {len(set(held))} slots")

@@ -174,7 +174,7 @@ class HybridKVManager(KVManager):
         return self.states.stats(recomputed_tokens)
 
     def check(self, active: Iterable[Req]) -> None:
-        check_states(self.cache, self.states, active)
+        check_states(self.cache, self.states, active, self.copies)
 
 
 class StatesPart(Part):

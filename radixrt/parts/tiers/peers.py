@@ -113,6 +113,8 @@ class Peers:
     def _asked(self, message: PrefixAsk, now: float) -> tuple[()]:
         tokens, root = unpack_i32(message.token_ids), root_name(message.namespace)
         cache = self._core.kv.cache
+        if cache.node_states is not None:
+            tokens = tokens[:0]  # states of recurrent layers do not go to other replicas
         in_pool = len(self._host.whole(tokens[: cache.match_len(tokens, message.namespace)]))
         if in_pool <= self._host.match_len(tokens, root) or not self._core.scheduler.has_runner:
             self._answer(message, tokens, root)
@@ -124,7 +126,8 @@ class Peers:
     def _hand_over(self, message: HandOver, now: float) -> tuple[()]:
         cache = self._core.kv.cache
         left, leaves = message.tokens, list[TreeNode]()
-        for leaf in reversed(list(cache.coldest())) if self._core.scheduler.has_runner else ():
+        can_copy = self._core.scheduler.has_runner and cache.node_states is None  # see `_asked`
+        for leaf in reversed(list(cache.coldest())) if can_copy else ():
             left -= len(path_of(leaf)[0])
             if leaf.retention != RETAIN_DONE and left >= 0:
                 leaves.append(leaf)

@@ -34,7 +34,7 @@ from radixrt.messages.kv_moves import (
 )
 from radixrt.messages.scheduler_stats import TierStats
 from radixrt.messages.wire import pack_i32
-from radixrt.parts.tiers.ends import PageEnds
+from radixrt.parts.tiers.ends import PageEnds, StateEnds
 from radixrt.parts.tiers.moves import MoveKind, Moves, Transfer, pieces
 from radixrt.parts.tiers.peers import Links, Peers
 from radixrt.parts.tiers.policy import DISK, HOST, PEER, Prices, compute_s
@@ -71,6 +71,9 @@ class _Known(TreeObserver):
     def evicted(self, node: TreeNode) -> None:
         self.nodes.discard(node)
 
+    def state_changed(self, node: TreeNode) -> None:
+        self.nodes.discard(node)
+
     def cleared(self) -> None:
         self.nodes.clear()
 
@@ -83,7 +86,7 @@ class Fetch:
         tokens: tokens of the prefix, from position 0 on.
         key: the tokens under which tiers keep the prefix (`PageEnds.key`).
         root: name of the namespace's root in the tiers.
-        start: position of the first token that moves.
+        start: position of the first token that moves, or need not be computed because of the move.
         rids: requests that wait for the prefix, each with the tier that its tokens come from.
         until: time until which requests wait.
     """
@@ -108,6 +111,8 @@ class Tiers(Part):
         max_receiving: moves towards the pool at a time.
         records: path of the records of the host tier, for other replicas.
         receive_bytes: largest size of a `KVIn` in one rank.
+
+    `opening.state_rows` says whether prefixes have states of recurrent layers.
 
     Attributes:
         prices: fitted times of moves.
@@ -153,6 +158,9 @@ class Tiers(Part):
         self._core = core
         self._cache = core.kv.cache
         self._ends = PageEnds(core.kv, self.host.page)
+        states = self._cache.node_states
+        if states is not None:
+            self._ends = StateEnds(core.kv, self.host.page, states, self._opening.state_rows)
         self.moves = Moves(
             self._num_ranks,
             self._order,
@@ -200,7 +208,7 @@ class Tiers(Part):
         if self.peers.awaits(req, cached, now):
             return True
         for fetch in self._fetches:
-            if fetch.root == root and self._ends.gained(fetch.tokens, tokens) >= max(cached, fetch.start) + page:
+            if fetch.root == root and self._ends.helps(fetch.tokens, fetch.start, tokens, cached):
                 if now >= fetch.until:
                     self.moves.counters.refused("late")
                     return False
@@ -211,7 +219,7 @@ class Tiers(Part):
         tier, end = (DISK, on_disk) if on_disk > max(in_host, cached) else (HOST, in_host)
         if end < cached + page or self._begun.get(req.rid, 0) >= MAX_FETCHES:
             return False
-        fetch_s = self._fetch_s(tier, end - cached)
+        fetch_s = self._fetch_s(tier, self._ends.num_places(tokens[:end], req.namespace, cached))
         if not self._pays(tier, cached, end, fetch_s):
             self.moves.counters.refused("price")
             return False
@@ -235,10 +243,10 @@ class Tiers(Part):
     def _pull_pays(self, start: int, end: int) -> bool:
         return self._pays(PEER, start, end, self._fetch_s(PEER, end - start))
 
-    def _fetch_s(self, tier: str, tokens: int) -> float:
+    def _fetch_s(self, tier: str, places: int) -> float:
         """Return the predicted seconds of a fetch that begins now."""
         queued = self.moves.queued_bytes(FIRST[tier])
-        return self.prices.fetch_s(tier, tokens, queued)
+        return self.prices.fetch_s(tier, places, queued)
 
     def _pays(self, tier: str, start: int, end: int, fetch_s: float) -> bool:
         """Return True if fetching the tokens [start, end) of a waiting request is predicted to cost less time than
@@ -257,8 +265,9 @@ class Tiers(Part):
             return False
         self.host.copies.hold(found.node)
         start, slots = coming.arrival.start, coming.slots
+        places = found.slots[start : start + len(slots)]
         tier = DISK if req.rid in self._loaded else PEER if req.rid in self.peers.pulled else HOST
-        fetch = Fetch(tokens, key, root, start, {req.rid: tier}, until)
+        fetch = Fetch(tokens, key, root, coming.start, {req.rid: tier}, until)
         self._fetches.append(fetch)
 
         def ended(ok: bool) -> None:
@@ -270,7 +279,7 @@ class Tiers(Part):
             else:
                 self._failed(self.host, fetch)
 
-        columns = [(pack_i32(found.slots[start : start + len(slots)]), 4), (pack_i32(slots), 4)]
+        columns = [(pack_i32(places), 4), (pack_i32(slots), 4)]
         self._start(MoveKind.IN, columns, len(slots), 1, ended)
         return True
 
@@ -360,6 +369,9 @@ class Tiers(Part):
             evicts: prefixes of the host tier may be evicted for the leaf.
             then: called when the copy has ended, or does not begin.
         """
+        if self._ends.overlaps(leaf, self._leaving):
+            then()
+            return
         key, slots, namespace = self._ends.leaving(leaf)
         copies = self.host.copies
         arrival = copies.begin(key, root_name(namespace), evicts=evicts)
@@ -429,7 +441,10 @@ class Tiers(Part):
     def _unsaved(self) -> Iterator[TreeNode]:
         """Yield the leaves of the host tier that are not known to be on disk, the last used one first."""
         leaves = list(self.host.cache.coldest())
-        return (leaf for leaf in reversed(leaves) if leaf not in self._saved.nodes and leaf not in self._leaving)
+        known = (self._saved.nodes, self._leaving)
+        return (
+            leaf for leaf in reversed(leaves) if self._ends.is_kept(leaf) and not any(leaf in each for each in known)
+        )
 
     def _save_leaf(self, disk: Tier, leaf: TreeNode) -> None:
         """Begin to save the path to a leaf of the host tier."""

@@ -7,7 +7,7 @@ record (`PageRecords`), which outlives the scheduler; a tier of a new scheduler 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
 
@@ -17,9 +17,16 @@ from radixrt.mem_cache.copies import Copies
 from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.mem_cache.results import MatchResult
 from radixrt.mem_cache.tree_node import TreeNode
-from radixrt.messages.kv_moves import KEY_BYTES
+from radixrt.messages.kv_moves import KEY_BYTES, STATE_TOKEN
 from radixrt.parts.tiers.namespaces import is_of, namespace_id
 from radixrt.parts.tiers.records import PageRecords, chain
+
+_STATE_ROW = STATE_TOKEN.to_bytes(4, "little", signed=True)
+
+
+def ends_in_state(node: TreeNode) -> bool:
+    """Return True if a node of a tier ends with a state of the recurrent layers."""
+    return node.key_bytes.endswith(_STATE_ROW)
 
 
 class _Places(TokenToKVPoolAllocator):
@@ -67,6 +74,7 @@ class Tier:
         page: tokens of a page.
         records: table with a record for each page; pages with a record are restored.
         erase: overwrites the keys and values of pages, int32[n].
+        has_states: the model has recurrent layers. Then keys and values without a state behind them are evicted first.
 
     Attributes:
         cache: the prefixes.
@@ -80,13 +88,15 @@ class Tier:
         page: int,
         records: PageRecords,
         erase: Callable[[Int32Array], None] = lambda pages: None,
+        *,
+        has_states: bool = False,
     ) -> None:
         self.name = name
         self.page = page
         self._records = records
         self._erase = erase
         self.allocator = _Places(num_places, page, records.clear)
-        self.cache = RadixCache(self.allocator)
+        self.cache = RadixCache(self.allocator, is_useful=ends_in_state if has_states else None)
         self.copies: Copies = _RecordedCopies(self)
         self._restore()
 
@@ -114,6 +124,21 @@ class Tier:
     def match_len(self, tokens: Int32Array, root: str) -> int:
         """Return the number of leading tokens that are in the tier; changes nothing."""
         return self.cache.match_len(tokens, root)
+
+    def continuations(self, tokens: Int32Array, root: str) -> Iterator[tuple[int, Collection[bytes]]]:
+        """Yield the lengths of prefixes of tokens behind which the tree branches, or differs from the tokens, the
+        longest one first, each with the pages that follow in the tree, as bytes of int32. Changes nothing."""
+        node, matched = self.cache.match_node(tokens, root), self.match_len(tokens, root)
+        length = 0 if node is None else sum(each.num_tokens for each in node.path())
+        if node is not None and length > matched:
+            at = len(node.key_bytes) - 4 * (length - matched)
+            yield matched, (node.key_bytes[at : at + 4 * self.page],)
+            length -= node.num_tokens
+            node = node.parent
+        while node is not None and length:
+            yield length, node.children.keys()
+            length -= node.num_tokens
+            node = node.parent
 
     def match(self, tokens: Int32Array, root: str) -> MatchResult:
         """Find the longest prefix in the tier, and mark it as used. The slots of the result are places."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from radixrt.messages.kv_moves import MAX_MOVES, MAX_RECEIVING_ON_DEVICE
 from radixrt.messages.parts import ProgramHint
+from radixrt.messages.state_slots import RESERVED_STATES
 from radixrt.parts.tiers.tier import root_name
 from radixrt.scheduler.invariants import check_scheduler
 from tests.parts.tiers.fake_mover import FakeHost
@@ -46,6 +47,8 @@ CHOICES: dict[str, Sequence[Any]] = {
     "eager": (0.2, 0.6, 0.9),
     "pays": (1.0, 1.0, 0.7),
     "seed": range(2**16),
+    "states": (0, 0, 2, 5, 12),
+    "state_rows": (1, 5, 70),
 }
 """Values of each argument of `Events`."""
 
@@ -57,20 +60,23 @@ class Events:
 
     Args:
         make_host: makes arena and files; default: fake ones.
+        states: state slots of requests and nodes; 0 for a model without states, otherwise pages have one token.
         check: check the scheduler's invariants whenever it has done anything; otherwise after each event.
     """
 
     def __init__(
         self, *, pages: int, page_size: int, depth: int, ranks: int, stages: int, chunk: int, rows: int,
         host_pages: int, file_pages: int, move_pages: int, receiving: int, eager: float, pays: float, seed: int,
+        states: int = 0, state_rows: int = 0,
         check: bool = True,
         make_host: Callable[[Sizes], FakeHost] | None = None,
     ) -> None:  # fmt: skip
         ranks = max(ranks, stages)  # a rank for each stage
-        sizes = Sizes(ranks, host_pages, file_pages, move_pages, receiving)
+        page_size, state_rows = (1, state_rows) if states else (page_size, 0)
+        sizes = Sizes(ranks, host_pages, file_pages, move_pages, receiving, state_rows=state_rows)
         self.h = TieredHarness(
             sizes, host=make_host and make_host(sizes), num_slots=64 * pages, page_size=page_size,
-            stages=stages, depth=max(depth, stages),
+            num_states=states and states + RESERVED_STATES, stages=stages, depth=max(depth, stages),
             chunked_prefill_size=chunk, max_running_requests=rows, max_queued_requests=8, request_timeout_s=50.0,
             deadly=[DEADLY], eager=eager, pays=pays, seed=seed, check=check,
         )  # fmt: skip

@@ -2,7 +2,8 @@
 
 A *cell* is what a slot, a place of the arena or a token of a file page holds: two int64 numbers, the digest of all
 tokens up to the cell's token (`tests.scheduler.fake_runner.digest`) and the digest before the token. So a run of cells
-is correct exactly if each cell continues the cell before it and the last digest is the expected one.
+is correct exactly if each cell continues the cell before it and the last digest is the expected one. A row of a state
+is a cell with the digest of the state, and STATE_CELL less the number of the row.
 
 A mover executes orders as the contract of `radixrt.messages.kv_moves` allows, and no better: a move takes several
 units of work, which the test hands out in any order; half a move may be in the arena; a failed move leaves whatever it
@@ -23,6 +24,7 @@ import numpy.typing as npt
 from radixrt.messages.kv_moves import (
     KEY_BYTES,
     MAX_MOVES,
+    STATE_TOKEN,
     KVConnectorOutput,
     KVDrop,
     KVIn,
@@ -47,6 +49,15 @@ def no_cells(count: int) -> Cells:
     return np.full((count, 2), -1, np.int64)
 
 
+STATE_CELL = -2
+"""Second number of the cell of a state's first row."""
+
+
+def state_cells(state: int, rows: int) -> Cells:
+    """Return the cells of a state with a digest."""
+    return np.stack([np.full(rows, state, np.int64), STATE_CELL - np.arange(rows, dtype=np.int64)], axis=1)
+
+
 @lru_cache(maxsize=4096)
 def _cells_of(tokens: bytes) -> Cells:
     """Cells of int32 tokens from position 0 on."""
@@ -62,9 +73,22 @@ def _cells_of(tokens: bytes) -> Cells:
     return cells
 
 
-def cells_of(tokens: Int32Array) -> Cells:
-    """Return the correct cells of tokens from position 0 on, read-only."""
-    return _cells_of(np.ascontiguousarray(tokens, np.int32).tobytes())
+def cells_of(tokens: Int32Array, state_rows: int = 0) -> Cells:
+    """Return the correct cells of tokens from position 0 on, and of the state and the padding behind them if there are
+    any, read-only."""
+    count = without_state(tokens)
+    cells = _cells_of(np.ascontiguousarray(tokens[:count], np.int32).tobytes())
+    if count == len(tokens):
+        return cells
+    assert (tokens[count:] == STATE_TOKEN).all()
+    behind = np.concatenate([state_cells(int(cells[-1, 0]), state_rows), no_cells(len(tokens))])
+    return np.concatenate([cells, behind[: len(tokens) - count]])
+
+
+def without_state(tokens: Int32Array) -> int:
+    """Return the number of tokens before the state behind them."""
+    found = np.flatnonzero(tokens == STATE_TOKEN)
+    return int(found[0]) if len(found) else len(tokens)
 
 
 @dataclass
@@ -93,13 +117,15 @@ class FakeHost:
         arena, disk: paths for `KVOpen`.
         receiving: moves towards the pool that a rank takes at a time.
         others: hosts of other replicas, by their arenas.
+        state_rows: see `KVOpen`.
     """
 
     arena = "arena"
     disk = "disk"
 
-    def __init__(self, ranks: int, num_places: int, page: int, receiving: int = MAX_MOVES) -> None:
+    def __init__(self, ranks: int, num_places: int, page: int, receiving: int = MAX_MOVES, state_rows: int = 0) -> None:
         self.ranks = ranks
+        self.state_rows = state_rows
         self.receiving = receiving
         self.page = page
         self.num_places = num_places
@@ -170,7 +196,8 @@ class FakeMover:
     """End of the part `tiers` in a rank.
 
     Args:
-        cells: cells of the rank's slots.
+        cells: cells of the rank's slots, then of the rows of states, the last row first, because their slots are
+            negative.
         write: called with slots and cells for each write into the pool, after the write into `cells`.
         host: arena and files.
     """
@@ -195,6 +222,7 @@ class FakeMover:
         if isinstance(order, KVOpen):
             assert self.opened in (None, order), "the memory of a scheduler changes"
             assert (order.num_places, order.page) == (self._host.num_places, self._host.page)
+            assert order.state_rows == self._host.state_rows
             self.opened = order
             return
         if isinstance(order, KVDrop):

@@ -12,17 +12,29 @@ from typing import Any, TypeVar
 import numpy as np
 
 from radixrt.mem_cache.tree_node import path_of
-from radixrt.messages.kv_moves import KEY_BYTES, MAX_MOVES, MOVE_BYTES, TIERS, KVOpen, KVOrder
+from radixrt.messages.kv_moves import KEY_BYTES, MAX_MOVES, MOVE_BYTES, TIERS, KVOpen, KVOrder, state_slots
 from radixrt.messages.runner import ForwardStep, GrammarMask, PartOrder, PartReport, StepFailed, StepOutput
-from radixrt.messages.wire import Int32Array, pack_i32
+from radixrt.messages.state_slots import ZERO_STATE
+from radixrt.messages.wire import Int32Array, pack_i32, unpack_i32
 from radixrt.parts.simulated import StepRows
 from radixrt.parts.tiers.policy import Prices
 from radixrt.parts.tiers.records import HEADER_BYTES, PageRecords
 from radixrt.parts.tiers.scheduler import Tiers
 from radixrt.parts.tiers.tier import Tier, root_name
 from radixrt.scheduler.scheduler import Scheduler
-from tests.parts.tiers.fake_mover import Cells, FakeHost, FakeMover, Move, cells_of, decode_order, no_cells
+from tests.parts.tiers.fake_mover import (
+    Cells,
+    FakeHost,
+    FakeMover,
+    Move,
+    cells_of,
+    decode_order,
+    no_cells,
+    state_cells,
+    without_state,
+)  # fmt: skip
 from tests.scheduler.fake_runner import VOCAB, FakeRunner, Harness, RunnerDied, expected_output
+from tests.step_sections import states_in
 
 Order = TypeVar("Order")
 PAGE = 64
@@ -37,6 +49,7 @@ class Sizes:
         file_pages: pages of the files; 0 without a disk tier.
         move_pages: pages of a move.
         receiving: moves towards the pool at a time; more than MAX_MOVES as for a pool in device memory.
+        state_rows: rows of a state; 0 for a model without states.
     """
 
     ranks: int = 1
@@ -45,6 +58,7 @@ class Sizes:
     move_pages: int = 1
     receiving: int = MAX_MOVES
     page: int = PAGE
+    state_rows: int = 0
 
     @property
     def receive_bytes(self) -> int:
@@ -74,17 +88,19 @@ class Whim(Prices):
 class TieredRunner(FakeRunner):
     """A runner of several ranks, each with cells and a mover of its own, which executes messages in their order.
 
-    Every slot that a step reads is checked on every rank: each cell continues the cell before it.
+    Every slot that a step reads is checked on every rank: each cell continues the cell before it, and each row of a
+    state belongs to the state.
 
     Attributes:
-        cells: for each rank the cells of its slots.
+        cells: for each rank the cells of its slots and of the rows of its states; see `FakeMover`.
         movers: for each rank its end of the part `tiers`.
     """
 
     def __init__(self, *args: Any, host: FakeHost) -> None:
         super().__init__(*args)
         self.host = host
-        self.cells = [no_cells(len(self.content)) for _ in range(host.ranks)]
+        count = len(self.content) + len(self.states) * host.state_rows
+        self.cells = [no_cells(count) for _ in range(host.ranks)]
         self.movers = [host.make_mover(rank, cells, self._wrote) for rank, cells in enumerate(self.cells)]
 
     def successor(self) -> TieredRunner:
@@ -97,10 +113,30 @@ class TieredRunner(FakeRunner):
 
     def _wrote(self, slots: Int32Array, cells: Cells) -> None:
         for slot, state in zip(slots.tolist(), cells[:, 0].tolist(), strict=True):
-            self.content[slot] = None if state < 0 else state
+            found = None if state < 0 else state
+            if slot < 0:
+                self.states[(-1 - slot) // self.host.state_rows] = found
+            else:
+                self.content[slot] = found
+
+    def state_rows(self, state: int) -> Int32Array:
+        """Return the indices of the cells of a state's rows."""
+        return state_slots(state, self.host.state_rows)
 
     def run(self, step: ForwardStep, mask: GrammarMask | None = None) -> StepOutput:
+        section, written = states_in(step), _states_written(step)
+        for state in {*unpack_i32(section.src).tolist()} - {ZERO_STATE}:
+            found = self.states[state]
+            assert found is not None, "a state that was never written"
+            for rank, cells in enumerate(self.cells):
+                right = np.array_equal(cells[self.state_rows(state)], state_cells(found, self.host.state_rows))
+                assert right, f"rank {rank} reads a state with rows of another one"
         output = super().run(step, mask)
+        for state in written:
+            found = self.states[state]
+            assert found is not None
+            for cells in self.cells:
+                cells[self.state_rows(state)] = state_cells(found, self.host.state_rows)
         for row, length, new in _rows(step):
             slots = self.mirror[row, max(length - new - 1, 0) : length]
             states = np.array([self.content[slot] for slot in slots.tolist()], np.int64)
@@ -117,11 +153,15 @@ class TieredRunner(FakeRunner):
             self.mirror[write.req_pool_idx, write.start : write.start + len(slots)] = slots
         for sampling in step.sampling_rows:
             self.params[sampling.req_pool_idx] = sampling
+        for state in _states_written(step):
+            self.states[state] = None
+            for cells in self.cells:
+                cells[self.state_rows(state)] = -1
         rows = StepRows.of(step)
         at = 0
         for row, length, new in _rows(step):
             slots = rows.out_cache_loc[at : at + new]
-            self.mirror[row, length - new : length] = slots
+            self.mirror[row, length - new : length][slots != 0] = slots[slots != 0]  # 0: the row has the token already
             self.future[row] = 0
             for cells in self.cells:
                 cells[slots] = -1
@@ -143,6 +183,11 @@ def _rows(step: ForwardStep) -> list[tuple[int, int, int]]:
     """Row, length with the new tokens, and number of new tokens of each row of a step."""
     rows = StepRows.of(step)
     return list(zip(rows.req_pool_idx.tolist(), rows.seq_lens.tolist(), rows.extend_lens.tolist(), strict=True))
+
+
+def _states_written(step: ForwardStep) -> list[int]:
+    section = states_in(step)
+    return [*unpack_i32(section.dst).tolist(), *unpack_i32(section.cuts)[2::3].tolist()]
 
 
 class TieredHarness(Harness):
@@ -179,7 +224,8 @@ class TieredHarness(Harness):
         self.random = Random(seed)
         self.eager = eager
         self.pays = pays
-        self.host = host or FakeHost(sizes.ranks, sizes.host_pages * sizes.page, sizes.page, sizes.receiving)
+        places = sizes.host_pages * sizes.page
+        self.host = host or FakeHost(sizes.ranks, places, sizes.page, sizes.receiving, sizes.state_rows)
         self.orders: list[KVOrder] = []
         self.messages: list[Any] = []
         self.operations = 0
@@ -206,11 +252,17 @@ class TieredHarness(Harness):
     def _scheduler(self) -> Scheduler:
         sizes = self.sizes
         places, files = sizes.host_pages * sizes.page, sizes.file_pages * sizes.page
-        host = Tier("host", places, sizes.page, PageRecords(self._table("host"), sizes.host_pages, sizes.page))
+        has_states = sizes.state_rows > 0
+        records = PageRecords(self._table("host"), sizes.host_pages, sizes.page)
+        host = Tier("host", places, sizes.page, records, has_states=has_states)
         disk = None
         if files:
-            disk = Tier("disk", files, sizes.page, PageRecords(self._table("disk"), sizes.file_pages, sizes.page))
-        opening = KVOpen(self.host.arena, places, sizes.page, self.host.disk if files else "", sizes.file_pages)
+            records = PageRecords(self._table("disk"), sizes.file_pages, sizes.page)
+            disk = Tier("disk", files, sizes.page, records, has_states=has_states)
+        opening = KVOpen(
+            self.host.arena, places, sizes.page, self.host.disk if files else "", sizes.file_pages,
+            state_rows=sizes.state_rows,
+        )  # fmt: skip
         self.tiers = Tiers(
             host, disk, opening, sizes.ranks, sizes.token_bytes, sizes.receiving, self._table("host"),
             sizes.receive_bytes,
@@ -468,7 +520,8 @@ class TieredHarness(Harness):
                 self._check_files(places, keys, tokens)
             else:
                 for arena in self.host.arenas:
-                    assert np.array_equal(arena[places], cells_of(tokens)), "the arena holds other tokens"
+                    right = cells_of(tokens, self.sizes.state_rows)
+                    assert np.array_equal(arena[places], right), "the arena holds other tokens"
         table = PageRecords(self._copy_of(tier), tier.allocator.num_slots // self.sizes.page, self.sizes.page)
         recorded = {}
         for seed, tokens, numbers in table.runs():
@@ -478,7 +531,7 @@ class TieredHarness(Harness):
         assert recorded == pages, "the records are not those of the tree"
 
     def _check_namespace(self, tokens: Int32Array, namespace: str) -> None:
-        known = self.sequences[namespace]
+        known, tokens = self.sequences[namespace], tokens[: without_state(tokens)]
         assert any(np.array_equal(tokens, each[: len(tokens)]) for each in known), "tokens of another namespace"
 
     def _check_files(self, places: Int32Array, keys: bytes, tokens: Int32Array) -> None:
@@ -487,7 +540,7 @@ class TieredHarness(Harness):
         for number, page in enumerate((places[::size] // size).tolist()):
             for rank in range(self.host.ranks):
                 found = self.host.file_page(rank, page, keys[number * KEY_BYTES : (number + 1) * KEY_BYTES])
-                right = cells_of(tokens)[number * size : (number + 1) * size]
+                right = cells_of(tokens, self.sizes.state_rows)[number * size : (number + 1) * size]
                 assert found is None or np.array_equal(found, right), "a file page holds other tokens"
 
     def _copy_of(self, tier: Tier) -> str:
@@ -512,7 +565,7 @@ class TieredHarness(Harness):
         self.check_tiers()
         assert self.scheduler.is_idle
         copies = self.scheduler.kv.copies
-        assert (copies.reserved, copies.held) == (0, [])
+        assert (copies.reserved, copies.held, copies.reserved_states, copies.pinned) == (0, [], [], [])
         assert self.tiers.moves.is_idle
         for tier in (self.tiers.host, self.tiers.disk):
             if tier is not None:
@@ -525,3 +578,7 @@ class TieredHarness(Harness):
             slots = self.cache.path_slots(node)
             for cells in self.runner.cells:
                 assert np.array_equal(cells[slots], cells_of(tokens)), "the pool holds other tokens"
+                if node.state is not None:
+                    found = cells[self.runner.state_rows(node.state.slot)]
+                    right = state_cells(int(cells_of(tokens)[-1, 0]), self.sizes.state_rows)
+                    assert np.array_equal(found, right), "a node has the state of other tokens"

@@ -1,5 +1,5 @@
-"""Runner end of tiers: moves keys and values between the KV pool, the arena, the rank's file on disk, and
-arenas of other replicas."""
+"""Runner end of tiers: moves keys and values between the KV pool, the arena, the rank's file on disk, and arenas of
+other replicas, and states of recurrent layers like as many tokens."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from radixrt.attention.kv_cache import KVCache
+from radixrt.attention.state_pool import StatePool
 from radixrt.distributed.rank_info import SINGLE_RANK, RankInfo
 from radixrt.messages.kv_moves import (
     TIERS,
@@ -32,6 +33,7 @@ from radixrt.parts.tiers.runner.file_moves import FileMoves
 from radixrt.parts.tiers.runner.page_file import PageFile
 from radixrt.parts.tiers.runner.pool_copies import Ended, HostCopies, PoolCopies, pool_tensors
 from radixrt.parts.tiers.runner.staging import CudaLink, CudaRows, StagedCopies
+from radixrt.parts.tiers.runner.state_rows import PoolRows, StateRows, state_tensors
 from radixrt.parts.tiers.settings import data_path
 from radixrt.runner.part import RunnerPart
 
@@ -63,12 +65,14 @@ class Mover(RunnerPart):
         self._ended: list[Ended] = []  # moves that have failed at once
 
     def attach(self, runner: ModelRunner) -> None:
-        self.use(runner.kv_cache, runner.device)
+        self.use(runner.kv_cache, runner.device, runner.states)
 
-    def use(self, kv_cache: KVCache, device: torch.device) -> None:
-        """Move the keys and values of a pool. On CUDA, compile the kernels."""
+    def use(self, kv_cache: KVCache, device: torch.device, states: StatePool | None = None) -> None:
+        """Move the keys and values of a pool, and states. On CUDA, compile the kernels."""
         self._device = device
         self._tensors = pool_tensors(kv_cache)
+        self._state_tensors = state_tensors(states)
+        self._states: StateRows | None = None
         self._rows = None
         if device.type == "cuda" and self._tensors:
             self._rows = CudaRows(self._tensors)
@@ -122,6 +126,10 @@ class Mover(RunnerPart):
         opening = self._opening
         num_slots = self._tensors[0].shape[0] if self._tensors else 0
         num_places = 0 if opening is None else opening.page + opening.num_places
+        is_state = slots < 0
+        if self._states is not None and is_state.any():
+            self._states.check(slots[is_state])
+            slots = np.where(is_state, 0, slots)
         for name, numbers, count in (("slots", slots, num_slots), ("places", places, num_places)):
             if len(numbers) != len(slots) or (len(numbers) and not 0 <= numbers.min() <= numbers.max() < count):
                 raise ValueError(f"{len(numbers)} {name} for {len(slots)} slots, or a number is not below {count}")
@@ -133,16 +141,20 @@ class Mover(RunnerPart):
         self.close()
         self._opening = opening
         row_bytes = sum(tensor[0].nbytes for tensor in self._tensors)
+        self._states = None
+        if opening.state_rows:
+            self._states = StateRows(self._state_tensors, opening.state_rows, row_bytes)
         try:
             arena = Arena(arena_path(opening.arena, self._rank_info.rank), opening.page + opening.num_places, row_bytes)
         except (OSError, ValueError) as error:
             logger.warning("cannot open the host tier, nothing is copied to it: %s", error)
             return
         if self._rows is None:
-            self._copies = HostCopies(self._tensors, arena.rows)
+            self._copies = HostCopies(self._tensors, arena.rows, self._states)
         else:
+            rows = self._rows if self._states is None else PoolRows(self._rows, self._states)
             try:
-                self._copies = StagedCopies(self._rows, CudaLink(arena, self._device), opening.page, self._device)
+                self._copies = StagedCopies(rows, CudaLink(arena, self._device), opening.page, self._device)
             except torch.OutOfMemoryError as error:
                 logger.warning("no memory for staging, nothing is copied to the host tier: %s", error)
                 return
@@ -156,7 +168,11 @@ class Mover(RunnerPart):
         """Return 16 bytes for the model and the part of its keys and values that is in this rank."""
         rank = self._rank_info
         sizes = [tensor[0].nbytes for tensor in self._tensors]
-        part = (rank.tp_rank, rank.tp, rank.stage, rank.stages, self._stage_layers, opening.page, sizes)
+        part: tuple[object, ...] = (
+            rank.tp_rank, rank.tp, rank.stage, rank.stages, self._stage_layers, opening.page, sizes,
+        )  # fmt: skip
+        if opening.state_rows:
+            part += (opening.state_rows, [tensor[0].nbytes for tensor in self._state_tensors])
         return hashlib.blake2b(opening.model + repr(part).encode(), digest_size=16).digest()
 
     def poll(self) -> bytes | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 
 from radixrt.attention.kv_cache import KVCache
 from radixrt.messages.wire import Int32Array
+from radixrt.parts.tiers.runner.state_rows import StateRows, kinds
 
 Items = npt.NDArray[np.void]
 
@@ -85,9 +86,11 @@ class HostCopies(PoolCopies):
     Args:
         tensors: see `pool_tensors`.
         rows: uint8 [places, bytes of a row], the arena.
+        states: rows of states; None for a model without recurrent layers.
     """
 
-    def __init__(self, tensors: list[torch.Tensor], rows: torch.Tensor) -> None:
+    def __init__(self, tensors: list[torch.Tensor], rows: torch.Tensor, states: StateRows | None = None) -> None:
+        self._rows, self._states = rows, states
         self._pairs: list[tuple[Items, Items]] = []
         self._ended: list[Ended] = []
         arena, start = rows.numpy(), 0
@@ -103,19 +106,42 @@ class HostCopies(PoolCopies):
         return bool(self._ended)
 
     def out(self, move: int, slots: Int32Array, places: Int32Array) -> None:
-        started, source, target = time.perf_counter(), _index(slots), _index(places)
+        started = time.perf_counter()
+        for part, is_state in self._kinds(slots):
+            (self._state_out if is_state else self._out)(slots[part], places[part])
+        self._ended.append(Ended(move, True, time.perf_counter() - started))
+
+    def _out(self, slots: Int32Array, places: Int32Array) -> None:
+        source, target = _index(slots), _index(places)
         for pool, arena in self._pairs:
             if isinstance(target, slice) and not isinstance(source, slice):
                 np.take(pool, source, out=arena[target], mode="clip")  # other modes copy twice
             else:
                 arena[target] = pool[source]
-        self._ended.append(Ended(move, True, time.perf_counter() - started))
+
+    def _state_out(self, slots: Int32Array, places: Int32Array) -> None:
+        assert self._states is not None
+        rows = torch.empty(len(slots), self._rows.shape[1], dtype=torch.uint8)
+        self._states.read(slots, rows)
+        self._rows.numpy()[_index(places)] = rows.numpy()
 
     def into(self, move: int, places: Int32Array, slots: Int32Array) -> None:
-        started, source, target = time.perf_counter(), _index(places), _index(slots)
+        started = time.perf_counter()
+        for part, is_state in self._kinds(slots):
+            (self._state_into if is_state else self._into)(places[part], slots[part])
+        self._ended.append(Ended(move, False, time.perf_counter() - started))
+
+    def _into(self, places: Int32Array, slots: Int32Array) -> None:
+        source, target = _index(places), _index(slots)
         for pool, arena in self._pairs:
             pool[target] = arena[source]
-        self._ended.append(Ended(move, False, time.perf_counter() - started))
+
+    def _state_into(self, places: Int32Array, slots: Int32Array) -> None:
+        assert self._states is not None
+        self._states.write(slots, torch.from_numpy(self._rows.numpy()[_index(places)]))
+
+    def _kinds(self, slots: Int32Array) -> Iterable[tuple[slice, bool]]:
+        return ((slice(None), False),) if self._states is None else kinds(slots)
 
     def poll(self) -> list[Ended]:
         ended, self._ended = self._ended, []
