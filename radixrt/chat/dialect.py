@@ -85,6 +85,11 @@ class Dialect:
     _cached_keeps: dict[bytes, bool] = field(default_factory=dict)
 
     @property
+    def format_name(self) -> str:
+        """Name of the format of calls; "harmony" for channels."""
+        return "harmony" if self.harmony else self.tool_format.name
+
+    @property
     def answer_markers(self) -> list[str]:
         """Texts of the control tokens that the model writes within answers, for reasoning and tool calls. The templates
         of channels write all of them themselves."""

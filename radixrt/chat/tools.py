@@ -14,7 +14,7 @@ from radixrt.chat.types import FunctionDefinition, ToolChoice, ToolDefinition, T
 from radixrt.constrained.tags.tools import Tool
 from radixrt.errors import RequestError, shown
 
-MAX_TOOLS = 256
+MAX_TOOLS = 512
 NO_ARGUMENTS = '{"type":"object","properties":{},"additionalProperties":false}'
 
 _definitions_decoder = msgspec.json.Decoder(list[ToolDefinition])

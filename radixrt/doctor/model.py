@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from radixrt.chat.dialect import read_dialect
+from radixrt.config import make_config
 from radixrt.engine.device_defaults import DEVICE_DEFAULTS
 from radixrt.errors import ConfigError, ModelLoadError
 from radixrt.layers.formats.base import Quantization
@@ -125,7 +127,7 @@ def model_needs(
         requests=requests,
         ranks=tuple(_ranks(spec)),
         stages=1 if decoder is None else max_stages(decoder),
-        notes=tuple(_notes(decoder, files, device)),
+        notes=(*_notes(decoder, files, device), *_tool_notes(path)),
     )
 
 
@@ -176,6 +178,16 @@ def _ranks(spec: ModelSpec) -> Iterator[int]:
         except ConfigError:
             continue
         yield ranks
+
+
+def _tool_notes(path: Path) -> Iterator[str]:
+    """Return the format of tool calls, if the folder has a chat template."""
+    try:
+        dialect = read_dialect(make_config(), str(path))
+    except ModelLoadError:
+        return
+    if dialect.template is not None:
+        yield f"tools are called in the format {dialect.format_name} (--tool-call-format)"
 
 
 def _notes(decoder: DecoderSpec | None, file_bytes: int, device: str) -> Iterator[str]:

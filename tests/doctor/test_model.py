@@ -21,6 +21,7 @@ from radixrt.kernels.build import load_kernels
 from radixrt.layers.ops import CpuOps
 from radixrt.models.loading.weights import load_model
 from radixrt.models.model_config import load_model_spec
+from tests.chat.tool_templates import TEMPLATES
 from tests.doctor.test_advice import CPU_MACHINE, GPU_MACHINE
 from tests.models.loading.test_mxfp4 import PUBLISHED
 from tests.models.test_gpt_oss_config import GPT_OSS_20B
@@ -245,3 +246,10 @@ def test_a_disk_is_measured_and_left_as_it_was(tmp_path: Path, monkeypatch: pyte
     assert list(tmp_path.iterdir()) == []
     assert prober.ask("disk", lambda: probes._disk(tmp_path / "none"), None) is None
     assert "is not a folder" in prober.unknown["disk"]
+
+
+def test_the_format_of_tool_calls_is_named(tmp_path: Path) -> None:
+    config = {"chat_template": TEMPLATES["qwen_3_coder"]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    found = needs(tmp_path, LLAMA)
+    assert any("in the format qwen_3_coder" in note for note in found.notes)

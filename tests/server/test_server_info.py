@@ -29,6 +29,7 @@ def test_weights(path: str, weights: WeightsInfo, shown: object, caller: Caller,
     assert answer["weights"] == shown
     assert (answer["model"], answer["device"], answer["dtype"]) == ("/models/fake", "cpu", "float32")
     assert (answer["kv_cache_tokens"], answer["max_running_requests"]) == (4096, 8)
+    assert answer["tool_call_format"] == "json"
 
 
 def test_a_failed_engine_has_none(caller: Caller, engine: FakeEngine) -> None:

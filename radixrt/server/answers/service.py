@@ -99,6 +99,7 @@ class ServerInfo(Answer, kw_only=True):
     context_length: int
     kv_cache_tokens: int
     max_running_requests: int
+    tool_call_format: str
 
 
 class Aborted(Answer):

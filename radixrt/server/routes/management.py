@@ -78,6 +78,7 @@ async def server_info(service: Service, request: Request) -> Response:
             context_length=info.context_length,
             kv_cache_tokens=info.num_slots,
             max_running_requests=info.max_running_requests,
+            tool_call_format=service.dialect.format_name,
         )
     )
 

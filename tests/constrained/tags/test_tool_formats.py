@@ -14,6 +14,7 @@ from xgrammar.builtin_structural_tag import _structural_tag_registry as peers
 from radixrt.config.sections import ServerConfig
 from radixrt.constrained.tags.structural_tag import read_structural_tag
 from radixrt.constrained.tags.tool_formats import TOOL_FORMATS, ToolFormat
+from radixrt.constrained.tags.tools import Tool, tools_constraint
 from radixrt.constraint import StructuredOptions
 from radixrt.errors import RequestError
 
@@ -86,6 +87,29 @@ def test_every_model_of_the_peer_has_a_row_or_a_reason() -> None:
 def test_the_option_names_every_row() -> None:
     choices = ServerConfig.__dataclass_fields__["tool_call_format"].metadata["choices"]
     assert sorted(choices) == sorted(["auto", *TOOL_FORMATS])
+
+
+@pytest.mark.parametrize(
+    ("schema", "place", "why"),
+    [
+        ({"properties": {"a<b": {"type": "string"}}}, "/", "cannot hold the name 'a<b'"),
+        ({"properties": {"": {"type": "string"}}}, "/", "cannot hold the name ''"),
+        ({"properties": {"a": {"enum": ["</parameter>"]}}}, "/properties/a", "none of its strings"),
+        ({"properties": {"a": {"type": ["string", "null"], "enum": ["null", None]}}}, "", ""),
+        ({"properties": {"a": {"type": "string", "pattern": "</parameter>"}}, "required": ["a"]}, "/", ""),
+    ],
+)
+def test_what_tags_cannot_say_is_refused_with_its_place(schema: dict[str, Any], place: str, why: str) -> None:
+    tool = Tool("f", json.dumps({"type": "object", **schema}), True, "tools/0/function/parameters")
+    source = tools_constraint([tool], TOOL_FORMATS["qwen_3_coder"], required=True, parallel=True)
+    if not place:
+        assert read_structural_tag(source, StructuredOptions())[0].prune()
+        return
+    with pytest.raises(RequestError) as caught:
+        read_structural_tag(source, StructuredOptions())
+    assert caught.value.param == "tools"
+    assert f"/0/function/parameters{place.rstrip('/')}" in caught.value.message
+    assert why in caught.value.message
 
 
 def test_rows_are_consistent() -> None:
