@@ -37,7 +37,8 @@ class Device:
         context_length: longest sequence, in tokens.
         max_running_requests, chunked_prefill_size: options of the scheduler.
         noise: standard deviation of the logarithm of a step's time.
-        move_s: seconds that the keys and values of a token take from one replica to another, for the policy `moves`.
+        move_s: seconds that the keys and values of a token take from the pool of one replica to the pool of another,
+            for the policy `moves`.
     """
 
     times: StepTimes = H200_8B

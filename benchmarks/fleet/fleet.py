@@ -15,12 +15,15 @@ from benchmarks.fleet.baselines import FleetRouter
 from benchmarks.fleet.device import Device
 from benchmarks.fleet.programs import Call, Program
 from benchmarks.fleet.replica import END_TOKEN, SimulatedReplica
-from benchmarks.fleet.variants import NOTHING, MovingRouter
+from radixrt.mem_cache.allocator import Int32Array
+from radixrt.mem_cache.granules import GRANULE_TOKENS
+from radixrt.messages.peers import PrefixAsk, PrefixComing, PrefixPages
 from radixrt.messages.request import Request
 from radixrt.messages.scheduler import TokenBatch
-from radixrt.messages.wire import pack_i32
+from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.router.router import TOKENIZER
 from radixrt.sampling_params import SamplingParams
+from radixrt.scheduler.prefix_index import common_len
 
 TICK_S = 0.1
 STATS_INTERVAL_S = 0.25
@@ -35,6 +38,19 @@ class OpenCall:
 
     program: OpenProgram
     sent_at: float
+
+
+@dataclass
+class Incoming:
+    """A prefix on its way to a replica.
+
+    Attributes:
+        tokens: tokens of the request that waits for it; None before the request has arrived.
+        waiting: the request, and others with the same prefix.
+    """
+
+    tokens: Int32Array | None = None
+    waiting: list[Request] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -94,6 +110,9 @@ class Fleet:
         self._programs = 0
         self._stats_at = [0.0] * replicas
         self._epochs = [0] * replicas
+        self._move_s = device.move_s
+        self._incoming: list[dict[str, Incoming]] = [{} for _ in range(replicas)]  # by request
+        self._link_free_at = [0.0] * replicas
         self._sampling: dict[tuple[int, bool], SamplingParams] = {}
 
     def run(self, programs: Iterable[Program], progress: Callable[[int], None] = lambda ended: None) -> Outcome:
@@ -181,21 +200,65 @@ class Fleet:
                     self._deliver(message)
                 continue
             at = self._now + self._lag_s
-            if isinstance(self.router, MovingRouter) and isinstance(message, Request):
-                fetch = self.router.fetches.pop(message.rid, NOTHING)
-                if fetch.length:
-                    self.replicas[target].fetched[message.rid] = fetch.length
-                at += fetch.delay_s
             self._at(at, self._arrive, target, epoch, message)
 
     def _arrive(self, target: int, epoch: int, message: Any) -> None:
         self._epochs[target] = epoch
         replica = self.replicas[target]
+        if isinstance(message, PrefixComing):
+            self._incoming[target][message.rid] = Incoming()
+            return
+        if isinstance(message, PrefixAsk):
+            self._answer_peer(target, epoch, message)
+            return
+        if isinstance(message, PrefixPages):
+            self._pull(target, message)
+            return
+        if isinstance(message, Request) and (coming := self._prefix_of(target, message)) is not None:
+            coming.waiting.append(message)
+            return
         replica.receive(message, self._now)
         if isinstance(message, Request):
             self._submit(target)
         else:
             self._report(target)
+
+    # --- prefixes of other replicas ---
+
+    def _prefix_of(self, target: int, message: Request) -> Incoming | None:
+        """Return the prefix on its way that a request waits for."""
+        incoming, tokens = self._incoming[target], message.tokens(0)
+        if message.rid in incoming:
+            incoming[message.rid].tokens = tokens
+            return incoming[message.rid]
+        cached = self.replicas[target].scheduler.kv.cache.match_len(tokens, "")
+        for each in incoming.values():
+            if each.tokens is not None and common_len(each.tokens, tokens) >= cached + GRANULE_TOKENS:
+                return each
+        return None
+
+    def _answer_peer(self, source: int, epoch: int, message: PrefixAsk) -> None:
+        """Answer how much of a prefix a replica has, after the steps before which it cannot be copied."""
+        replica, tokens = self.replicas[source], unpack_i32(message.token_ids)
+        length = replica.scheduler.kv.cache.match_len(tokens, message.namespace)
+        found = PrefixPages(message.rid, tokens[: length - length % GRANULE_TOKENS].tobytes(), message.namespace)
+        self._at(max(self._now, replica.free_at) + self._lag_s, self._receive, source, epoch, found)
+
+    def _pull(self, target: int, message: PrefixPages) -> None:
+        """Begin a transfer; transfers to one replica follow each other."""
+        tokens = unpack_i32(message.token_ids)
+        cached = self.replicas[target].scheduler.kv.cache.match_len(tokens, message.namespace)
+        begin = max(self._now, self._link_free_at[target])
+        end = self._link_free_at[target] = begin + max(len(tokens) - cached, 0) * self._move_s
+        self._at(end, self._pulled, target, message.rid, len(tokens))
+
+    def _pulled(self, target: int, rid: str, length: int) -> None:
+        replica = self.replicas[target]
+        if length:
+            replica.fetched[rid] = length
+        for request in self._incoming[target].pop(rid).waiting:
+            replica.receive(request, self._now)
+        self._submit(target)
 
     def _submit(self, target: int) -> None:
         replica = self.replicas[target]

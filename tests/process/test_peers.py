@@ -53,11 +53,20 @@ def ask(engine: radixrt.Engine, tokens: list[int], **options: Any) -> Completion
 @contextmanager
 def only(engine: radixrt.Engine, number: int) -> Iterator[None]:
     """Let only one replica take requests."""
-    assert engine.replicas is not None
-    assert wait_for(lambda: all(each.state in ("serving", "drained") for each in engine.replicas.describe()))
-    engine.replicas.drain(1 - number)
+    replicas = engine.replicas
+    assert replicas is not None
+
+    def is_in(*states: str) -> bool:
+        """The router has reported one of these states of the other replica."""
+        stats = replicas.describe()[1 - number].stats
+        return stats is not None and stats.view.state in states
+
+    assert wait_for(lambda: all(each.state == "serving" for each in replicas.describe()))
+    assert wait_for(lambda: is_in("serving"))
+    replicas.drain(1 - number)
+    assert wait_for(lambda: is_in("draining", "fenced"))
     yield
-    engine.replicas.drain(1 - number, on=False)
+    replicas.drain(1 - number, on=False)
 
 
 def test_the_next_replica_gets_the_prefix_and_gives_the_same_text(
