@@ -29,6 +29,7 @@ from radixrt.messages.kv_moves import (
     arena_path,
 )
 from radixrt.messages.wire import Int32Array, pack_i32
+from radixrt.parts.tiers.policy import Prices
 from radixrt.parts.tiers.runner import arena as arena_module
 from radixrt.parts.tiers.runner import staging
 from radixrt.parts.tiers.runner.mover import Mover
@@ -291,4 +292,29 @@ def test_evicted_prompts_come_back(tmp_path: Path, executor: str) -> None:
         moves = engine.stats.tiers.moves
         assert not any(each.failed for each in moves.values())
         if executor == "uni":
+            engine.check_invariants()
+
+
+@pytest.mark.parametrize("kind", ["lfm2", "qwen3_5"])
+def test_states_come_back(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From host memory, then from disk in another engine; a tiny model would rather compute."""
+    monkeypatch.setattr(Prices, "pays", lambda *_: True)
+    folder = str(make_tiny_model(tmp_path / "model", kind))
+    prompts = [np.random.default_rng(i).integers(3, 400, 300 + 7 * i).tolist() for i in range(6)]
+    params = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True}
+    options = {"show_progress": False, "device": "cuda", "dtype": "float32", "executor": "uni", "context_length": 512}
+    with Engine(folder, kv_cache_tokens=8192, **options) as engine:
+        expected = [engine.generate(prompt, params).token_ids for prompt in prompts]
+    tiers = {"kv_host_gib": 0.25, "kv_disk": str(tmp_path / "kv"), "kv_disk_gib": 0.5, "num_states": 8}
+    for tier in ("host", "disk"):
+        with Engine(folder, kv_cache_tokens=1024, max_running_requests=2, **tiers, **options) as engine:
+            fetched, deadline = 0, time.monotonic() + 60
+            while fetched < 600:  # prompts are copied in idle moments
+                assert time.monotonic() < deadline
+                for prompt, tokens in zip(prompts, expected, strict=True):
+                    answer = engine.generate(prompt, params)
+                    assert answer.token_ids == tokens
+                    fetched += answer.usage.fetched_tokens.get(tier, 0)
+                time.sleep(0.5)
+            assert not any(each.failed for each in engine.stats.tiers.moves.values())
             engine.check_invariants()
