@@ -13,6 +13,7 @@ import msgspec
 from radixrt.errors import RequestError, shown
 
 Kind = Literal["json_schema", "regex", "ebnf", "choices", "structural_tag"]
+KeyOrder = Literal["schema", "any"]
 BackendChoice = Literal["auto", "xgrammar", "llguidance"]
 KINDS: tuple[Kind, ...] = ("json_schema", "regex", "ebnf", "choices", "structural_tag")
 
@@ -40,6 +41,8 @@ class StructuredOptions(msgspec.Struct, frozen=True, omit_defaults=True, kw_only
             does by default.
         bounded: parts that a schema leaves free have the bounds of `radixrt.constrained.schema.emit.free_parts`: number
             and length of undeclared names, length of free strings, digits of numbers.
+        key_order: "schema" writes the declared keys of an object in the order of the schema, "any" in any order; values
+            that `enum` or `const` lists keep the order in which they are listed.
         max_digits: most digits after the first digit of a number, and after its point, where the schema sets no bound
             on that side; None is 40, or 307 if not `bounded`.
         max_repetition: an output whose last so many tokens repeat a few is closed early; 0 never closes for that.
@@ -56,6 +59,7 @@ class StructuredOptions(msgspec.Struct, frozen=True, omit_defaults=True, kw_only
     whitespace: int = 0
     closed: bool | None = None
     formats: Literal["assert", "annotate"] = "assert"
+    key_order: KeyOrder = "schema"
     bounded: bool = True
     max_digits: int | None = None
     max_repetition: int = 512
@@ -109,6 +113,7 @@ class StructuredOptions(msgspec.Struct, frozen=True, omit_defaults=True, kw_only
 
 
 _CHOICES = {
+    "key_order": ("schema", "any"),
     "formats": ("assert", "annotate"),
     "on_unsupported": ("error", "ignore"),
     "backend": ("auto", "xgrammar", "llguidance"),
@@ -157,6 +162,7 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
             o.whitespace,
             bool(o.closed),
             o.formats,
+            o.key_order,
             o.bounded,
             o.max_digits,
             o.on_unsupported,

@@ -52,12 +52,27 @@ RECORD = {
     "required": ["name", "count", "kind"],
     "additionalProperties": False,
 }
+KEYS = {
+    "type": "object",
+    "properties": {f"key_{number}": {"type": "integer"} for number in range(20)},
+    "required": [f"key_{number}" for number in range(10)],
+    "additionalProperties": False,
+}
+SET = {
+    "type": "array",
+    "items": {"enum": [f"value {number}" for number in range(60)]},
+    "uniqueItems": True,
+    "minItems": 30,
+}
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {"ignore_eos": True},
     "integers": {"json_schema": {"type": "array", "minItems": 60, "items": {"type": "integer"}}},
     "records": {"json_schema": {"type": "array", "minItems": 4, "items": RECORD}},
     "string": {"json_schema": {"type": "string"}},
     "nested": {"json_schema": NESTED},
+    "keys": {"json_schema": KEYS},
+    "keys in any order": {"json_schema": KEYS, "structured": {"key_order": "any"}},
+    "set": {"json_schema": SET},
     "regex": {"regex": "[a-z ]{150,}"},
     "ebnf": {"ebnf": 'root ::= line+\nline ::= [a-z]+ " = " [0-9]+ "\\n"'},
 }

@@ -78,6 +78,9 @@ def _add_schema_check(parser: argparse.ArgumentParser) -> None:
         "--formats", choices=("assert", "annotate"), default="assert", help="enforce `format`, or ignore it"
     )
     parser.add_argument(
+        "--key-order", choices=("schema", "any"), default="schema", help="order of the declared keys of an object"
+    )
+    parser.add_argument(
         "--on-unsupported",
         choices=("error", "ignore"),
         default="error",

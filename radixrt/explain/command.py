@@ -18,7 +18,7 @@ from radixrt.explain.report import Finding, Report
 from radixrt.explain.text_checker import compact
 from radixrt.sampling_params import SamplingParams
 
-OPTIONS = ("whitespace", "closed", "formats", "on_unsupported", "backend")
+OPTIONS = ("whitespace", "closed", "formats", "key_order", "on_unsupported", "backend")
 
 
 def check(args: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 from radixrt.config import DEFAULT_MODEL, ConstrainedConfig, ModelConfig
 from radixrt.constrained.compile.client import CompileClient
 from radixrt.constrained.compile.protocol import CompileResult, WorkerSettings
-from radixrt.constrained.productions import Productions
+from radixrt.constrained.productions import AnyOrder, Productions
 from radixrt.constrained.schema import SchemaRefused, Unsupported, normalize
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constrained.well_formed import read_json
@@ -138,6 +138,7 @@ class Explainer:
             "backend": compiled.backend,
             "why": compiled.why,
             "cost": Cost(productions.size, compiled.compile_s, compiled.mask_s or 0.0),
+            "in_any_order": tuple([len(e.parts) for e in productions.layout.order if isinstance(e, AnyOrder)]),
             "min_tokens": compiled.min_tokens,
             "min_characters": len(shortest),
             "shortest": shortest,
@@ -162,6 +163,7 @@ def _normalize_fields(constraint: Constraint) -> dict[str, Any]:
             on_unsupported=options.on_unsupported,
             closed=bool(options.closed),
             formats=options.formats,
+            key_order=options.key_order,
         )
     except (SchemaRefused, Unsupported) as error:
         each = error.errors if isinstance(error, SchemaRefused) else [error]

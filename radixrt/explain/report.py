@@ -66,6 +66,7 @@ class Report:
         backend, why: the library that computes the masks, and the reason for its choice.
         normalized: an equivalent schema, made from the normal form that is enforced.
         cost: measured on this machine.
+        in_any_order: sizes of the sets of parts (keys, different values, counted items) that may come in any order.
         min_tokens, min_characters, shortest: the size of a shortest output, and that output; the least `max_tokens`.
     """
 
@@ -80,6 +81,7 @@ class Report:
     why: str = ""
     normalized: Any = None
     cost: Cost | None = None
+    in_any_order: tuple[int, ...] = ()
     min_tokens: int = 0
     min_characters: int = 0
     shortest: str = ""
@@ -168,11 +170,16 @@ class Report:
                 f"backend: {self.backend} ({self.why})",
                 f"cost: {self.cost.compile_s * 1e3:.1f} ms to compile, {self.cost.mask_s * 1e6:.0f} us for a mask, "
                 f"grammar of size {self.cost.size}",
+                *([f"in any order: {_parts(self.in_any_order)}"] if self.in_any_order else []),
                 f"shortest: {self.min_tokens} tokens, {self.min_characters} characters: {_cut(self.shortest)}",
             ]
         if self.normalized is not None:
             lines.append(f"normalized: {_cut(json.dumps(self.normalized, ensure_ascii=False))}")
         return lines
+
+
+def _parts(sizes: tuple[int, ...]) -> str:
+    return f"{', '.join(map(str, sorted(sizes)))} parts, counted by parametric rules"
 
 
 def _listed(title: str, findings: list[Finding]) -> list[str]:

@@ -248,6 +248,26 @@ def test_a_rule_that_only_the_type_knows_is_told_when_the_value_is_read(engine: 
         _ = c.parsed
 
 
+def test_keys_come_in_the_order_that_the_model_chooses(engine: Engine) -> None:
+    members: dict[str, Any] = {name: {"type": "null"} for name in "abcdef"}
+    schema = {"type": "object", "properties": members, "required": ["c", "f"], "additionalProperties": False}
+    params = [{"seed": seed, "temperature": 2.0, "max_tokens": 40} for seed in range(8)]
+    orders: set[tuple[str, ...]] = set()
+    for each in params:
+        answer = one(engine, TEXT, each, json_schema=schema, structured={"key_order": "any"})
+        pairs = json.loads(answer.text, object_pairs_hook=list)
+        names = tuple(name for name, _ in pairs)
+        assert len(set(names)) == len(names)
+        jsonschema.validate(dict(pairs), schema)
+        orders.add(names)
+    assert any(list(names) != sorted(names) for names in orders)
+    for most in range(12, 40, 3):
+        short = one(
+            engine, TEXT, {**params[0], "max_tokens": most}, json_schema=schema, structured={"key_order": "any"}
+        )
+        jsonschema.validate(json.loads(short.text), schema)
+
+
 # --- refusals of the engine ---
 
 

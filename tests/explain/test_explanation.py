@@ -284,3 +284,13 @@ def test_importing_the_package_loads_no_compiler() -> None:
     code = "import sys, radixrt.constraint; print([m for m in ('llguidance', 'xgrammar') if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert result.stdout == "[]\n"
+
+
+def test_parts_in_any_order_are_told() -> None:
+    members = {name: {"type": "null"} for name in "abc"}
+    schema = {"type": "object", "properties": {**members, "s": {**DISTINCT, "items": {"enum": [1, 2]}}}}
+    assert "in any order: 2 parts, counted by parametric rules" in str(explain(json_schema=schema))
+    report = explain(json_schema={**schema, "additionalProperties": False}, key_order="any")
+    assert "in any order: 2, 4 parts" in str(report)
+    assert report.accepts('{"c":null,"s":[2,1],"a":null}')
+    assert "in any order" not in str(explain(json_schema={"properties": members}))

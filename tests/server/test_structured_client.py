@@ -207,6 +207,31 @@ def test_native(server_url: str) -> None:
     assert answer["meta_info"]["radixrt"]["backend"]
 
 
+def test_the_order_of_keys(chat: Callable, server_url: str) -> None:
+    schema = {"type": "object", "properties": {name: {"type": "null"} for name in "abcd"}, "required": ["d"]}
+    schema["additionalProperties"] = False
+    options = {"key_order": "any"}
+    answer = chat(
+        response_format=json_schema(schema), n=8, seed=1, temperature=2.0, max_tokens=40,
+        extra_body={"structured": options},
+    )  # fmt: skip
+    orders = [list(json.loads(choice.message.content)) for choice in answer.choices]
+    for names in orders:
+        jsonschema.validate(dict.fromkeys(names), schema)
+    assert any(names != sorted(names) for names in orders)
+    params = {"json_schema": schema, "max_new_tokens": 40, "temperature": 2.0, "structured": options}
+    native = httpx.post(f"{server_url}/generate", json={"text": "x", "sampling_params": params}, timeout=60).json()
+    jsonschema.validate(json.loads(native["text"]), schema)
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(response_format=json_schema(schema), extra_body={"structured": {"key_order": "random"}})
+    assert "key_order must be one of schema, any" in caught.value.message
+    wide = {"type": "object", "properties": {f"k{number}": {} for number in range(65)}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(response_format=json_schema(wide), extra_body={"structured": options})
+    assert caught.value.param == "response_format"
+    assert "up to 64 properties" in caught.value.message
+
+
 def test_what_was_ignored_is_told(chat: Callable) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
     with pytest.raises(openai.BadRequestError) as caught:

@@ -295,6 +295,7 @@ def _json_schema(constraint: Constraint, deadline: float | None) -> ParsedConstr
         closed=bool(options.closed),
         formats=options.formats,
         bounded=options.bounded,
+        key_order=options.key_order,
         max_digits=options.max_digits,
         limits=limits,
     )

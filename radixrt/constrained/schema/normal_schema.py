@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 from radixrt.constrained.obligations import Obligation
@@ -17,6 +18,7 @@ from radixrt.constrained.schema.normal_form.graph import Graph
 from radixrt.constrained.schema.normal_form.keywords import FormatMode
 from radixrt.constrained.schema.normal_form.solver import normal_form
 from radixrt.constrained.schema.normal_form.validation import admits
+from radixrt.constraint import KeyOrder
 from radixrt.errors import RequestError
 
 MAX_PASSES = 20
@@ -40,15 +42,12 @@ class NormalSchema:
         productions: Productions,
         obligations: tuple[Obligation, ...],
         ignored: list[Unsupported],
-        *,
-        bounded: bool,
-        max_digits: int | None,
+        style: Callable[[int], TextStyle],
     ) -> None:
         self._graph = graph
         self._productions = {0: productions}
         self.obligations = obligations
-        self._bounded = bounded
-        self._max_digits = max_digits
+        self._style = style
         self.draft = graph.document.dialect.name
         self.ignored = ignored
         self.annotations = list(graph.reader.annotations)
@@ -64,17 +63,15 @@ class NormalSchema:
         return ignored + [f"{pointer}{at}: {name} (unknown; {meant} is a keyword)" for at, name, meant in self.misspelt]
 
     def productions(self, whitespace: int = 0) -> Productions:
-        """Return the JSON texts of the values that the schema accepts, with keys in the schema's order and, if
-        `normalize` was told so, without long free parts.
+        """Return the JSON texts of the values that the schema accepts, with keys in the schema's order and without
+        long free parts, as `normalize` was told.
 
         Args:
             whitespace: maximum number of characters after `{ [ , :` and before `} ]`.
         """
         if whitespace not in self._productions:
             self._graph.budget.restart()
-            self._productions[whitespace], _ = emit_productions(
-                self._graph, whitespace, bounded=self._bounded, max_digits=self._max_digits
-            )
+            self._productions[whitespace], _ = emit_productions(self._graph, self._style(whitespace))
         return self._productions[whitespace]
 
     def emitted_by(self, make: Callable[[Graph, TextStyle], GrammarEmitter]) -> Productions:
@@ -84,7 +81,7 @@ class NormalSchema:
             make: returns the emitter of the notation, given the normal form and the style of JSON within the values.
         """
         self._graph.budget.restart()
-        return make(self._graph, TextStyle(0, bounded=self._bounded, max_digits=self._max_digits)).emit()
+        return make(self._graph, self._style(0)).emit()
 
     def to_schema(self) -> dict[str, Any]:
         """Return the normal form as a JSON Schema of draft 2020-12."""
@@ -114,6 +111,7 @@ def normalize(
     formats: FormatMode = "assert",
     bounded: bool = False,
     max_digits: int | None = None,
+    key_order: KeyOrder = "schema",
     limits: Limits | None = None,
 ) -> NormalSchema:
     """Normalize a schema.
@@ -126,6 +124,7 @@ def normalize(
         bounded: parts that the schema leaves free have the bounds of `emit.free_parts` in the productions.
         max_digits: digits after the first digit of a number, and after its point, where the schema sets no bound; None
             is 40, or 307 if not `bounded`.
+        key_order: "any" lets the declared keys of each object come in any order in the productions.
         limits: bounds on the work.
 
     Raises:
@@ -135,11 +134,12 @@ def normalize(
     """
     limits = limits or Limits()
     deadline = time.thread_time() + limits.seconds
+    style = partial(TextStyle, bounded=bounded, max_digits=max_digits, key_order=key_order)
     refusals: dict[tuple[str, str], Unsupported] = {}
     for _ in range(MAX_PASSES):
         budget = Budget(limits, deadline)
         try:
-            normal, found = _attempt(schema, budget, formats, closed, refusals, bounded=bounded, max_digits=max_digits)
+            normal, found = _attempt(schema, budget, formats, closed, refusals, style)
         except EmptySchema:
             if not refusals:
                 raise
@@ -162,15 +162,13 @@ def _attempt(
     formats: FormatMode,
     closed: bool,
     ignored: Mapping[tuple[str, str], Unsupported],
-    *,
-    bounded: bool,
-    max_digits: int | None,
+    style: Callable[[int], TextStyle],
 ) -> tuple[NormalSchema | None, list[Unsupported]]:
     """Return the schema without some keywords, if it can be normalized, and further keywords to refuse."""
     graph = None
     try:
         graph = normal_form(schema, budget, formats=formats, closed=closed, ignored=frozenset(ignored))
-        productions, obligations = emit_productions(graph, 0, bounded=bounded, max_digits=max_digits)
+        productions, obligations = emit_productions(graph, style(0))
     except RecursionError:
         return None, [over_limit("", "schema", "it is nested too deeply")]
     except Unsupported as refusal:
@@ -179,7 +177,4 @@ def _attempt(
         if graph is None or not graph.refusals:
             raise
         return None, graph.refusals
-    normal = NormalSchema(
-        graph, productions, obligations, list(ignored.values()), bounded=bounded, max_digits=max_digits
-    )
-    return normal, graph.refusals
+    return NormalSchema(graph, productions, obligations, list(ignored.values()), style), graph.refusals

@@ -138,6 +138,7 @@ class Embedding:
                 closed=closed,
                 formats=options.formats,
                 bounded=options.bounded,
+                key_order=options.key_order,
                 max_digits=options.max_digits,
                 limits=None if self._deadline_s is None else Limits(seconds=self._deadline_s - time.thread_time()),
             )

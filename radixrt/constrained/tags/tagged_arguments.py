@@ -102,7 +102,7 @@ class ArgumentsEmitter(GrammarEmitter):
 
     def root(self, node: Node) -> Expr:
         members = _Members(self, self._tagged)
-        return alt(*(object_expression(members, plan) for plan in self._parts(node).objects))
+        return alt(*(object_expression(members, plan, node.pointer) for plan in self._parts(node).objects))
 
     def argument(self, node: Node, kinds: frozenset[Kind]) -> Expr:
         """Return the text of a value from the text behind its name to the closing tag.
@@ -133,7 +133,7 @@ class ArgumentsEmitter(GrammarEmitter):
             else:
                 scalars.append((kind_of(value), literal(text_of(value))))
         inner += [("array", array_expression(self, plan)) for plan in parts.arrays]
-        inner += [("object", object_expression(self, plan)) for plan in parts.objects]
+        inner += [("object", object_expression(self, plan, node.pointer)) for plan in parts.objects]
         if style.marks_kinds:
             options = [self._marked(kind, self._closed(regex)) for kind, regex in scalars]
             options += [self._marked(kind, joined(expr, self._closing)) for kind, expr in inner]

@@ -183,6 +183,7 @@ def _productions(constraint: Constraint) -> Productions:
                 closed=bool(options.closed),
                 formats=options.formats,
                 bounded=options.bounded,
+                key_order=options.key_order,
                 max_digits=options.max_digits,
             )
             return normal.productions(whitespace=0).prune()

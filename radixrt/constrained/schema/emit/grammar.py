@@ -27,21 +27,14 @@ MAX_LISTED_OPTIONS = 4
 """Maximum number of listed values that are separate options. A longer list becomes a single terminal."""
 
 
-def emit_productions(
-    graph: Graph, whitespace: int, *, bounded: bool = False, max_digits: int | None = None
-) -> tuple[Productions, tuple[Obligation, ...]]:
+def emit_productions(graph: Graph, style: TextStyle) -> tuple[Productions, tuple[Obligation, ...]]:
     """Return the productions of the graph's root, without rules that derive nothing, and what they leave to guards.
-
-    Args:
-        whitespace: maximum number of characters after `{ [ , :` and before `} ]`.
-        bounded: parts that the schema leaves free have the bounds of `free_parts`.
-        max_digits: see `TextStyle`.
 
     Raises:
         Unsupported: some part of the schema cannot be expressed.
         EmptySchema: no value satisfies the schema.
     """
-    emitter = GrammarEmitter(graph, TextStyle(whitespace, bounded=bounded, max_digits=max_digits))
+    emitter = GrammarEmitter(graph, style)
     return emitter.emit(), emitter.obligations
 
 
@@ -174,7 +167,7 @@ class GrammarEmitter:
             options = [self._scalar(node)] if plan.has_scalars else []
             options.extend(self.value(part) for part in plan.union)
             options.extend(array_expression(self, array) for array in plan.arrays)
-            options.extend(object_expression(self, one) for one in plan.objects)
+            options.extend(object_expression(self, one, node.pointer) for one in plan.objects)
             return alt(*options) if options else NOTHING
         finally:
             self._depth -= 1

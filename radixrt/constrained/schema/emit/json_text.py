@@ -13,6 +13,7 @@ from radixrt.constrained.schema.errors import Unsupported
 from radixrt.constrained.schema.normal_form.graph import Graph
 from radixrt.constrained.schema.normal_form.nodes import Node
 from radixrt.constrained.schema.values import is_utf8, number_texts, text_of
+from radixrt.constraint import KeyOrder
 
 Comma = Literal["before", "after"]
 END: Expr = Seq(())
@@ -30,13 +31,18 @@ class TextStyle:
         max_digits: digits after the first digit of a number, and after its point, where the schema sets no bound; None
             is the bound of `free_parts`, or the longest readable number if not `bounded`.
 
+        key_order: "any" lets the declared members of an object come in any order.
+
     Attributes:
-        bounded: as above.
+        bounded, key_order: as above.
         max_digits: as above, never None.
     """
 
-    def __init__(self, whitespace: int, *, bounded: bool, max_digits: int | None = None) -> None:
+    def __init__(
+        self, whitespace: int, *, bounded: bool, max_digits: int | None = None, key_order: KeyOrder = "schema"
+    ) -> None:
         self.bounded = bounded
+        self.key_order = key_order
         self.max_digits = (MAX_DIGITS if bounded else MAX_READABLE_DIGITS) if max_digits is None else max_digits
         self._gap = Term(repeat(chars(CharSet.of(" \n\t")), 0, whitespace)) if whitespace else None
         self._members: dict[tuple[str, Expr, str], Expr] = {}  # those with short values, which objects often share

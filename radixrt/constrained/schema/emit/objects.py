@@ -1,7 +1,8 @@
 """Expressions for objects: declared members in their order, then undeclared ones in any order.
 
-The grammar is linear in the number of members. Its states record only whether a member has been written yet (for the
-comma) or, where the number of members is bounded, how many have been.
+With `key_order` "any", declared and undeclared members are parts in any order (`AnyOrder`), each declared one at most
+once. Otherwise the grammar is linear in the number of members. Its states record only whether a member has been written
+yet (for the comma) or, where the number of members is bounded, how many have been.
 
 A grammar cannot remember the names of undeclared members. That none repeats is an `Obligation`, which guards enforce. A
 minimum number of members relies on it.
@@ -12,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from radixrt.constrained.obligations import Obligation
-from radixrt.constrained.productions import NOTHING, Expr, Lit, alt, optional, seq
+from radixrt.constrained.productions import NOTHING, AnyOrder, Expr, Lit, Part, alt, optional, seq
+from radixrt.constrained.productions.argument import MAX_BITS, Argument
+from radixrt.constrained.productions.tally import Tally
 from radixrt.constrained.regex import enumerate_strings
 from radixrt.constrained.schema.emit.free_parts import MAX_UNDECLARED
 from radixrt.constrained.schema.emit.json_text import END, SHORT, Comma, Emitter, joined, repeated
@@ -30,15 +33,16 @@ Group = tuple[int, Formulas]
 """A member that must exist: the index of its class, and the formulas of its value."""
 
 
-def object_expression(emitter: Emitter, plan: ObjectPlan) -> Expr:
-    """Return the expression of an object. Raises Unsupported."""
-    return _ObjectEmitter(emitter, plan).emit()
+def object_expression(emitter: Emitter, plan: ObjectPlan, pointer: str) -> Expr:
+    """Return the expression of an object whose schema is at `pointer`. Raises Unsupported."""
+    return _ObjectEmitter(emitter, plan, pointer).emit()
 
 
 class _ObjectEmitter:
-    def __init__(self, emitter: Emitter, plan: ObjectPlan) -> None:
+    def __init__(self, emitter: Emitter, plan: ObjectPlan, pointer: str) -> None:
         self._emitter = emitter
         self._style = emitter.style
+        self._pointer = pointer
         self._plan = plan
         self._values = [emitter.member_value(name, node) for name, node, _ in plan.members]
         self._undeclared = _UndeclaredEmitter(emitter, plan)
@@ -51,12 +55,65 @@ class _ObjectEmitter:
         if possible is not None and plan.low > possible:
             return NOTHING
         bounded_above = plan.high is not None and (possible is None or plan.high < possible)
+        if self._style.key_order == "any" and (len(plan.members) > 1 or (plan.members and plan.classes)):
+            return self._in_any_order(plan.high if bounded_above else None)
         if bounded_above or plan.low > max(required + self._undeclared.fewest, 0 if required else 1):
             return self._counted(required)
         if not plan.members and not plan.classes:
             return self._style.enclosed("{", None, "}", may_be_empty=True)
         may_be_empty = required == 0 and not plan.witnesses and plan.low == 0
         return self._style.enclosed("{", self._body(), "}", may_be_empty=may_be_empty)
+
+    # In any order
+
+    def _in_any_order(self, high: int | None) -> Expr:
+        """Return the object with its members in any order, at most `high` of them."""
+        plan, style = self._plan, self._style
+        self._rely_on_names()
+        for place in range(len(plan.members)):
+            self._share(place)
+        parts = [
+            Part(self._member(place, comma=False), self._member(place, comma=True), int(needed), 1)
+            for place, (_, _, needed) in enumerate(plan.members)
+        ]
+        if plan.witnesses:
+            # Members that must exist and have undeclared names come last, in an order of their own.
+            if high is not None or plan.low > plan.required + self._undeclared.fewest:
+                raise self._cannot_order("its members are counted, and some whose names are not declared must exist")
+            order = self._order(parts, 1, None)
+            body = joined(order, self._undeclared.members(None, comma=True))
+            if plan.required == 0:
+                body = alt(body, self._undeclared.members(None, comma=False))
+            return style.enclosed("{", body, "}", may_be_empty=False)
+        order = self._order([*parts, *self._undeclared.parts(high)], max(1, plan.low), high)
+        return style.enclosed("{", order, "}", may_be_empty=plan.required == 0 and plan.low == 0)
+
+    def _order(self, parts: list[Part], low: int, high: int | None) -> Expr:
+        """Return the parts in any order. Raises Unsupported if they are more than can be counted."""
+        order = AnyOrder(tuple(parts), low, high)
+        if Argument(Tally.of(order)).problem is not None:
+            raise self._cannot_order(f"it has {len(self._plan.members)} of them, with the bounds on their number")
+        return order
+
+    def _cannot_order(self, reason: str) -> Unsupported:
+        return Unsupported(
+            self._pointer,
+            "properties",
+            f'with key_order "any", up to {MAX_BITS} properties of an object can be followed, and {reason}',
+            'Leave structured.key_order at "schema", or put some of the properties into an object of their own.',
+            droppable=False,
+        )
+
+    def _rely_on_names(self) -> None:
+        """Leave it to guards that undeclared members, of which a minimum number must exist, have different names."""
+        plan = self._plan
+        if plan.classes and plan.low > plan.required + max(1, self._undeclared.fewest):
+            if plan.witnesses:
+                pointer, keyword, _ = plan.source
+                reason = "members must exist beside one that a condition asks for"
+                fix = "Declare the properties that are counted, or require fewer."
+                self._emitter.graph.refuse(Unsupported(pointer, keyword, reason, fix))
+            self._emitter.oblige(Obligation("keys", counts=True))
 
     # Without counting
 
@@ -114,12 +171,7 @@ class _ObjectEmitter:
         plan = self._plan
         graph = self._emitter.graph
         pointer, keyword, _ = plan.source
-        if plan.classes and plan.low > required + max(1, self._undeclared.fewest):
-            if plan.witnesses:
-                reason = "members must exist beside one that a condition asks for"
-                fix = "Declare the properties that are counted, or require fewer."
-                graph.refuse(Unsupported(pointer, keyword, reason, fix))
-            self._emitter.oblige(Obligation("keys", counts=True))
+        self._rely_on_names()
         most = len(plan.members) if plan.high is None else min(plan.high, len(plan.members))
         limit = graph.budget.limits.array_states
         if (len(plan.members) + 1) * (most + 1) > limit:
@@ -187,6 +239,21 @@ class _UndeclaredEmitter:
         self._groupings = list(self._find_groupings()) if plan.witnesses else [()]
         self._states: dict[tuple[tuple[Group, ...], int, int], Expr] = {}
         self.fewest = min((len(grouping) for grouping in self._groupings), default=0)
+
+    def parts(self, high: int | None) -> list[Part]:
+        """Return the members of each class as a part, where no member must exist and `high` bounds all members.
+
+        The number of free members has a bound of its own where no other bound is counted. A minimum number of members
+        relies on no more members of a class than the class has names.
+        """
+        after = self._emitter.style.after(",")
+        counts = self._plan.low > max(1, self._plan.required)
+        most = self._most if high is None and not counts else None
+        pairs = [self._emitter.new_rule(pair) for pair in self._pairs]
+        return [
+            Part(pair, joined(after, pair), 0, names if counts and names is not None else most)
+            for pair, names in zip(pairs, self._num_names, strict=True)
+        ]
 
     def members(self, count: int | None, *, comma: bool) -> Expr:
         """Return all undeclared members; without a comma, at least one.
