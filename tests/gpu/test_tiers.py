@@ -299,7 +299,8 @@ def test_evicted_prompts_come_back(tmp_path: Path, executor: str) -> None:
 def test_states_come_back(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From host memory, then from disk in another engine; a tiny model would rather compute."""
     monkeypatch.setattr(Prices, "pays", lambda *_: True)
-    folder = str(make_tiny_model(tmp_path / "model", kind))
+    overrides = {"hidden_size": 256} if kind == "lfm2" else {"head_dim": 64}
+    folder = str(make_tiny_model(tmp_path / "model", kind, **overrides))
     prompts = [np.random.default_rng(i).integers(3, 400, 300 + 7 * i).tolist() for i in range(6)]
     params = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True}
     options = {"show_progress": False, "device": "cuda", "dtype": "float32", "executor": "uni", "context_length": 512}
