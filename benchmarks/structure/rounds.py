@@ -8,8 +8,7 @@ has warmed up. Each kind of constraint has an engine of its own. A round is one 
 up to 200 tokens of output and temperature 0.6. Dummy weights write random tokens, so that nearly every string is new,
 which is the hardest case for caches of masks; `--model` takes a folder with real ones, or the embedded model. A figure
 is output tokens, forced ones included, over the seconds of the call. `dict` has a guard that keeps
-its keys apart. In `beside` every second row is plain, and the
-others are those of `records`.
+its keys apart. In `beside` every second row is plain, and the others are those of `records`.
 
 Columns: output tokens a second in each round; the median from round 2 on, and its ratio to that of plain rows; the
 ratio of times to rounds of plain rows with the lengths of these outputs, which run afterwards in the same engine (a
@@ -53,7 +52,6 @@ RECORD = {
     "required": ["name", "count", "kind"],
     "additionalProperties": False,
 }
-<<<<<<< Updated upstream
 KEYS = {
     "type": "object",
     "properties": {f"key_{number}": {"type": "integer"} for number in range(20)},
@@ -66,22 +64,17 @@ SET = {
     "uniqueItems": True,
     "minItems": 30,
 }
-=======
 COUNTS = {"type": "object", "additionalProperties": {"type": "integer", "maximum": 999}, "minProperties": 25}
->>>>>>> Stashed changes
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {"ignore_eos": True},
     "integers": {"json_schema": {"type": "array", "minItems": 60, "items": {"type": "integer"}}},
     "records": {"json_schema": {"type": "array", "minItems": 4, "items": RECORD}},
     "string": {"json_schema": {"type": "string"}},
     "nested": {"json_schema": NESTED},
-<<<<<<< Updated upstream
     "keys": {"json_schema": KEYS},
     "keys in any order": {"json_schema": KEYS, "structured": {"key_order": "any"}},
     "set": {"json_schema": SET},
-=======
     "dict": {"json_schema": COUNTS},
->>>>>>> Stashed changes
     "regex": {"regex": "[a-z ]{150,}"},
     "ebnf": {"ebnf": 'root ::= line+\nline ::= [a-z]+ " = " [0-9]+ "\\n"'},
 }
