@@ -112,6 +112,14 @@ def test_what_tags_cannot_say_is_refused_with_its_place(schema: dict[str, Any], 
     assert why in caught.value.message
 
 
+@pytest.mark.parametrize("name", ["hermes", "qwen_3_coder"])
+def test_members_that_must_differ_are_refused_where_no_guard_keeps_them_apart(name: str) -> None:
+    tool = Tool("f", '{"type":"object","minProperties":2}', origin="tools/0/function/parameters")
+    source = tools_constraint([tool], TOOL_FORMATS[name], required=True, parallel=True)
+    with pytest.raises(RequestError, match="'minProperties' at '/0/function/parameters'"):
+        read_structural_tag(source, StructuredOptions())
+
+
 def test_rows_are_consistent() -> None:
     for form in TOOL_FORMATS.values():
         assert (form.begin + form.head("x")).startswith(form.trigger)
