@@ -166,7 +166,7 @@ def test_arguments_are_always_an_object(ask: Any, engine: FakeEngine, given: Any
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "f", "strict": "yes"}}]}, "tools[0].function.strict"),
-        ({"tools": [STOP] * 300}, "tools"),
+        ({"tools": [STOP] * 513}, "tools"),
         ({"tools": "get"}, "tools"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"tools": None, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
