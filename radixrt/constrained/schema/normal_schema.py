@@ -112,6 +112,7 @@ def normalize(
     bounded: bool = False,
     max_digits: int | None = None,
     key_order: KeyOrder = "schema",
+    guarded: bool = True,
     limits: Limits | None = None,
 ) -> NormalSchema:
     """Normalize a schema.
@@ -125,6 +126,7 @@ def normalize(
         max_digits: digits after the first digit of a number, and after its point, where the schema sets no bound; None
             is 40, or 307 if not `bounded`.
         key_order: "any" lets the declared keys of each object come in any order in the productions.
+        guarded: guards will enforce `NormalSchema.obligations`; else a schema that relies on them is refused.
         limits: bounds on the work.
 
     Raises:
@@ -139,7 +141,7 @@ def normalize(
     for _ in range(MAX_PASSES):
         budget = Budget(limits, deadline)
         try:
-            normal, found = _attempt(schema, budget, formats, closed, refusals, style)
+            normal, found = _attempt(schema, budget, formats, closed, refusals, style, guarded=guarded)
         except EmptySchema:
             if not refusals:
                 raise
@@ -163,11 +165,14 @@ def _attempt(
     closed: bool,
     ignored: Mapping[tuple[str, str], Unsupported],
     style: Callable[[int], TextStyle],
+    *,
+    guarded: bool,
 ) -> tuple[NormalSchema | None, list[Unsupported]]:
     """Return the schema without some keywords, if it can be normalized, and further keywords to refuse."""
     graph = None
     try:
         graph = normal_form(schema, budget, formats=formats, closed=closed, ignored=frozenset(ignored))
+        graph.guarded = guarded
         productions, obligations = emit_productions(graph, style(0))
     except RecursionError:
         return None, [over_limit("", "schema", "it is nested too deeply")]

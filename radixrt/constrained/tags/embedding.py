@@ -140,14 +140,9 @@ class Embedding:
                 bounded=options.bounded,
                 key_order=options.key_order,
                 max_digits=options.max_digits,
+                guarded=False,
                 limits=None if self._deadline_s is None else Limits(seconds=self._deadline_s - time.thread_time()),
             )
-            if any(one.counts for one in normal.obligations):
-                reason = (
-                    "undeclared members that must differ are kept apart in a whole answer alone, not in a part of one"
-                )
-                fix = "Declare the properties that are counted, or require fewer."
-                raise Unsupported("", "minProperties", reason, fix)
             if tagged is None:
                 productions = normal.productions(whitespace=whitespace)
             else:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from radixrt.constrained.recognizer import Recognizer
-from radixrt.constrained.schema import EmptySchema, normalize
+from radixrt.constrained.schema import EmptySchema, SchemaRefused, normalize
+from radixrt.constrained.tags.structural_tag import read_structural_tag
+from radixrt.constraint import StructuredOptions
+from radixrt.errors import RequestError
 from tests.constrained.schema.text_checker import TextChecker
 
 
@@ -171,6 +175,37 @@ def test_two_members_that_must_exist() -> None:
     only_one = texts({"type": "object", "allOf": [first, clash], "maxProperties": 1})
     assert only_one.accepts({"a": None})
     assert not only_one.accepts({"a": ""})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"minProperties": 2},
+        {
+            "allOf": [
+                {"not": {"patternProperties": {one: {"type": kind}}}}
+                for one, kind in (("^a", "string"), ("b$", "null"))
+            ]
+        },
+        {"allOf": [{"not": {"additionalProperties": {"type": kind}}} for kind in ("string", "integer")]},
+    ],
+)
+def test_without_guards_a_schema_that_relies_on_them_is_refused(schema: dict[str, Any]) -> None:
+    """The JSON parts of structural tags have none."""
+    schema = {"type": "object", **schema}
+    assert normalize(schema).obligations
+    with pytest.raises(SchemaRefused, match="inside of a structural tag or a tool"):
+        normalize(schema, guarded=False)
+    tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema}}
+    with pytest.raises(RequestError, match="inside of a structural tag or a tool"):
+        read_structural_tag(json.dumps(tag), StructuredOptions())
+
+
+def test_without_guards_a_member_that_must_exist_cannot_be_replaced() -> None:
+    schema = {"type": "object", "not": {"additionalProperties": {"type": "string"}}}
+    recognizer = Recognizer(normalize(schema, guarded=False).productions())
+    assert recognizer.advance(recognizer.start(), '{"b":"x","a":1') is not None
+    assert recognizer.advance(recognizer.start(), '{"a":1,"a":"x"}') is None
 
 
 def test_members_without_a_possible_value_are_left_out() -> None:

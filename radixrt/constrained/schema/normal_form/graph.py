@@ -66,6 +66,7 @@ class Graph:
         ignored: keywords (pointer of their schema, name) that are skipped.
 
     Attributes:
+        guarded: guards enforce the obligations of the grammar. Without guards, a schema that needs them is refused.
         assertions: see `KeywordReader.assertions`.
         refusals: keywords that cannot be enforced, collected while emitting productions without these keywords.
         facts: memoized answers of `static_checks` and `disjointness`.
@@ -86,6 +87,7 @@ class Graph:
         ignored: frozenset[tuple[str, str]] = frozenset(),
     ) -> None:
         self.budget = budget
+        self.guarded = True
         self.document = Document(schema, budget.limits)
         self.reader = KeywordReader(self.document, budget.limits, formats, ignored)
         self.assertions = self.reader.assertions
