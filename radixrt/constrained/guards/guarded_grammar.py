@@ -24,6 +24,11 @@ from radixrt.constrained.recognizer import State
 
 MAX_KEPT: Final = 256
 """Maximum number of masks with bans that are cached, and of masks whose opening tokens are."""
+MAX_CANDIDATES: Final = 20_000
+"""Maximum number of used texts whose candidates for bans are cached."""
+MANY: Final = 256
+"""Number of used texts up to which a choice of more characters than these lets any unit become another one."""
+NO_TOKENS: Final[frozenset[int]] = frozenset()
 SPARE_TOKENS: Final = 256
 SPARE_FACTOR: Final = 8
 """A guarded completion has at most SPARE_TOKENS tokens more than SPARE_FACTOR times a completion of the grammar. Where
@@ -53,6 +58,7 @@ class Guard:
         self.counts = any(one.counts for one in obligations)
         self._finite = any(one.finite for one in obligations)
         self.tables = tables_of(template.vocabulary)
+        self._along: dict[tuple[ParserState, bytes, bool], tuple[int, ...]] = {}
         self._joined: dict[tuple[int, frozenset[int]], tuple[Bitmask, Bitmask]] = {}
         self._opening: dict[tuple[int, int], tuple[Bitmask, list[int]]] = {}
 
@@ -65,25 +71,63 @@ class Guard:
         """Return whether the items of the array that a state has just entered must differ."""
         return False
 
-    def after(self, position: Position, place: ParserState, text: bytearray, token: int) -> Position | None:
+    def after(self, position: Position, text: bytearray, token: int) -> Position | None:
         """Return the position after a token; None if the token repeats a unit."""
         data = self._template.vocabulary.table[token]
         return advance(position, text, b"", data, lambda index: False)
 
     def bans(self, position: Position, place: ParserState, text: bytearray, row: Bitmask) -> frozenset[int]:
         """Return tokens of a mask behind which no completion keeps the obligations."""
-        found: set[int] = set()
         scope = position.scope
-        tokens = dict.fromkeys(self._opening_tokens(row, position.mode))
+        tokens = set(self._opening_tokens(row, position.mode))
         while scope is not None and scope.alive:
+            matched, many = scope.matched, len(scope.live) > MANY
             for used in scope.live:
-                rest = used[scope.matched :]
-                tokens.update(dict.fromkeys(self.tables.along(rest) if rest else self.tables.delimiters))
+                tokens.update(self._candidates(place, used[matched:] if matched else used, many=many))
             scope = scope.parent
-        for token in tokens:
-            if row[token >> 5] >> (token & 31) & 1 and not self.takes(position, place, text, token):
-                found.add(token)
-        return frozenset(found)
+        if not tokens:
+            return NO_TOKENS
+        return frozenset(
+            token
+            for token in tokens
+            if row[token >> 5] >> (token & 31) & 1 and not self.takes(position, place, text, token)
+        )
+
+    def _candidates(self, place: ParserState, rest: bytes, *, many: bool) -> tuple[int, ...]:
+        """Return the tokens that may have to be banned because of a used text.
+
+        Args:
+            rest: the used text behind the unit's text so far.
+            many: there are more than MANY such texts.
+        """
+        key = place, rest, many
+        known = self._along.get(key)
+        if known is None:
+            if not rest:
+                found: Iterable[int] = self.tables.delimiters
+            elif not many and self._leaves_choice(place, rest):
+                found = self.tables.beginning(rest)
+            else:
+                found = self.tables.along(rest)
+            if len(self._along) >= MAX_CANDIDATES:
+                self._along.clear()
+            known = self._along[key] = tuple(found)
+        return known
+
+    def _leaves_choice(self, place: ParserState, rest: bytes) -> bool:
+        """Return whether at every point inside of a text more than MANY characters may follow, so that a token that
+        ends there leaves a completion that becomes equal to none of MANY used texts."""
+        state, pending = place
+        if pending or not rest.isascii():
+            return False  # a token may end inside of a character, which few characters complete
+        for char in rest[:-1].decode():
+            after = self._template.completions.recognizer.advance(state, char)
+            if after is None:
+                return True  # the grammar allows no token beyond this point
+            if self.completer.num_next(after) <= MANY:
+                return False
+            state = after
+        return True
 
     def _opening_tokens(self, row: Bitmask, mode: int) -> list[int]:
         key = id(row), mode
@@ -98,7 +142,7 @@ class Guard:
 
     def takes(self, position: Position, place: ParserState, text: bytearray, token: int) -> bool:
         """Return whether a token that the grammar allows leaves a completion that keeps the obligations."""
-        after = self.after(position, place, text, token)
+        after = self.after(position, text, token)
         if after is None:
             return False
         if not after.alive:
@@ -134,12 +178,14 @@ class GuardedGrammar(Grammar):
         self._text = bytearray()
         self._positions = [START]  # before the first token, and after each
         self._ends = [0]  # length of the text at each position
-        self._ahead: tuple[int, Position] | None = None  # token of the last `fits`, and the position after it
+        self._ahead: tuple[int, Position] | None = None  # the last token that was followed, and the position after it
+        self._bans: frozenset[int] | None = None  # of the present position; None if the mask was not asked for
 
     def mask(self) -> Bitmask:
         row = self._inner.mask()
-        bans = self._guard.bans(self._positions[-1], self._place, self._text, row)
-        return self._guard.without(row, bans) if bans else row
+        if self._bans is None:
+            self._bans = self._guard.bans(self._positions[-1], self._place, self._text, row)
+        return self._guard.without(row, self._bans) if self._bans else row
 
     @property
     def _place(self) -> ParserState:
@@ -149,7 +195,10 @@ class GuardedGrammar(Grammar):
         after = self._after(token)
         if after is None:
             return False
-        if after.alive and not self._guard.takes(self._positions[-1], self._place, self._text, token):
+        if self._bans is not None:
+            if token in self._bans:
+                return False
+        elif after.alive and not self._guard.takes(self._positions[-1], self._place, self._text, token):
             return False
         if not self._inner.accept(token):
             return False
@@ -182,13 +231,17 @@ class GuardedGrammar(Grammar):
             return None
         if not self._table[token]:
             return here
-        return self._guard.after(here, self._place, self._text, token)
+        after = self._guard.after(here, self._text, token)
+        if after is not None:
+            self._ahead = token, after
+        return after
 
     def _push(self, token: int, after: Position) -> None:
         self._text += self._table[token]
         self._positions.append(after)
         self._ends.append(len(self._text))
         self._ahead = None
+        self._bans = None
 
     def is_terminated(self) -> bool:
         return self._inner.is_terminated()
@@ -200,6 +253,7 @@ class GuardedGrammar(Grammar):
             del self._ends[-num_tokens:]
             del self._text[self._ends[-1] :]
             self._ahead = None
+            self._bans = None
 
     def forced_continuation(self) -> list[int]:
         return self._inner.forced_continuation()
@@ -210,11 +264,9 @@ class GuardedGrammar(Grammar):
     def fits(self, token: int, remaining: int) -> bool:
         if not self._inner.fits(token, remaining):
             return False
-        self._ahead = None
         after = self._after(token)
         if after is None:
             return True
-        self._ahead = token, after
         if not after.alive and not self._guard.counts:
             return True
         spare = (remaining - SPARE_TOKENS) // SPARE_FACTOR

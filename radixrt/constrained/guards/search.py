@@ -48,6 +48,10 @@ class Completer:
         self._is_guarded = is_guarded
         self._moves: dict[State, list[tuple[CharSet, State]]] = {}
 
+    def num_next(self, state: State) -> int:
+        """Return the number of characters that may follow a state."""
+        return sum(map(len, (chars for chars, _ in self._moves_of(state))))
+
     def exists(self, place: ParserState, position: Position, before: bytearray, extra: bytes) -> bool:
         """Return whether a text has a completion in which no unit repeats another.
 
@@ -147,13 +151,8 @@ class Completer:
             scope = scope.parent
         if position.mode == SCALAR:
             special |= _DELIMITERS
-        moves = self._moves.get(node.state)
-        if moves is None:
-            if len(self._moves) >= MAX_NODES:
-                self._moves.clear()
-            moves = self._moves[node.state] = self._recognizer.moves(node.state)
         within = CharSet.span(*code_points(pending)) if pending else None
-        for chars, after in moves:
+        for chars, after in self._moves_of(node.state):
             if within is not None:
                 chars = chars & within
             found = [char for char in sorted(special) if char in chars]
@@ -162,6 +161,14 @@ class Completer:
                 further = self._step(node, char, after, before)
                 if further is not None:
                     yield further
+
+    def _moves_of(self, state: State) -> list[tuple[CharSet, State]]:
+        known = self._moves.get(state)
+        if known is None:
+            if len(self._moves) >= MAX_NODES:
+                self._moves.clear()
+            known = self._moves[state] = self._recognizer.moves(state)
+        return known
 
     def _step(self, node: Node, char: str, after: State, before: bytearray) -> Node | None:
         data = char.encode()[len(node.pending) :]

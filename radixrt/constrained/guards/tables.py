@@ -44,7 +44,11 @@ class TokenTables:
         size = len(text)
         for end in range(1, min(size - 1, self.longest) + 1):
             yield from self._starting(text[:end], exact=True)
-        if size <= self.longest:
+        yield from self.beginning(text)
+
+    def beginning(self, text: bytes) -> Iterator[int]:
+        """Yield the tokens that begin with a text."""
+        if len(text) <= self.longest:
             yield from self._starting(text, exact=False)
 
     def _starting(self, text: bytes, *, exact: bool) -> Iterator[int]:

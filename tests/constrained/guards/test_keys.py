@@ -12,7 +12,7 @@ import pytest
 
 from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.compile.compiler import compile_constraint, load
-from radixrt.constrained.guards.guarded_grammar import GuardedGrammar, GuardedTemplate
+from radixrt.constrained.guards.guarded_grammar import Guard, GuardedGrammar, GuardedTemplate
 from radixrt.constrained.masks.text_grammar import TextGrammar, TextTemplate
 from radixrt.constrained.schema.emit import plan
 from radixrt.constrained.schema.normal_form import static_checks
@@ -188,6 +188,36 @@ def test_random_answers_of_every_length_repeat_no_key(number: int, backends: Bac
         strict(text_of(vocabulary, tokens))
         repeated += bans
     assert repeated, "no key would have been repeated"
+
+
+@pytest.mark.parametrize("number", range(len(BIG)))
+def test_keys_among_many_characters_have_few_candidates_and_the_same_bans(
+    number: int, backends: Backends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where any character may follow inside of a key, only the tokens that end the key can be banned."""
+    template = guarded(BIG[number], backends)
+    ids = template.vocabulary.by_bytes[0]
+    texts = ('"', "a", "b", "ab", '":', '":"', ",", '{"', '","', '"}', "{", "}", "1", ':"', '":{"')
+    likely = {id for text in texts if (id := ids.get(text.encode()))}
+    compared = with_bans = 0
+    for seed in range(12):
+        generator, grammar = random.Random(seed), template.new()
+        for _ in range(60):
+            if grammar.is_terminated():
+                break
+            mask = allowed(grammar, backends.vocabulary.vocab_size)
+            here = grammar._positions[-1], grammar._place, grammar._text, grammar._inner.mask()
+            bans = template.guard.bans(*here)
+            with monkeypatch.context() as patch:
+                every = Guard(template, ())
+                patch.setattr(every, "_leaves_choice", lambda place, rest: False)
+                patch.setattr(every, "_finite", template.guard._finite)
+                assert bans == every.bans(*here)
+            compared += here[0].alive
+            with_bans += bool(bans)
+            assert grammar.accept(generator.choice(sorted(mask & likely or mask)))
+    assert compared > 20
+    assert with_bans
 
 
 def answer(
