@@ -290,7 +290,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"tools": [{**GET, "name": "a b"}]}, "tools[0].name", "letters"),
     ({"tools": [GET, GET]}, "tools[1].name", "two tools"),
     ({"tools": [{**GET, "parameters": 5}]}, "tools", "/0/parameters"),
-    ({"tools": [{**GET, "name": f"t{i}"} for i in range(300)]}, "tools", "256"),
+    ({"tools": [{**GET, "name": f"t{i}"} for i in range(600)]}, "tools", "512"),
     ({"tool_choice": "required"}, "tool_choice", "tools"),
     ({"tools": [GET], "tool_choice": "any"}, "tool_choice", "required"),
     ({"tools": [GET], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name", "no tool"),
