@@ -43,6 +43,7 @@ SLOW_PATHS = (
     "tests/server/test_messages_client.py",
     "tests/server/test_responses_client.py",
     "tests/server/test_structured_client.py",
+    "tests/server/test_systemone_client.py",
     "tests/server/test_tool_clients.py",
     # GPUs, compilers, and ranks in Triton's interpreter
     "tests/gpu",

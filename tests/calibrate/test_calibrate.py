@@ -29,13 +29,13 @@ def drawn(temperature: float, count: int, seed: int = 0) -> list[Example]:
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0, 6.0])
 def test_the_temperature_of_the_examples_is_found(temperature: float) -> None:
-    examples = drawn(temperature, 4000)
+    examples = drawn(temperature, 1200)
     found = best_temperature(examples)
-    assert found == pytest.approx(temperature, rel=0.1)
+    assert found == pytest.approx(temperature, rel=0.15)
     before, after, held_out = quality(examples, 1.0), quality(examples, found), held_out_quality(examples)
     assert after.nll <= before.nll
-    assert after.ece < 0.03
-    assert held_out.ece < 0.03
+    assert after.ece < 0.05
+    assert held_out.ece < 0.05
     assert before.accuracy == after.accuracy == held_out.accuracy
     if temperature != 1.0:
         assert after.ece < before.ece / 2

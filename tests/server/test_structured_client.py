@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import httpx
@@ -434,3 +435,48 @@ def test_mistakes_are_named(chat: Callable, fields: dict, param: str, words: str
         chat(**fields, stream=stream)
     assert caught.value.param == param
     assert words in caught.value.message
+
+
+# --- keys ---
+
+COUNTS = {"type": "object", "additionalProperties": {"type": "integer", "maximum": 9}, "minProperties": 3}
+FORMATS: dict[str, dict[str, Any]] = {
+    "any object": {"type": "json_object"},
+    "counts": {"type": "json_schema", "json_schema": {"name": "counts", "schema": COUNTS}},
+}
+
+
+def without_repeated_keys(text: str) -> dict[str, Any]:
+    def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        assert len(dict(pairs)) == len(pairs), text
+        return dict(pairs)
+
+    return json.loads(text, object_pairs_hook=members)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_no_object_repeats_a_key_whole_streamed_or_one_of_several(
+    name: str, client: openai.OpenAI, model_name: str
+) -> None:
+    """An answer depends on its seed alone: not on the other requests of its steps, and not on streaming."""
+    question = [{"role": "user", "content": "Count the words: a b a b a b c. Write the word before each number."}]
+    common = {"model": model_name, "messages": question, "max_tokens": 60, "temperature": 1.0}
+    common["response_format"] = FORMATS[name]
+
+    def whole(seed: int) -> str:
+        return client.chat.completions.create(**common, seed=seed).choices[0].message.content
+
+    def streamed(seed: int) -> str:
+        chunks = client.chat.completions.create(**common, seed=seed, stream=True)
+        return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+    seeds = range(12)
+    with ThreadPoolExecutor(12) as pool:
+        together = list(pool.map(whole, seeds))
+        in_streams = list(pool.map(streamed, seeds))
+    assert in_streams == together
+    assert [whole(seed) for seed in (0, 5)] == [together[0], together[5]]
+    several = client.chat.completions.create(**common, seed=3, n=4)
+    for text in [*together, *(choice.message.content for choice in several.choices)]:
+        value = without_repeated_keys(text)
+        assert name == "any object" or len(value) >= 3
