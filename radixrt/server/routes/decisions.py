@@ -26,7 +26,6 @@ With `choices` it is radixrt's own, the route behind `rt.select`: texts that may
 
 from __future__ import annotations
 
-import msgspec
 from msgspec import UNSET
 from starlette.responses import Response
 
@@ -35,24 +34,18 @@ from radixrt.errors import RequestError
 from radixrt.messages.client import EngineReady, Input, PartsInput, TextInput, TokenInput
 from radixrt.messages.wire import pack_i32
 from radixrt.server.access.request_context import RequestContext
-from radixrt.server.answers.decisions import ChoiceMeta, Decisions, QuestionUsage, ScoredChoices
-from radixrt.server.answers.parts import (
-    InputDetails,
-    InputUsage,
-    ReasoningTokens,
-    cached_tokens_details,
-    clean_logprob,
-)
+from radixrt.server.answers.decisions import ChoiceMeta, Decisions, ScoredChoices
+from radixrt.server.answers.parts import InputUsage, ReasoningTokens, clean_logprob
 from radixrt.server.http.connection import answered
 from radixrt.server.http.receive import received
 from radixrt.server.protocol.decisions import AskedQuestion, DecisionRequest, decision_decoder, read_questions
 from radixrt.server.protocol.fields import allows_control_tokens, envelope_of, read_conversation
 from radixrt.server.protocol.prompts import check_ids, read_parts
 from radixrt.server.protocol.questions import shares, temperature_of
+from radixrt.server.routes.scored_questions import prompt_usage, question_usage, score_calls
 from radixrt.server.serving.request_groups import RequestGroup
 from radixrt.server.serving.service import Service
 from radixrt.tasks.prompts import token_ids
-from radixrt.tasks.run import add_usage
 from radixrt.tasks.score import Decision, Score
 
 PROMPTS = ("text", "input_ids", "input_parts", "messages")
@@ -75,10 +68,7 @@ def decisions(service: Service, context: RequestContext, body: DecisionRequest, 
         calls = [Score(_prompt(body, service, info), body.choices or [], envelope, body.method)]
     else:
         names = {"messages": "input"}
-        calls = [
-            Score(each.prompt, each.answers, msgspec.structs.replace(envelope, rid=f"{envelope.rid}-q{i}"))
-            for i, each in enumerate(asked)
-        ]
+        calls = score_calls(asked, envelope)
 
     async def answer() -> Decisions | ScoredChoices:
         requests = [call.requests[0] for call in calls]
@@ -111,10 +101,6 @@ def _prompt(body: DecisionRequest, service: Service, info: EngineReady) -> Input
 # --- the answers ---
 
 
-def question_usage(found: Decision) -> QuestionUsage:
-    return QuestionUsage(found.usage.prompt_tokens, found.usage.cached_tokens)
-
-
 def _scored_choices(body: DecisionRequest, rid: str, found: Decision) -> ScoredChoices:
     usage, timings = found.usage, found.timings
     meta = ChoiceMeta(
@@ -138,7 +124,5 @@ def _decisions(service: Service, asked: list[AskedQuestion], found: list[Decisio
         each.answer(shares(decision.logprobs, temperature), question_usage(decision))
         for each, decision in zip(asked, found, strict=True)
     ]
-    usage = add_usage([decision.usage for decision in found])
-    tokens, cached = usage.prompt_tokens, usage.cached_tokens
-    details = InputDetails(cached, tokens - cached, cached_tokens_details(usage))
+    tokens, details = prompt_usage(found)
     return Decisions(service.model_name, answers, InputUsage(tokens, details, 0, ReasoningTokens(0), tokens))

@@ -17,23 +17,19 @@ probabilities of its answers.
 
 from __future__ import annotations
 
-import msgspec
 from starlette.responses import Response
 
 from radixrt.messages.client import EngineReady
 from radixrt.server.access.request_context import RequestContext
-from radixrt.server.answers.parts import InputDetails, cached_tokens_details
 from radixrt.server.answers.systemone import SystemOneResponse, SystemOneUsage
 from radixrt.server.http.connection import answered
 from radixrt.server.http.receive import received
 from radixrt.server.protocol.fields import allows_control_tokens, envelope_of
 from radixrt.server.protocol.questions import shares, temperature_of
 from radixrt.server.protocol.systemone import SystemOneRequest, read_named_questions, systemone_decoder
-from radixrt.server.routes.decisions import question_usage
+from radixrt.server.routes.scored_questions import prompt_usage, question_usage, score_calls
 from radixrt.server.serving.request_groups import RequestGroup
 from radixrt.server.serving.service import Service
-from radixrt.tasks.run import add_usage
-from radixrt.tasks.score import Score
 
 
 @received(systemone_decoder)
@@ -43,10 +39,7 @@ def systemone(service: Service, context: RequestContext, body: SystemOneRequest,
     temperature = temperature_of(body.temperature, service.decision_temperature)
     allowed = allows_control_tokens(body.allow_control_tokens, service.config)
     asked = read_named_questions(body, service.dialect, allow_control_tokens=allowed)
-    calls = [
-        Score(each.prompt, each.answers, msgspec.structs.replace(envelope, rid=f"{envelope.rid}-q{i}"))
-        for i, each in enumerate(asked.values())
-    ]
+    calls = score_calls(asked.values(), envelope)
 
     async def answer() -> SystemOneResponse:
         requests = [call.requests[0] for call in calls]
@@ -57,9 +50,6 @@ def systemone(service: Service, context: RequestContext, body: SystemOneRequest,
             name: each.answer(shares(one.logprobs, temperature), question_usage(one))
             for (name, each), one in zip(asked.items(), found, strict=True)
         }
-        usage = add_usage([one.usage for one in found])
-        tokens, cached = usage.prompt_tokens, usage.cached_tokens
-        details = InputDetails(cached, tokens - cached, cached_tokens_details(usage))
-        return SystemOneResponse(service.model_name, answers, SystemOneUsage(tokens, details, 0))
+        return SystemOneResponse(service.model_name, answers, SystemOneUsage(*prompt_usage(found), 0))
 
     return answered(answer)
