@@ -289,7 +289,7 @@ class ServerConfig:
         choices=("auto", "none", "think"),
     )
     decision_temperature: str = option(
-        "1",
+        "1.0",
         "temperature of the probabilities of /v1/decisions and /v1/systemone: a number, or the file that `radixrt "
         "calibrate` has written",
     )

@@ -39,7 +39,10 @@ def make_config(**options: Any) -> Config:
         chosen[HOMES[name]][name] = value
     config = Config(**{section: cls(**chosen[section]) for section, cls in SECTIONS.items()})
     _check_together(config)
-    return config
+    # A file is read here alone: processes that start later, also without the file, get the number.
+    temperature = parse_decision_temperature(config.server.decision_temperature)
+    server = dataclasses.replace(config.server, decision_temperature=repr(temperature))
+    return dataclasses.replace(config, server=server)
 
 
 def checked_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -110,7 +113,6 @@ def _check_together(config: Config) -> None:
         if config.model.skip_tokenizer_init and getattr(config.model, name) is not None:
             raise ConfigError(f"{name} is of no use with skip_tokenizer_init; leave one of them out")
     parse_names(config.model.served_model_name)
-    parse_decision_temperature(config.server.decision_temperature)
     if config.server.port > 65535:
         raise ConfigError("port must be at most 65535")
     parse_networks(config.server.trusted_proxies, "trusted_proxies")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from radixrt.config import make_config, parse_decision_temperature
+from radixrt.config import config_to_dict, make_config, parse_decision_temperature
 from radixrt.errors import ConfigError
 from radixrt.server.protocol.questions import shares
 from tests.server.helpers import Caller, check_error
@@ -153,6 +153,10 @@ def test_the_option_is_a_number_or_a_file(tmp_path: Path) -> None:
     path.write_text('{"temperature": 1.5, "examples": 100}')
     assert parse_decision_temperature(str(path)) == 1.5
     assert parse_decision_temperature("0.5") == 0.5
+    settled = make_config(decision_temperature=str(path))
+    path.unlink()  # processes that start later do not read the file again
+    again = make_config(**config_to_dict(settled))
+    assert parse_decision_temperature(again.server.decision_temperature) == 1.5
     path.write_text('{"temperature": "hot"}')
     for wrong, named in (
         (str(path), "between 0.01 and 100"), ("0", "between"), ("nan", "between"), ("inf", "between"),
