@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -122,6 +123,11 @@ class SchedulerConfig:
     )
     request_timeout_s: float = option(600.0, "deadline of a request that names none", low=0.001)
     check_invariants: bool = option(False, "check the scheduler's invariants after every step (slow)")
+
+    @property
+    def max_gap_s(self) -> float:
+        """`max_gap_ms` in seconds; inf where no device's default has replaced 0."""
+        return self.max_gap_ms / 1e3 or math.inf
 
 
 @dataclass(frozen=True)

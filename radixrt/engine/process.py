@@ -150,7 +150,7 @@ def run_router(setup: WorkerSetup) -> NoReturn:
         lambda endpoint: TaggedOutbox(context, endpoint),
         epoch=epoch,
         chunked_prefill_size=scheduler.chunked_prefill_size,
-        max_gap_s=scheduler.max_gap_ms / 1e3,
+        max_gap_s=scheduler.max_gap_s,
     )
     setup.loaded()
     loop.serve(setup.heartbeat.beat)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 from radixrt.config import SchedulerConfig
@@ -56,7 +55,6 @@ def assemble(
         stages: pipeline stages of the model.
         tiers: memory that keeps prefixes beside the KV pool; None without.
     """
-    max_gap_s = config.max_gap_ms / 1e3 or math.inf
     parts: list[Part] = [
         ReadsPart(),
         Constraints(vocab_size, grammars, shared_cores=shared_cores),
@@ -81,5 +79,5 @@ def assemble(
         eos_ids=eos_ids,
         random_seed=random_seed,
         parts=parts,
-        pacing=StagePacing(stages, max_gap_s) if stages > 1 else Pacing(max_gap_s),
+        pacing=StagePacing(stages, config.max_gap_s) if stages > 1 else Pacing(config.max_gap_s),
     )

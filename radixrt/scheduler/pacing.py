@@ -121,18 +121,17 @@ class Pacing:
             prompts: (number of computed tokens, number of tokens to compute) for each prompt under way and for the
                 first waiting requests; a pacing that does not need the prompts does not consume the iterator.
         """
-        if not self._bounds_gaps:
-            return StepBudget(max_tokens)
-        times = step_time.times
-        if times.extend_steps < MIN_STEPS:
-            return StepBudget(max_tokens)
-        return TimedBudget(max_tokens, self._seconds_beside_rows(times), times)
+        return self._budget_beside_rows(max_tokens, step_time)
 
     def chunk_tokens(self, max_tokens: int, step_time: HasTimes) -> int:
         """Return the number of prompt tokens that a step like the last one gets, at the beginning of a prompt."""
+        return self._budget_beside_rows(max_tokens, step_time).tokens_behind(0)
+
+    def _budget_beside_rows(self, max_tokens: int, step_time: HasTimes) -> StepBudget:
+        """Return the budget that the decode rows of the next step leave."""
         if not self._bounds_gaps or (times := step_time.times).extend_steps < MIN_STEPS:
-            return max_tokens
-        return TimedBudget(max_tokens, self._seconds_beside_rows(times), times).tokens_behind(0)
+            return StepBudget(max_tokens)
+        return TimedBudget(max_tokens, self._seconds_beside_rows(times), times)
 
     @property
     def _bounds_gaps(self) -> bool:
