@@ -20,7 +20,6 @@ from radixrt.constrained.guards.tables import tables_of
 from radixrt.constrained.masks.closing import ParserState
 from radixrt.constrained.masks.text_grammar import TextGrammar, TextTemplate
 from radixrt.constrained.obligations import Obligation
-from radixrt.constrained.recognizer import State
 
 MAX_KEPT: Final = 256
 """Maximum number of masks with bans that are cached, and of masks whose opening tokens are."""
@@ -65,16 +64,11 @@ class Guard:
     @cached_property
     def completer(self) -> Completer:
         """Searches for completions."""
-        return Completer(self._template.completions.recognizer, self._template.vocabulary, self.is_guarded)
-
-    def is_guarded(self, state: State) -> bool:
-        """Return whether the items of the array that a state has just entered must differ."""
-        return False
+        return Completer(self._template.completions.recognizer, self._template.vocabulary)
 
     def after(self, position: Position, text: bytearray, token: int) -> Position | None:
         """Return the position after a token; None if the token repeats a unit."""
-        data = self._template.vocabulary.table[token]
-        return advance(position, text, b"", data, lambda index: False)
+        return advance(position, text, b"", self._template.vocabulary.table[token])
 
     def bans(self, position: Position, place: ParserState, text: bytearray, row: Bitmask) -> frozenset[int]:
         """Return tokens of a mask behind which no completion keeps the obligations."""
@@ -103,12 +97,8 @@ class Guard:
         key = place, rest, many
         known = self._along.get(key)
         if known is None:
-            if not rest:
-                found: Iterable[int] = self.tables.delimiters
-            elif not many and self._leaves_choice(place, rest):
-                found = self.tables.beginning(rest)
-            else:
-                found = self.tables.along(rest)
+            few = not many and self._leaves_choice(place, rest)
+            found = self.tables.beginning(rest) if few else self.tables.along(rest)
             if len(self._along) >= MAX_CANDIDATES:
                 self._along.clear()
             known = self._along[key] = tuple(found)

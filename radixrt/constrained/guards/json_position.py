@@ -1,16 +1,15 @@
-"""`Position`: the open objects and arrays of a JSON text so far, with the texts of their keys and items.
+"""`Position`: the open objects and arrays of a JSON text so far, with the texts of the objects' keys.
 
 The text is one that a grammar of JSON allows, so the scanner does not check the syntax. It reads bytes, because tokens
 may end inside a character. Positions and scopes are immutable, so that a copy of a position is a pointer, and going
 back to an earlier position costs nothing.
 
-A *unit* is a key of an object, or an item of an array whose items must differ. A unit that is written twice in its
-scope is a violation. Units are compared as texts, so equal units must have equal texts.
+A *unit* is a key of an object. A unit that is written twice in its scope is a violation. Units are compared as texts,
+so equal units must have equal texts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 VALUE: Final = 0
@@ -40,7 +39,6 @@ class Scope:
     Attributes:
         parent: the scope around it; None for the outermost.
         is_array: whether it is an array.
-        has_units: whether its keys or items must differ.
         used: the texts of its units so far.
         start: offset in the text of the unit that is being written; -1 where none is.
         live: the used texts that begin with the unit's text so far. While a unit is expected, all used texts.
@@ -48,13 +46,12 @@ class Scope:
         alive: `live` of this scope, or of one around it, is not empty.
     """
 
-    __slots__ = ("alive", "has_units", "is_array", "live", "matched", "parent", "start", "used")
+    __slots__ = ("alive", "is_array", "live", "matched", "parent", "start", "used")
 
     def __init__(
         self,
         parent: Scope | None,
         is_array: bool,
-        has_units: bool = True,
         used: tuple[bytes, ...] = (),
         start: int = -1,
         live: tuple[bytes, ...] = (),
@@ -62,7 +59,6 @@ class Scope:
     ) -> None:
         self.parent = parent
         self.is_array = is_array
-        self.has_units = has_units
         self.used = used
         self.start = start
         self.live = live
@@ -71,17 +67,17 @@ class Scope:
 
     def expecting(self) -> Scope:
         """Return the scope behind a comma."""
-        return Scope(self.parent, self.is_array, True, self.used, -1, self.used) if self.has_units else self
+        return self if self.is_array else Scope(self.parent, False, self.used, -1, self.used)
 
     def begun(self, start: int) -> Scope:
         """Return the scope where a unit begins at an offset of the text."""
-        return Scope(self.parent, self.is_array, True, self.used, start, self.live)
+        return Scope(self.parent, False, self.used, start, self.live)
 
     def ended(self, text: bytes) -> Scope | None:
         """Return the scope after a unit with this text; None if the text is used."""
         if self.live and text in self.live:
             return None
-        return Scope(self.parent, self.is_array, True, (*self.used, text))
+        return Scope(self.parent, False, (*self.used, text))
 
     def fed(self, at: int, data: bytes) -> Scope:
         """Return the scope, and the scopes around it, after bytes of their units.
@@ -99,7 +95,7 @@ class Scope:
             matched += len(chunk)
         elif parent is self.parent:
             return self
-        return Scope(parent, self.is_array, self.has_units, self.used, self.start, live, matched)
+        return Scope(parent, self.is_array, self.used, self.start, live, matched)
 
 
 class Position:
@@ -123,14 +119,11 @@ START: Final = Position(VALUE, None)
 """Before a value."""
 
 
-def advance(
-    position: Position, before: bytearray, extra: bytes, data: bytes, is_guarded: Callable[[int], bool]
-) -> Position | None:
+def advance(position: Position, before: bytearray, extra: bytes, data: bytes) -> Position | None:
     """Return the position after more bytes; None if a unit is repeated.
 
     Args:
         before, extra: the text before the bytes, in two parts.
-        is_guarded: returns whether the items of the array that is opened by the byte at this index must differ.
     """
     mode, scope = position.mode, position.scope
     at = len(before) + len(extra)
@@ -142,17 +135,15 @@ def advance(
         return written + data[:end]
 
     for index, byte in enumerate(data):
-        ends = False  # a value ends before data[end]
-        end = index + 1
         if mode == IN_STRING:
             if byte == _QUOTE:
-                mode, ends = AFTER, True
+                mode = AFTER
             elif byte == _BACKSLASH:
                 mode = STRING_ESCAPE
         elif mode == IN_KEY:
             if byte == _QUOTE:
                 assert scope is not None
-                mode, scope = COLON, scope.ended(unit(scope.start, end))
+                mode, scope = COLON, scope.ended(unit(scope.start, index + 1))
                 if scope is None:
                     return None
             elif byte == _BACKSLASH:
@@ -162,10 +153,6 @@ def advance(
         else:
             if mode == SCALAR and byte in DELIMITERS:
                 mode = AFTER
-                if scope is not None and scope.is_array and scope.has_units:
-                    scope = scope.ended(unit(scope.start, index))
-                    if scope is None:
-                        return None
             if byte in _SPACE or mode == SCALAR:
                 continue
             if byte == _COMMA:
@@ -173,25 +160,22 @@ def advance(
                 mode, scope = VALUE if scope.is_array else KEY, scope.expecting()
             elif byte in (_CLOSE_OBJECT, _CLOSE_ARRAY):
                 assert scope is not None
-                mode, scope, ends = AFTER, scope.parent, True
+                mode, scope = AFTER, scope.parent
             elif byte == _COLON:
                 mode = VALUE
             else:
                 # A key or a value begins.
-                if scope is not None and scope.has_units and (mode == KEY or scope.is_array):
+                if mode == KEY:
+                    assert scope is not None
                     scope = scope.begun(at + index)
                 if byte == _QUOTE:
                     mode = IN_KEY if mode == KEY else IN_STRING
                 elif byte == _OPEN_OBJECT:
                     mode, scope = KEY, Scope(scope, False)
                 elif byte == _OPEN_ARRAY:
-                    mode, scope = VALUE, Scope(scope, True, is_guarded(index))
+                    mode, scope = VALUE, Scope(scope, True)
                 else:
                     mode = SCALAR
-        if ends and scope is not None and scope.is_array and scope.has_units:
-            scope = scope.ended(unit(scope.start, end))
-            if scope is None:
-                return None
     if scope is not None and scope.alive:
         scope = scope.fed(at, data)
     return position if mode == position.mode and scope is position.scope else Position(mode, scope)
@@ -203,7 +187,7 @@ def repeated_unit(text: bytes) -> int | None:
     before = bytearray()
     for byte in text:
         assert position is not None
-        position = advance(position, before, b"", bytes((byte,)), lambda index: False)
+        position = advance(position, before, b"", bytes((byte,)))
         before.append(byte)
         if position is None:
             return len(before)

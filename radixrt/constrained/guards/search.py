@@ -6,11 +6,11 @@ used one, every completion of the grammar is good, so a search only follows the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
-from radixrt.constrained.guards.json_position import DELIMITERS, SCALAR, Position, Scope, advance
+from radixrt.constrained.guards.json_position import Position, Scope, advance
 from radixrt.constrained.masks.closing import ParserState, code_points
 from radixrt.constrained.matcher import GrammarError
 from radixrt.constrained.productions import Special
@@ -22,7 +22,6 @@ MAX_NODES: Final = 20_000
 """Maximum number of nodes of one search."""
 _LIKED: Final = "abcdefghijklmnopqrstuvwxyz0123456789"
 """Characters that completions prefer among those that lead to the same state."""
-_DELIMITERS: Final = frozenset(DELIMITERS.decode())
 
 
 class Node(NamedTuple):
@@ -36,16 +35,11 @@ class Node(NamedTuple):
 
 
 class Completer:
-    """Searches for completions of the texts of one grammar.
+    """Searches for completions of the texts of one grammar."""
 
-    Args:
-        is_guarded: returns whether the items of the array that a state has just entered must differ.
-    """
-
-    def __init__(self, recognizer: Recognizer, vocabulary: Vocabulary, is_guarded: Callable[[State], bool]) -> None:
+    def __init__(self, recognizer: Recognizer, vocabulary: Vocabulary) -> None:
         self._recognizer = recognizer
         self._vocabulary = vocabulary
-        self._is_guarded = is_guarded
         self._moves: dict[State, list[tuple[CharSet, State]]] = {}
 
     def num_next(self, state: State) -> int:
@@ -103,18 +97,13 @@ class Completer:
             further = self._step(node, char, after, before)
             if further is None:
                 depth = _depth(node.position.scope)
-                if node.position.mode != SCALAR and char in "]}":
-                    depth -= 1
                 return begins[depth], depth
-            # A unit of the scope before the character, which the character may open another scope in.
             scope, depth = further.position.scope, _depth(node.position.scope)
-            opens = _depth(scope) > depth
-            owner = scope.parent if opens and scope is not None else scope
             del begins[depth + 1 :]
-            if owner is not None and owner.start == len(before) + len(node.extra):
+            if _depth(scope) > depth:
+                begins.append(node)  # the character opens a scope
+            elif scope is not None and scope.start == len(before) + len(node.extra):
                 begins[depth] = node
-            if opens:
-                begins.append(node)
             node = further
         return node, None
 
@@ -149,8 +138,6 @@ class Completer:
                 if scope.matched < len(text):
                     special.add(_first_char(pending + text[scope.matched :]))
             scope = scope.parent
-        if position.mode == SCALAR:
-            special |= _DELIMITERS
         within = CharSet.span(*code_points(pending)) if pending else None
         for chars, after in self._moves_of(node.state):
             if within is not None:
@@ -172,7 +159,7 @@ class Completer:
 
     def _step(self, node: Node, char: str, after: State, before: bytearray) -> Node | None:
         data = char.encode()[len(node.pending) :]
-        position = advance(node.position, before, node.extra, data, lambda _: self._is_guarded(after))
+        position = advance(node.position, before, node.extra, data)
         return None if position is None else Node(after, b"", position, node.extra + data)
 
 
@@ -206,4 +193,4 @@ def _used(scope: Scope | None, depth: int) -> int:
 
 
 def _too_long() -> GrammarError:
-    return GrammarError("finding a completion whose keys and items differ takes too many steps")
+    return GrammarError("finding a completion whose keys differ takes too many steps")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterator
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from radixrt.constrained.guards.json_position import DELIMITERS, IN_KEY, IN_STRING, SCALAR
+from radixrt.constrained.guards.json_position import IN_KEY, IN_STRING, SCALAR
 from radixrt.constrained.regex.charset import EVERY, CharSet
 from radixrt.constrained.vocabulary import TokenSet, Vocabulary
 
@@ -57,11 +57,6 @@ class TokenTables:
         while at < len(known) and (known[at] == text if exact else known[at].startswith(text)):
             yield self._tokens[at]
             at += 1
-
-    @cached_property
-    def delimiters(self) -> list[int]:
-        """The tokens that end a number, true, false or null."""
-        return [token for byte in DELIMITERS for token in self._starting(bytes((byte,)), exact=False)]
 
     def opening(self, mode: int, *, barely: bool) -> npt.NDArray[np.int64]:
         """Return the tokens inside of which a unit begins, for a mode of a `Position`.
