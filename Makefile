@@ -1,5 +1,5 @@
 # make run    set everything up in .venv, start the server on the embedded model, show one answer, serve until Ctrl-C
-# make test   set up the same way and run the quick tests: six to eight minutes on two cores
+# make test   set up the same way and run the quick tests: eight to ten minutes on two cores
 # make test-slow  run all other tests: real servers, chaos, Ray, benchmarks (tests/tiers.py lists them)
 # make setup  only set up
 # make wheel  build dist/radixrt-*.whl, and print the line that installs the wheel elsewhere
