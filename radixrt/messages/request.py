@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from radixrt.messages.images import RowImage
 from radixrt.messages.parts import Pooling, ProgramHint
 from radixrt.messages.reads import HiddenRead, LogprobRead, prompt_reads
 from radixrt.messages.wire import Int32Array, Message, pack_i32, unpack_i32
@@ -47,16 +48,18 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
         ids: int32[n], the row's own token ids; may be empty if there is a prefix.
         prefix: index of the prefix among the request's prefixes; -1 for none.
         logprobs, hidden: values to read; None for none.
+        images: images of the row in ascending order, whose keys `ids` and the prefix hold at their positions.
     """
 
     ids: bytes
     prefix: int = -1
     logprobs: LogprobRead | None = None
     hidden: HiddenRead | None = None
+    images: list[RowImage] = []
 
 
 class Request(Message, frozen=True, array_like=True, tag=True):
-    """Rows to compute. Token ids are within the vocabulary, and each row within the context.
+    """Rows to compute. Token ids are within the vocabulary, or keys of images, and each row is within the context.
 
     Attributes:
         rows: one row if the request samples, otherwise one or more; rows with the same prefix are adjacent.

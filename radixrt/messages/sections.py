@@ -2,6 +2,7 @@
 
 | name    | written by                | read by                                          |
 |---------|---------------------------|--------------------------------------------------|
+| media   | `radixrt.parts.media`     | the runner end of the same part                  |
 | reads   | `radixrt.parts.reads`     | the runner end of the same part                  |
 | sharing | `radixrt.parts.sharing`   | `radixrt.forward_batch`, for attention backends  |
 | states  | `radixrt.parts.states`    | `radixrt.forward_batch`, for recurrent layers    |
@@ -13,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-READS, SHARING, STATES = "reads", "sharing", "states"
+MEDIA, READS, SHARING, STATES = "media", "reads", "sharing", "states"
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -70,6 +71,48 @@ class StateSection(msgspec.Struct, frozen=True, array_like=True):
     src: bytes
     dst: bytes
     cuts: bytes = b""
+
+
+class EncodePiece(msgspec.Struct, frozen=True, array_like=True):
+    """Blocks of the vision tower to compute for one image before a step.
+
+    Attributes:
+        key: number of the encoding, the same for all pieces of one encoding. A piece with `first` 0 begins an encoding.
+        first, count: blocks [first, first + count) of the tower; the piece with the last block writes the rows.
+        row: first row of the image in the encoder pool. The image has as many rows as keys.
+        height, width: size of the image in pixels.
+        pixels: path of a file with uint8 [height, width, 3]; "" if `data` holds the pixels.
+        data: the pixels, for ranks on other machines.
+    """
+
+    key: int
+    first: int
+    count: int
+    row: int
+    height: int
+    width: int
+    pixels: str
+    data: bytes = b""
+
+
+class MediaSection(msgspec.Struct, frozen=True, array_like=True):
+    """Images of a step. A step without new tokens of images, encodings and changed offsets has no such section.
+
+    Attributes:
+        encode: pieces of encodings, in order, computed before the step's layers.
+        offsets: int32[k * 2], (row of req_to_token, offset): from this step on, the rotary position of the row's token
+            at position p is p + offset, unless `positions` says otherwise. A row without entry keeps its offset.
+        places: int32[m], ascending indices of the step's new tokens that are positions of images.
+        source: int32[m], row of the encoder pool for each of them.
+        positions: int32[3 * T], rotary positions of the step's T new tokens on the axes of time, height and width;
+            empty if every new token has the position that `offsets` gives, the same on all axes.
+    """
+
+    encode: list[EncodePiece] = []
+    offsets: bytes = b""
+    places: bytes = b""
+    source: bytes = b""
+    positions: bytes = b""
 
 
 def encode(section: msgspec.Struct) -> bytes:
