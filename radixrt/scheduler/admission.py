@@ -127,6 +127,8 @@ class Admission:
         wanted = min(req.known_len - start, budget.tokens_behind(start))
         if turns is not None and (left := turns.tokens_left(req)) is not None:
             wanted = min(wanted, max(left, 0))
+        if wanted and req.inputs is not None:
+            wanted = self._reach(req, start, wanted, budget)
         slots = self._kv.extend_chunk(req, wanted) if wanted else None
         if slots is None:
             return False
@@ -136,6 +138,13 @@ class Admission:
         if turns is not None:
             turns.spend(req, tokens)
         return True
+
+    def _reach(self, req: Req, start: int, wanted: int, budget: StepBudget) -> int:
+        """Return how many of `wanted` tokens the chunk of a row with other inputs can have."""
+        assert req.inputs is not None
+        reach = req.inputs.reach(start, wanted, budget.seconds)
+        budget.spend_seconds(reach.seconds)
+        return min(reach.tokens, budget.tokens_behind(start)) if reach.seconds else reach.tokens
 
     def _admit(
         self,

@@ -99,7 +99,12 @@ class KVManager:
     def match_len(self, req: Req) -> int:
         """Return the number of leading tokens of a waiting request that are cached. The last token is always
         computed."""
-        return self.cache.match_len(req.reusable_ids, req.namespace)
+        return self.cache.match_len(self._usable_ids(req), req.namespace)
+
+    def _usable_ids(self, req: Req) -> Int32Array:
+        """Return an int32 view of the leading tokens of a waiting request that may come from the cache."""
+        ids = req.reusable_ids
+        return ids if req.inputs is None else ids[: req.inputs.usable(self.cache.match_len(ids, req.namespace))]
 
     def computed_len(self, req: Req) -> int:
         """Return the number of leading tokens of an active request that are computed already."""
@@ -108,7 +113,7 @@ class KVManager:
     def lock_prefix(self, req: Req) -> Int32Array:
         """Lock the cached prefix of a waiting request, and return the prefix's slots, int32[n]. `unlock_prefix`
         releases the lock."""
-        match = self.cache.match_prefix(req.reusable_ids, req.namespace)
+        match = self.cache.match_prefix(self._usable_ids(req), req.namespace)
         self.cache.inc_lock_ref(match.node)
         req.kv.last_node = match.node
         self.matched(req, match)

@@ -40,9 +40,17 @@ class StepBudget:
         """True if the step gets no further chunk."""
         return self._tokens <= 0
 
+    @property
+    def seconds(self) -> float:
+        """Time that is left for the step's chunks and other inputs; inf without a bound."""
+        return math.inf
+
     def tokens_behind(self, start: int) -> int:
         """Return the largest number of tokens of a chunk that begins at position `start` of its request."""
         return self._tokens
+
+    def spend_seconds(self, seconds: float) -> None:
+        """Subtract the predicted time of work on other inputs than tokens from the budget."""
 
     def spend(self, start: int, tokens: int) -> None:
         """Subtract a chunk of `tokens` tokens at position `start` from the budget."""
@@ -63,6 +71,10 @@ class TimedBudget(StepBudget):
         self._seconds, self._times = seconds, times
         self._is_new = True
 
+    @property
+    def seconds(self) -> float:
+        return max(self._seconds, 0.0)
+
     def tokens_behind(self, start: int) -> int:
         token, pair = self._times.token + self._times.pair * start, self._times.pair
         # The positive root of pair / 2 * n^2 + token * n = seconds, in a form that bears a pair of almost 0.
@@ -75,7 +87,15 @@ class TimedBudget(StepBudget):
     def spend(self, start: int, tokens: int) -> None:
         super().spend(start, tokens)
         self._is_new = False
-        self._seconds -= tokens * (self._times.token + self._times.pair * (start + tokens / 2))
+        self._spend(tokens * (self._times.token + self._times.pair * (start + tokens / 2)))
+
+    def spend_seconds(self, seconds: float) -> None:
+        if seconds:
+            self._is_new = False
+            self._spend(seconds)
+
+    def _spend(self, seconds: float) -> None:
+        self._seconds -= seconds
         if self.tokens_behind(0) <= 0:
             self._tokens = 0
 

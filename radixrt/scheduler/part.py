@@ -104,10 +104,12 @@ class Section(NamedTuple):
     Attributes:
         data: encoded input; the value of the part's name in `ForwardStep.sections`.
         kept: object that `Part.commit` gets with the step's answer; None if `Part.commit` is not to be called.
+        seconds: predicted time of work that the part adds to the step, besides the work on tokens.
     """
 
     data: bytes
     kept: Any = None
+    seconds: float = 0.0
 
 
 class Part:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -149,6 +149,41 @@ class Kin(Protocol):
         ...
 
 
+class Reach(NamedTuple):
+    """Tokens that a chunk can have, in regard to a row's inputs.
+
+    Attributes:
+        tokens: number of tokens, at most as many as the caller wants.
+        seconds: predicted time of the work that the step does for these inputs before its layers.
+    """
+
+    tokens: int
+    seconds: float
+
+
+class Inputs(Protocol):
+    """Inputs of a row besides tokens, such as images. The row's ids hold keys below -1 at the positions of the inputs.
+
+    Attributes:
+        token: token id that the model reads at these positions.
+    """
+
+    token: int
+
+    def usable(self, matched: int) -> int:
+        """Return how many of the row's first `matched` tokens, which are cached, the row may reuse."""
+        ...
+
+    def reach(self, start: int, wanted: int, seconds: float) -> Reach:
+        """Return how many of `wanted` tokens from position `start` on the next step can compute, and begin the work
+        that these tokens need.
+
+        Args:
+            seconds: time that the step has left for such work.
+        """
+        ...
+
+
 class Reads(Protocol):
     """Values that a request reads from forward passes over its tokens."""
 
@@ -200,6 +235,7 @@ class Req:
         fork_uses: number of requests with these leading tokens, this request included; 0 if unknown.
         kin: requests with the same kin are likely to share prefixes; None for a request without kin.
         reads: values that the request reads; None without values.
+        inputs: inputs besides tokens; None for a row of tokens alone.
         member: group that the row belongs to; None for a request that samples.
         sampling_row_due: the runner's sampling tables do not hold this request's parameters yet.
     """
@@ -209,6 +245,7 @@ class Req:
         "fork_len",
         "fork_uses",
         "ids",
+        "inputs",
         "kin",
         "known_len",
         "kv",
@@ -272,6 +309,7 @@ class Req:
         self.kv = KVState()
         self.stats = ReqStats(arrived_at=now, deadline=now + timeout_s, last_token_at=now)
         self.reads = reads
+        self.inputs: Inputs | None = None
         self.member = member
         self.taker: Taker | None = None
         self.kin: Kin | None = None
@@ -304,6 +342,11 @@ class Req:
     def known_ids(self) -> Int32Array:
         """int32 view [known_len]."""
         return self.ids[: self.known_len]
+
+    def tokens(self, start: int, stop: int) -> Int32Array:
+        """Return int32 [stop - start], the token ids that the model reads at positions [start, stop)."""
+        ids = self.ids[start:stop]
+        return ids if self.inputs is None else np.where(ids < -1, np.int32(self.inputs.token), ids)
 
     def take_back(self) -> None:
         """Drop the last output token."""

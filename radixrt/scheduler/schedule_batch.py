@@ -91,6 +91,7 @@ class ScheduleBatch:
         decided_at: time at which the scheduler began to decide the step, in the caller's seconds.
         masked_rows: indices into `sampled` of requests with a taker (`Req.taker`); each gets a mask of allowed tokens.
         kept: (part, `Section.kept`) of the parts that read the step's answer.
+        added_s: predicted seconds of the parts' work, besides that on tokens.
     """
 
     step_id: int
@@ -100,6 +101,7 @@ class ScheduleBatch:
     decided_at: float
     masked_rows: list[int] = field(default_factory=list)
     kept: Sequence[tuple[Part, Any]] = ()
+    added_s: float = 0.0
 
     @cached_property
     def shape(self) -> StepShape:
@@ -126,7 +128,7 @@ def sampling_row(req: Req) -> SamplingRow:
         logit_bias=s.logit_bias,
         min_seq_len=req.prompt_len + s.min_tokens if held_back else 0,
         stop_ids=pack_i32(sorted(req.stop_ids)) if held_back else b"",
-        prompt_ids=pack_i32(req.ids[: req.prompt_len]) if s.needs_penalties else b"",
+        prompt_ids=pack_i32(req.tokens(0, req.prompt_len)) if s.needs_penalties else b"",
         output_ids=pack_i32(req.ids[req.prompt_len : req.known_len]) if s.needs_penalties else b"",
         logprobs=-1 if s.logprobs is None else s.logprobs,
     )
@@ -172,7 +174,8 @@ def make_batch(
         sections={part.name: section.data for part, section in found},
     )
     kept = [(part, section.kept) for part, section in found if section.kept is not None]
-    return ScheduleBatch(step_id, step, sampled, requests, now, masked, kept)
+    added_s = sum(section.seconds for _, section in found)
+    return ScheduleBatch(step_id, step, sampled, requests, now, masked, kept, added_s)
 
 
 def _decode_columns(decode: DecodeRows, *, gives_ids: bool) -> dict[str, Any]:
@@ -216,7 +219,7 @@ def by_kind(chunks: list[Chunk]) -> ByKind:
 
 
 def _chunk_ids(chunk: Chunk) -> Int32Array:
-    return chunk.req.ids[chunk.start : chunk.start + len(chunk.slots)]
+    return chunk.req.tokens(chunk.start, chunk.start + len(chunk.slots))
 
 
 def _decode_ids(reqs: list[Req], gives_ids: bool) -> Int32Array:

@@ -317,7 +317,7 @@ class Scheduler:
     def commit(self, batch: ScheduleBatch, output: StepOutput, now: float) -> None:
         """Process the answer of the oldest step in flight: append the sampled tokens, and end finished requests."""
         self._num_inflight -= 1
-        self.step_time.answered(batch.shape, batch.decided_at, output.forward_s, now)
+        self.step_time.answered(batch.shape, batch.decided_at, output.forward_s, now, is_typical=not batch.added_s)
         # After a failed step the answers of the later steps in flight are void. The last of them starts the recovery.
         if self._requests.recovering:
             if self._num_inflight == 0:

@@ -51,8 +51,9 @@ class StepTimeFit:
     Attributes:
         times: the model fitted to the steps so far.
         recent_s: running mean of the seconds of the last steps, of any shape.
+        last_s: seconds of the last answered step; 0 before the first.
 
-    Reading either attribute first fits the model to all answered steps (`learn`).
+    Reading either of the first two attribute first fits the model to all answered steps (`learn`).
 
     Args:
         stages: pipeline stages of the model. With several stages the model predicts the seconds of one stage, after
@@ -65,7 +66,7 @@ class StepTimeFit:
         self._extend = _LeastSquares((prior.extend, prior.token, prior.pair))
         self._error = 0.0
         self._ended_at = 0.0  # when the last step ended
-        self._recent_s = 0.0
+        self._recent_s = self.last_s = 0.0
         self._times = prior
         self._most_tokens = self._most_pairs = 0.0
         self._answered: list[tuple[StepShape, float]] = []
@@ -80,7 +81,9 @@ class StepTimeFit:
         self.learn()
         return self._recent_s
 
-    def answered(self, shape: StepShape, decided_at: float, forward_s: float, now: float) -> None:
+    def answered(
+        self, shape: StepShape, decided_at: float, forward_s: float, now: float, *, is_typical: bool = True
+    ) -> None:
         """Note a step that is answered now.
 
         The step ended `forward_s` after it was sent. If the loop was busy, that is earlier than `now`, above all where
@@ -90,11 +93,14 @@ class StepTimeFit:
 
         Args:
             forward_s: see `StepOutput`; 0 if unknown.
+            is_typical: False for a step with other work than that on tokens, from which the model does not learn.
         """
         # With several stages `forward_s` is the time of the last stage alone.
         ended_at = min(now, decided_at + forward_s) if forward_s and self._stages == 1 else now
-        self._answered.append((shape, min((ended_at - decided_at) / self._stages, ended_at - self._ended_at)))
+        self.last_s = min((ended_at - decided_at) / self._stages, ended_at - self._ended_at)
         self._ended_at = ended_at
+        if is_typical:
+            self._answered.append((shape, self.last_s))
         if len(self._answered) >= MAX_NOTED:
             self.learn()
 

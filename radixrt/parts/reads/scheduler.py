@@ -145,6 +145,8 @@ def step_reads(chunks: Sequence[Chunk]) -> StepReads | None:
         if wanted is not None and not wanted.is_done:
             found = wanted.within(chunk.start, chunk.start + len(chunk.slots))
             positions, tokens, top = wanted.of(found.targets)
+            if chunk.req.inputs is not None:
+                tokens = np.where(tokens < -1, np.int32(chunk.req.inputs.token), tokens)
             if len(positions):
                 index.append(positions + (first - chunk.start))
                 targets.append(tokens)
