@@ -7,6 +7,7 @@ tokenizer_config.json with a chat template.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,16 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+_VISION_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}IMAGE{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+VISION_TEMPLATES = {
+    "qwen": _VISION_TEMPLATE.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>"),
+    "tiles": _VISION_TEMPLATE.replace("IMAGE", "<image>"),
+}
 KINDS = ("llama", "mistral", "qwen2", "qwen3")
 MOE_KINDS = ("mixtral", "qwen3_moe")
 GPT_OSS_KIND = "gpt_oss"
@@ -103,6 +114,91 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "qwen3_next": {**GATED_DELTA_NET, **SHARED_EXPERT, "mlp_only_layers": [1]},
 }
+VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+TILE_TOKENS = (
+    "<image>",
+    "<fake_token_around_image>",
+    "<global-img>",
+    *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)),
+)
+FIRST_VISION_ID = len(SPECIAL_TOKENS)
+QWEN_TOWER: dict[str, Any] = {
+    "depth": 4,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_heads": 4,
+    "patch_size": 8,
+    "num_position_embeddings": 36,
+    "out_hidden_size": COMMON["hidden_size"],
+}
+QWEN_IDS: dict[str, Any] = {
+    "vision_start_token_id": FIRST_VISION_ID,
+    "vision_end_token_id": FIRST_VISION_ID + 1,
+    "image_token_id": FIRST_VISION_ID + 2,
+    "video_token_id": FIRST_VISION_ID + 3,
+}
+TILE_TOWER: dict[str, Any] = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "image_size": 64,
+    "patch_size": 8,
+}
+INTERLEAVED: dict[str, Any] = {
+    "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [6, 5, 5], "mrope_interleaved": True,
+}  # fmt: skip
+VISION_KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "qwen3_vl": (
+        "Qwen3VLConfig",
+        "qwen3",
+        {"num_hidden_layers": 4, "rope_parameters": INTERLEAVED},
+        {**QWEN_TOWER, "deepstack_visual_indexes": [0, 1, 3]},
+        QWEN_IDS,
+    ),
+    "qwen3_vl_moe": (
+        "Qwen3VLMoeConfig",
+        "qwen3_moe",
+        {"num_hidden_layers": 4, "rope_parameters": INTERLEAVED},
+        {**QWEN_TOWER, "deepstack_visual_indexes": [0, 1, 3]},
+        QWEN_IDS,
+    ),
+    "qwen3_5_vl": (
+        "Qwen3_5Config",
+        "qwen3_5",
+        {"rope_parameters": {**INTERLEAVED, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25}},
+        QWEN_TOWER,
+        QWEN_IDS,
+    ),
+    "qwen3_5_moe_vl": (
+        "Qwen3_5MoeConfig",
+        "qwen3_5_moe",
+        {"rope_parameters": {**INTERLEAVED, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25}},
+        QWEN_TOWER,
+        QWEN_IDS,
+    ),
+    "smolvlm": ("SmolVLMConfig", "llama", {}, TILE_TOWER, {"image_token_id": FIRST_VISION_ID, "scale_factor": 4}),
+    "idefics3": ("Idefics3Config", "llama", {}, TILE_TOWER, {"image_token_id": FIRST_VISION_ID, "scale_factor": 2}),
+    "llava": (
+        "LlavaConfig",
+        "llama",
+        {},
+        {**TILE_TOWER, "model_type": "clip_vision_model"},
+        {"image_token_index": FIRST_VISION_ID},
+    ),
+    "llava_siglip": (
+        "LlavaConfig",
+        "qwen2",
+        {},
+        {**TILE_TOWER, "model_type": "siglip_vision_model", "vision_use_head": False},
+        {
+            "image_token_index": FIRST_VISION_ID,
+            "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full",
+        },
+    ),
+}
+"""Models of text and vision: configuration class, kind of the text and its fields, fields of the tower, others."""
 TRAINING_TEXT = (
     "The quick brown fox jumps over the lazy dog. What is the capital of France? The capital of France is Paris.",
     '{"name": "Ada", "age": 36, "tags": ["a", "b"], "ok": true, "nothing": null}',
@@ -112,17 +208,90 @@ TRAINING_TEXT = (
 
 
 def make_tiny_model(folder: Path, kind: str = "llama", *, seed: int = 0, **overrides: Any) -> Path:
-    """Write a tiny random float32 model of a kind, one of the tuples above, with its tokenizer; return the folder.
+    """Write a tiny random float32 model of a kind, one of the tuples above or of `VISION_KINDS`, with its tokenizer;
+    return the folder.
 
     Args:
         overrides: fields of the configuration class, e.g. num_hidden_layers=2 or sliding_window=None.
     """
     import transformers
 
+    if kind in VISION_KINDS:
+        return make_tiny_vision_model(folder, kind, seed=seed, **overrides)
     fields = {**COMMON, **DEFAULTS[kind], **overrides}
     save_random_model(folder, getattr(transformers, CONFIG_CLASSES[kind])(**fields), seed=seed)
     save_tokenizer(folder)
     return folder
+
+
+def make_tiny_vision_model(folder: Path, kind: str, *, seed: int = 0, **overrides: Any) -> Path:
+    """Write a tiny random float32 model of text and vision of a kind in `VISION_KINDS`, with a tokenizer that has the
+    tokens of images, a chat template that writes them, and preprocessor_config.json; return the folder.
+
+    Args:
+        overrides: "text_config", "vision_config" and fields beside them; the first two are added to the kind's own.
+    """
+    import transformers
+
+    config_class, text_kind, text, tower, fields = VISION_KINDS[kind]
+    text = {**COMMON, **DEFAULTS[text_kind], **text, "model_type": "", **overrides.pop("text_config", {})}
+    text["model_type"] = text["model_type"] or text_kind
+    if kind.startswith("qwen"):
+        del text["model_type"]
+    tower = {**tower, **overrides.pop("vision_config", {})}
+    config = getattr(transformers, config_class)(text_config=text, vision_config=tower, **fields, **overrides)
+    save_random_model(folder, config, seed=seed, auto_class="AutoModelForImageTextToText")
+    tokens = VISION_TOKENS if kind.startswith("qwen") else TILE_TOKENS
+    save_tokenizer(folder, tokens, VISION_TEMPLATES["qwen" if kind.startswith("qwen") else "tiles"])
+    (folder / "preprocessor_config.json").write_text(json.dumps(_preprocessor(kind, tower, config), indent=2))
+    return folder
+
+
+def _preprocessor(kind: str, tower: dict[str, Any], config: Any) -> dict[str, Any]:
+    """Return preprocessor_config.json, with the fields that files of the hub have."""
+    normal = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "do_convert_rgb": True}
+    half = {**normal, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    if kind.startswith("qwen"):
+        side = tower["patch_size"] * 2
+        return {
+            **half,
+            "image_processor_type": "Qwen2VLImageProcessorFast",
+            "size": {"shortest_edge": 4 * side**2, "longest_edge": 64 * side**2},
+            "patch_size": tower["patch_size"],
+            "temporal_patch_size": 2,
+            "merge_size": 2,
+        }
+    side = tower["image_size"]
+    if kind in ("smolvlm", "idefics3"):
+        return {
+            **half,
+            "image_processor_type": "SmolVLMImageProcessor" if kind == "smolvlm" else "Idefics3ImageProcessor",
+            "do_resize": True,
+            "do_image_splitting": True,
+            "do_pad": True,
+            "resample": 1,
+            "size": {"longest_edge": 4 * side},
+            "max_image_size": {"longest_edge": side},
+        }
+    if kind == "llava":
+        return {
+            **normal,
+            "image_processor_type": "CLIPImageProcessor",
+            "image_mean": [0.48145466, 0.4578275, 0.40821073],
+            "image_std": [0.26862954, 0.26130258, 0.27577711],
+            "do_resize": True,
+            "size": {"shortest_edge": side},
+            "do_center_crop": True,
+            "crop_size": {"height": side, "width": side},
+            "resample": 3,
+        }
+    return {
+        **half,
+        "image_processor_type": "SiglipImageProcessor",
+        "do_resize": True,
+        "size": {"height": side, "width": side},
+        "resample": 3,
+    }
 
 
 def make_tiny_classifier(folder: Path, kind: str, *, num_labels: int, **overrides: Any) -> Path:
@@ -159,8 +328,9 @@ def save_random_model(folder: Path, config: Any, *, seed: int = 0, auto_class: s
     return folder
 
 
-def save_tokenizer(folder: Path) -> None:
-    """Write a byte-level BPE of VOCAB_SIZE tokens at most, SPECIAL_TOKENS first, and a chat template."""
+def save_tokenizer(folder: Path, further: Sequence[str] = (), template: str = CHAT_TEMPLATE) -> None:
+    """Write a byte-level BPE of VOCAB_SIZE tokens at most, and a chat template. SPECIAL_TOKENS are the first tokens,
+    and `further` ones follow."""
     import tokenizers
     from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
@@ -169,7 +339,7 @@ def save_tokenizer(folder: Path) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE,
-        special_tokens=[AddedToken(text, special=True) for text in SPECIAL_TOKENS],
+        special_tokens=[AddedToken(text, special=True) for text in (*SPECIAL_TOKENS, *further)],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -180,7 +350,7 @@ def save_tokenizer(folder: Path) -> None:
         "bos_token": SPECIAL_TOKENS[IM_START_ID],
         "eos_token": SPECIAL_TOKENS[IM_END_ID],
         "pad_token": SPECIAL_TOKENS[IM_END_ID],
-        "chat_template": CHAT_TEMPLATE,
+        "chat_template": template,
         "clean_up_tokenization_spaces": False,
         "model_max_length": COMMON["max_position_embeddings"],
     }

@@ -65,8 +65,8 @@ class TensorNames:
         input_norm, post_mixer_norm, feed_forward, projections: in a decoder layer; the last are those of a dense
             feed-forward: gate, up and down.
         q_norm, k_norm, o_proj: in an attention.
-        text_part: beginning of the names of the decoder's tensors in a checkpoint of several parts, if another one than
-            "model.".
+        renamed: beginnings of names in a checkpoint of several parts, and the beginnings in their place here: "model."
+            and "lm_head."; the first that a name has counts.
         skipped: beginnings of names whose tensors are no part of the decoder, and are not read.
     """
 
@@ -78,7 +78,7 @@ class TensorNames:
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
     o_proj: str = "o_proj"
-    text_part: str = "model."
+    renamed: tuple[tuple[str, str], ...] = ()
     skipped: tuple[str, ...] = ()
 
 

@@ -19,6 +19,7 @@ from radixrt.models.classifier_spec import ClassifierSpec, parse_classifier
 from radixrt.models.config_fields import flag, optional_int, positive_int
 from radixrt.models.decoder_spec import DecoderSpec
 from radixrt.models.families import base_architectures, classifier_architectures, find_family
+from radixrt.models.vision_spec import VisionSpec, refuse_vision
 
 ENCODER = re.compile(
     r"([Bb]ert|Roberta|BERT|MPNet|Electra|Deberta|Albert|Bidirectional).*(Model|MaskedLM|Classification|CausalLM)$"
@@ -48,6 +49,8 @@ class ModelSpec:
         hidden_size: size of a hidden state; None where config.json does not name it.
         has_head: False for a decoder without an output head, which embeds or classifies and cannot generate.
         classifier: head of a sequence classification model; None for every other model.
+        vision: tower of a model of text and vision; None for every other model, and for a head in place of that over
+            the vocabulary.
     """
 
     architecture: str
@@ -60,6 +63,7 @@ class ModelSpec:
     hidden_size: int | None = None
     has_head: bool = True
     classifier: ClassifierSpec | None = None
+    vision: VisionSpec | None = None
 
 
 def load_model_spec(folder: Path, quantization: str = "auto") -> ModelSpec:
@@ -110,13 +114,17 @@ def parse_model_spec(config: Mapping[str, Any], generation: Mapping[str, Any], q
         config, decodes=family is not None, stacked_experts=family is not None and family.stacked_experts
     )
     classifier = parse_classifier(config) if name in classifiers else None
-    if family is not None and family.text_fields is not None:
+    whole, decoder, vision = config, None, None
+    if family is None:
+        refuse_vision(name, config)
+    elif family.text_fields is not None:
         config = family.text_fields(config, architecture)
     _check_causal(name, config)
-    decoder = None
     if family is not None:
         chosen = choose_quantization(quantization, stored, name)
         decoder = replace(family.parse(config, architecture), quantization=chosen)
+        if family.parse_vision is not None and classifier is None:
+            vision = family.parse_vision(whole, architecture, decoder)
     elif quantization in ONLINE:
         raise ConfigError(
             f"quantization={quantization}: {name} runs through transformers' modeling code, whose weights stay as they"
@@ -133,6 +141,7 @@ def parse_model_spec(config: Mapping[str, Any], generation: Mapping[str, Any], q
         hidden_size=next((size for name in HIDDEN_KEYS if (size := optional_int(config, name))), None),
         has_head=architecture == name or (classifier is None and flag(config, "tie_word_embeddings")),
         classifier=classifier,
+        vision=vision,
     )
 
 

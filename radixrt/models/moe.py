@@ -71,8 +71,8 @@ class MoEFeedForward(FeedForward):
         return f"{self._context.prefix}.{self._experts.module}"
 
     def _projections(self) -> tuple[list[Projection], list[Projection]]:
-        """Return gate and up of all experts, and down. A checkpoint has a tensor for each projection of each expert,
-        or, as transformers keeps them in memory, two for all experts of a layer."""
+        """Return gate and up of all experts, and down. A checkpoint has a tensor for each projection of each expert, or
+        two for all experts of a layer: as transformers keeps them in memory, or transposed, as in Qwen3-VL's files."""
         spec, hidden, taken = self._experts, self._context.spec.hidden_size, self._context.part.expert_intermediate
         count, columns, stacked = spec.num_experts, spec.intermediate_size, f"{self._context.prefix}.mlp.experts"
         gate_up, down = [], []
@@ -82,10 +82,10 @@ class MoEFeedForward(FeedForward):
                 part = range(first + taken.start, first + taken.stop)
                 other = split_by_output(f"{stacked}.gate_up_proj", 2 * columns, hidden, [part])
                 own = split_by_output(name, columns, hidden, [taken])
-                gate_up.append(replace(own, alternative=replace(other, stack=(i, count))))
+                gate_up.append(replace(own, alternative=_in_stack(other, i, count)))
             other = split_by_input(f"{stacked}.down_proj", hidden, columns, taken)
             own = split_by_input(last, hidden, columns, taken)
-            down.append(replace(own, alternative=replace(other, stack=(i, count))))
+            down.append(replace(own, alternative=_in_stack(other, i, count)))
         # The shared expert is divided into experts of the others' size, of which the last one is padded.
         whole = spec.shared_intermediate_size
         for i in range(spec.num_shared):
@@ -126,3 +126,9 @@ class MoEFeedForward(FeedForward):
             "experts.gate_up_bias": (CheckpointTensor(gate_up, (count, 2 * columns), 1, both, count, alternating=1),),
             "experts.down_bias": (CheckpointTensor(down, (count, hidden), 0, with_bias, count),),
         }
+
+
+def _in_stack(projection: Projection, index: int, count: int) -> Projection:
+    """Return a weight in a tensor that stacks those of all experts, each of them transposed or not."""
+    stacked = replace(projection, stack=(index, count))
+    return replace(stacked, alternative=replace(stacked, transposed=True))

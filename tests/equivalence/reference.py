@@ -12,7 +12,9 @@ import torch
 def reference_model(folder: Path):  # type: ignore[no-untyped-def]
     import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    config = transformers.AutoConfig.from_pretrained(folder)
+    kind = "AutoModelForImageTextToText" if hasattr(config, "vision_config") else "AutoModelForCausalLM"
+    model = getattr(transformers, kind).from_pretrained(folder, dtype=torch.float32).eval()
     model.generation_config.do_sample = False
     return model
 

@@ -57,6 +57,8 @@ CASES = [
     ("gpt_oss", "chunk-16-page-16-depth-1"),
     ("gpt_oss", "torch-native-chunk-16"),
     ("gpt_oss", "retracting"),
+    ("qwen3_vl", "default"),
+    ("llava", "default"),
 ]
 """Models and variants of the engine. Schedules and caches know no more of a model than its kind of attention, so that
 the others, which differ in their linear layers and norms, take each mechanism once: in models, layers, attention,

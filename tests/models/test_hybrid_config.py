@@ -82,13 +82,18 @@ def test_the_text_part_of_a_vision_model() -> None:
     text = {key: value for key, value in QWEN3_5.items() if key != "architectures"}
     config = {
         "architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": {**text, "dtype": "bfloat16"},
-        "vision_config": {"depth": 2}, "tie_word_embeddings": True, "hidden_size": 1,
+        "vision_config": {"depth": 2, "out_hidden_size": 64}, "tie_word_embeddings": True, "hidden_size": 1,
+        "image_token_id": 9, "video_token_id": 8, "vision_start_token_id": 7, "vision_end_token_id": 6,
     }  # fmt: skip
     spec = parse_model_spec(config, {"eos_token_id": [5]})
     assert (spec.vocab_size, spec.dtype, spec.eos_token_ids, spec.hidden_size) == (100, "bfloat16", (5,), 64)
     assert spec.decoder is not None
     assert spec.decoder.tie_word_embeddings
     assert spec.decoder == decoder(QWEN3_5, tie_word_embeddings=True)
+    assert spec.vision is not None
+    assert (spec.vision.depth, spec.vision.hidden, spec.vision.deepstack) == (2, 1152, ())
+    assert spec.vision.rotary_axes == (0, 1, 2) * 10 + (0, 1), "sections of 11, 11 and 10 of 32 frequencies"
+    assert parse_model_spec({**config, "vision_config": None}, {}).vision is None
     with pytest.raises(ModelLoadError, match="text_config is missing"):
         parse_model_spec({**config, "text_config": None}, {})
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from radixrt.models.families import (
     gpt_oss,
+    idefics3,
     lfm2,
     llama,
+    llava,
     mistral,
     mixtral,
     qwen2,
@@ -13,6 +15,7 @@ from radixrt.models.families import (
     qwen3_5,
     qwen3_moe,
     qwen3_next,
+    qwen3_vl,
 )
 from radixrt.models.families.family import Family
 
@@ -27,6 +30,9 @@ FAMILIES: list[Family] = [
     lfm2.FAMILY,
     qwen3_next.FAMILY,
     qwen3_5.FAMILY,
+    qwen3_vl.FAMILY,
+    idefics3.FAMILY,
+    llava.FAMILY,
 ]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from radixrt.models.decoder_spec import DecoderSpec
+from radixrt.models.vision_spec import VisionSpec
 
 Config = Mapping[str, Any]
 """The object in config.json."""
@@ -41,6 +42,8 @@ class Family:
             not supported.
         classifiers: the class with an output head, by the name of the one with a classification head.
         text_fields: of models of several parts: returns the fields of the decoder.
+        parse_vision: of models of several parts: reads the vision part from all of config.json, beside the decoder that
+            `parse` returned; None for a model without one. Raises as `parse`.
         stacked_experts: a checkpoint has the weights of a layer's experts in stacked tensors.
         nearest: beginnings of other architectures' names, in lower case, for which the first class runs instead.
         gguf: its GGUF files; None if there are none.
@@ -50,6 +53,7 @@ class Family:
     parse: Callable[[Config, str], DecoderSpec]
     classifiers: Mapping[str, str] = field(default_factory=dict)
     text_fields: Callable[[Config, str], Config] | None = None
+    parse_vision: Callable[[Config, str, DecoderSpec], VisionSpec | None] | None = None
     stacked_experts: bool = False
     nearest: tuple[str, ...] = ()
     gguf: GGUFFiles | None = None

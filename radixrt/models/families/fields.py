@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from radixrt.errors import ModelLoadError
 from radixrt.layers.rotary import DEFAULT_THETA, parse_rope
@@ -10,6 +10,9 @@ from radixrt.models.config_fields import flag, optional_int, positive_float, pos
 from radixrt.models.decoder_spec import DecoderSpec, LayerSpec, TensorNames
 from radixrt.models.experts_spec import ExpertsSpec
 from radixrt.models.families.family import Config
+
+SECTION_KEYS = ("mrope_section", "mrope_interleaved")
+"""Parameters of a rotary embedding that divide its frequencies among the axes of positions in images."""
 
 
 def dense_decoder(
@@ -130,3 +133,37 @@ def read_hybrid_types(config: Config, default: Sequence[str] | None, recurrent: 
         if kind not in types:
             raise ModelLoadError(f"config.json: layer_types has no {kind} layer, which is not supported")
     return types
+
+
+def rope_sections(config: Config, default: Sequence[int]) -> tuple[int, int, int]:
+    """Return mrope_section: numbers of frequencies of the rotary embedding for time, height and width, interleaved.
+
+    Args:
+        default: the numbers where config.json has none.
+    """
+    params = _rope_parameters(config)
+    if params.get("mrope_interleaved", True) is not True:
+        raise ModelLoadError("config.json: mrope_interleaved false is not supported; interleaved sections are")
+    sections = params.get("mrope_section", default)
+    if not isinstance(sections, (list, tuple)) or len(sections) != 3 or any(type(i) is not int for i in sections):
+        raise ModelLoadError(f"config.json: mrope_section must be three integers, not {sections!r}")
+    return sections[0], sections[1], sections[2]
+
+
+def without_sections(config: Config) -> Config:
+    """Return the fields without those about rotary positions in images: positions of text are the same on all axes."""
+    plain = {key: value for key, value in _rope_parameters(config).items() if key not in SECTION_KEYS}
+    return {**config, rope_key(config): plain}
+
+
+def rope_key(config: Config) -> str:
+    """Return the name of the object with the parameters of the rotary embedding."""
+    return "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+
+
+def _rope_parameters(config: Config) -> Config:
+    name = rope_key(config)
+    params = config.get(name) or {}
+    if not isinstance(params, Mapping):
+        raise ModelLoadError(f"config.json: {name} must be an object, not {params!r}")
+    return params

@@ -25,6 +25,6 @@ FAMILY = Family(
     ("LlamaForCausalLM",),
     parse,
     classifiers={"LlamaForSequenceClassification": "LlamaForCausalLM"},
-    nearest=("llama", "llava", "mllama"),
+    nearest=("llama", "mllama"),
     gguf=GGUFFiles("llama", "llama", rotated_pairs=True, has_bias_field=True),
 )

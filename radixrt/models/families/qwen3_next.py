@@ -96,18 +96,14 @@ def _gated_delta_net(config: Config, *, interleaved: bool) -> RecurrentSpec:
 
 
 def _partial_rope(config: Config, head_dim: int) -> tuple[RopeSpec, int]:
-    """Return the rotary embedding, and the number of dimensions of a head to rotate.
-
-    Qwen3.5's sections are of positions in images; those of text are the same in all sections.
-    """
+    """Return the rotary embedding, and the number of dimensions of a head to rotate."""
     source = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     params = config.get(source) or {}
     if not isinstance(params, Mapping):
         raise ModelLoadError(f"config.json: {source} must be an object, not {params!r}")
     factor = params.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     factor = 0.25 if factor is None else factor
-    known = ("partial_rotary_factor", "mrope_section", "mrope_interleaved")
-    plain = {**config, source: {key: value for key, value in params.items() if key not in known}}
+    plain = {**config, source: {key: value for key, value in params.items() if key != "partial_rotary_factor"}}
     plain.pop("partial_rotary_factor", None)
     rotary = int(head_dim * factor) if isinstance(factor, (int, float)) else 0
     if not 0 < rotary <= head_dim or rotary % 2:

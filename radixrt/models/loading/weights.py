@@ -150,11 +150,8 @@ class Checkpoint:
             self._files = {
                 name if name.startswith(HEADS) else f"model.{name}": place for name, place in self._files.items()
             }
-        part = names.text_part
         self._files = {
-            f"model.{name.removeprefix(part)}" if name.startswith(part) else name: place
-            for name, place in self._files.items()
-            if not name.startswith(names.skipped)
+            _renamed(name, names): place for name, place in self._files.items() if not name.startswith(names.skipped)
         }
 
     def __enter__(self) -> Checkpoint:
@@ -183,11 +180,17 @@ class Checkpoint:
         return whole
 
     def find(self, wanted: CheckpointTensor) -> CheckpointTensor:
-        """Return the tensor, or its alternative if the checkpoint has the alternative alone."""
+        """Return the tensor, or the first of its alternatives that the checkpoint has, if it has not the tensor itself;
+        of alternatives with one name, that of the checkpoint's shape."""
         other = wanted.alternative
-        if other is None or self._has(wanted) or not self._has(other):
-            return wanted
-        return other
+        while other is not None and not self._has(wanted):
+            if self._has(other) and (other.alternative is None or self._fits(other)):
+                return other
+            other = other.alternative
+        return wanted
+
+    def _fits(self, wanted: CheckpointTensor) -> bool:
+        return all(part.fits(self.shape(part.name)) for part in wanted.stored if part.name in self._files)
 
     def _has(self, wanted: CheckpointTensor) -> bool:
         return any(part.name in self._files for part in wanted.stored)
@@ -222,6 +225,14 @@ class Checkpoint:
         where: tuple[int | slice, ...] = (span,) if wanted.dim == 0 else (slice(None), span)
         sliced: torch.Tensor = file.get_slice(stored)[where if wanted.index is None else (wanted.index, *where)]
         return sliced
+
+
+def _renamed(name: str, names: TensorNames) -> str:
+    """Return the name here of a tensor that a checkpoint of several parts may name otherwise."""
+    for begin, own in names.renamed:
+        if name.startswith(begin):
+            return own + name.removeprefix(begin)
+    return name
 
 
 def arranged(values: torch.Tensor, tensor: CheckpointTensor) -> torch.Tensor:
