@@ -23,6 +23,7 @@ from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constrained.well_formed import read_json
 from radixrt.constraint import Constraint, as_structured_options
 from radixrt.errors import RequestError
+from radixrt.explain.normalized_schema import normalized_schema
 from radixrt.explain.report import Cost, Finding, Report
 from radixrt.explain.text_checker import TextChecker
 from radixrt.models.loading.source import prepare_model
@@ -170,7 +171,7 @@ def _normalize_fields(constraint: Constraint) -> dict[str, Any]:
         return {"error": error, "refused": [Finding(e.pointer, e.keyword, e.reason, e.fix) for e in each]}
     return {
         "draft": schema.draft,
-        "normalized": schema.to_schema(),
+        "normalized": normalized_schema(schema),
         "ignored": [Finding(e.pointer, e.keyword, e.reason, e.fix) for e in schema.ignored],
         "annotations": [Finding(pointer, keyword) for pointer, keyword in schema.annotations],
         "misspelt": [

@@ -110,7 +110,9 @@ class Report:
         texts = self._texts()
         if self._schema is None:
             return isinstance(value, str) and texts.accepts(value)
-        return self._schema.accepts(value)
+        from radixrt.explain.value_check import accepts
+
+        return accepts(self._schema, value)
 
     def why_not(self, text: str) -> str | None:
         """Return the position where the text leaves the grammar, and possible continuations; None if it is accepted.
@@ -125,7 +127,7 @@ class Report:
             value = json.loads(text)
         except (ValueError, RecursionError):
             return problem
-        if self._schema.accepts(value):
+        if self.accepts_value(value):
             return f"{problem}. The value itself is accepted: keys come in the order of the schema, {self._spaces()}"
         return f"{problem}. {self.why_not_value(value)}"
 

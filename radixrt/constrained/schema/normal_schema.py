@@ -10,16 +10,13 @@ from typing import Any, Literal
 from radixrt.constrained.obligations import Obligation
 from radixrt.constrained.productions import Productions
 from radixrt.constrained.schema.emit.grammar import GrammarEmitter, emit_productions
-from radixrt.constrained.schema.emit.json_schema import emit_schema
 from radixrt.constrained.schema.emit.json_text import TextStyle
 from radixrt.constrained.schema.errors import EmptySchema, SchemaRefused, Unsupported
 from radixrt.constrained.schema.limits import Budget, Limits, over_limit
 from radixrt.constrained.schema.normal_form.graph import Graph
 from radixrt.constrained.schema.normal_form.keywords import FormatMode
 from radixrt.constrained.schema.normal_form.solver import normal_form
-from radixrt.constrained.schema.normal_form.validation import admits
 from radixrt.constraint import KeyOrder
-from radixrt.errors import RequestError
 
 MAX_PASSES = 20
 """Maximum number of times that a schema is normalized, each time without the keywords refused before."""
@@ -29,6 +26,7 @@ class NormalSchema:
     """A schema that is enforced exactly.
 
     Attributes:
+        graph: the normal form.
         draft: the name of its draft.
         ignored: keywords that cannot be enforced and that the caller chose to ignore.
         obligations: what the productions leave to guards.
@@ -44,7 +42,7 @@ class NormalSchema:
         ignored: list[Unsupported],
         style: Callable[[int], TextStyle],
     ) -> None:
-        self._graph = graph
+        self.graph = graph
         self._productions = {0: productions}
         self.obligations = obligations
         self._style = style
@@ -70,8 +68,8 @@ class NormalSchema:
             whitespace: maximum number of characters after `{ [ , :` and before `} ]`.
         """
         if whitespace not in self._productions:
-            self._graph.budget.restart()
-            self._productions[whitespace], _ = emit_productions(self._graph, self._style(whitespace))
+            self.graph.budget.restart()
+            self._productions[whitespace], _ = emit_productions(self.graph, self._style(whitespace))
         return self._productions[whitespace]
 
     def emitted_by(self, make: Callable[[Graph, TextStyle], GrammarEmitter]) -> Productions:
@@ -80,27 +78,8 @@ class NormalSchema:
         Args:
             make: returns the emitter of the notation, given the normal form and the style of JSON within the values.
         """
-        self._graph.budget.restart()
-        return make(self._graph, self._style(0)).emit()
-
-    def to_schema(self) -> dict[str, Any]:
-        """Return the normal form as a JSON Schema of draft 2020-12."""
-        self._graph.budget.restart()
-        return emit_schema(self._graph)
-
-    def accepts(self, value: Any) -> bool:
-        """Return whether the schema, as it is enforced, accepts a parsed value; the order of keys does not matter.
-
-        Raises:
-            RequestError: the value is nested too deeply, or is not JSON.
-        """
-        self._graph.budget.restart()
-        try:
-            return admits(self._graph, self._graph.root, value)
-        except RecursionError:
-            raise RequestError("The value is nested too deeply to be judged.", code="invalid_value") from None
-        except (KeyError, TypeError):
-            raise RequestError("The value has parts that are not JSON.", code="invalid_value") from None
+        self.graph.budget.restart()
+        return make(self.graph, self._style(0)).emit()
 
 
 def normalize(

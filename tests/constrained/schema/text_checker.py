@@ -11,7 +11,7 @@ from radixrt.constrained.recognizer import Recognizer, State
 from radixrt.constrained.schema import NormalSchema
 from radixrt.constrained.schema.normal_form.graph import Graph
 from radixrt.constrained.schema.normal_form.nodes import Node
-from radixrt.constrained.schema.normal_form.validation import admits, admits_array, admits_object
+from radixrt.explain.value_check import admits, admits_array, admits_object
 
 States = dict[int, State]
 MOST_ORDERS = 32
@@ -22,7 +22,7 @@ class TextChecker:
     """Finds a spelling of a value that is a sentence: any order of keys, numbers as written or as plain decimals."""
 
     def __init__(self, normal: NormalSchema) -> None:
-        self._graph = normal._graph
+        self._graph = normal.graph
         self._is_guarded = bool(normal.obligations)
         self._recognizer = Recognizer(normal.productions())
 

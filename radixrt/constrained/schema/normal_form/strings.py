@@ -8,7 +8,7 @@ from radixrt.constrained.regex import ANY, ANY_CHAR, Regex, complement, intersec
 from radixrt.constrained.schema.document.index import Located
 
 Source = tuple[str, str, str]
-"""Origin of a bound or test, for messages and for `to_schema`: pointer, keyword, the keyword's value as text."""
+"""Origin of a bound or test, for messages and for `explain`: pointer, keyword, the keyword's value as text."""
 
 
 @dataclass(frozen=True, slots=True)

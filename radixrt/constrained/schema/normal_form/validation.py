@@ -1,4 +1,4 @@
-"""Validation of parsed values: against the keywords of a schema, and against the alternatives of a node."""
+"""Validation of parsed values against the keywords of a schema."""
 
 from __future__ import annotations
 
@@ -39,29 +39,9 @@ from radixrt.constrained.schema.normal_form.assertions import (
     UniqueItems,
 )
 from radixrt.constrained.schema.normal_form.graph import Graph
-from radixrt.constrained.schema.normal_form.nodes import (
-    NONE,
-    ArrayShape,
-    Either,
-    Formula,
-    Formulas,
-    Is,
-    Node,
-    ObjectShape,
-)
+from radixrt.constrained.schema.normal_form.nodes import Either, Formula, Is
 from radixrt.constrained.schema.normal_form.numbers import is_multiple
-from radixrt.constrained.schema.values import (
-    ARRAY,
-    BOOLEAN,
-    NULL,
-    NUMBER,
-    OBJECT,
-    STRING,
-    decimal_of,
-    is_integer,
-    key,
-    type_of,
-)
+from radixrt.constrained.schema.values import NUMBER, decimal_of, is_integer, key, type_of
 
 
 @dataclass(slots=True)
@@ -260,71 +240,3 @@ _VALIDATE: dict[type[Assertion], Callable[[Context, Any, Any], bool]] = {
     UnevaluatedProperties: _unevaluated_properties,
     UniqueItems: lambda c, a, v: type(v) is not list or len({key(item) for item in v}) == len(v),
 }
-
-
-# Against the alternatives of a node
-
-
-def admits(graph: Graph, node: Node, value: Any) -> bool:
-    """Return whether the value belongs to the node's expansion; the order of an object's members does not matter."""
-    expansion = graph.expand(node)
-    if expansion.union is not None:
-        return any(admits(graph, part, value) for part in expansion.union)
-    if expansion.values and key(value) in expansion.values:
-        return True
-    kind = type_of(value)
-    if kind == NULL:
-        return expansion.null
-    if kind == BOOLEAN:
-        return value in expansion.booleans
-    if kind == NUMBER:
-        return any(numbers.holds(value) for numbers in expansion.numbers)
-    if kind == STRING:
-        return any(strings.holds(value) for strings in expansion.strings)
-    if kind == ARRAY:
-        return any(admits_array(graph, shape, value) for shape in expansion.arrays)
-    assert kind == OBJECT
-    return any(admits_object(graph, shape, value) for shape in expansion.objects)
-
-
-def _admits_all(graph: Graph, formulas: Formulas, value: Any) -> bool:
-    return formulas is not NONE and admits(graph, graph.node(formulas), value)
-
-
-def admits_array(graph: Graph, shape: ArrayShape, items: list[Any]) -> bool:
-    """Return whether the array belongs to one alternative."""
-    if len(items) < shape.low or (shape.high is not None and len(items) > shape.high):
-        return False
-    if shape.unique is not None and (len({key(item) for item in items}) == len(items)) is not shape.unique:
-        return False
-    if not all(_admits_all(graph, shape.item_formulas(index), item) for index, item in enumerate(items)):
-        return False
-    for count in shape.counts:
-        found = sum(_admits_all(graph, count.formulas, item) for item in items[count.start :])
-        if found < count.low or (count.high is not None and found > count.high):
-            return False
-    return True
-
-
-def admits_object(graph: Graph, shape: ObjectShape, members: dict[str, Any]) -> bool:
-    """Return whether the object belongs to one alternative."""
-    if len(members) < shape.low or (shape.high is not None and len(members) > shape.high):
-        return False
-    if any(name not in members for name in shape.required):
-        return False
-    declared = dict(shape.members)
-    for name, member in members.items():
-        if name in declared:
-            if not _admits_all(graph, declared[name], member):
-                return False
-            continue
-        for keys, formulas in shape.rules:
-            if name in keys and not _admits_all(graph, formulas, member):
-                return False
-    return all(
-        any(
-            name in keys and name not in declared and _admits_all(graph, formulas, member)
-            for name, member in members.items()
-        )
-        for keys, formulas, _ in shape.witnesses
-    )

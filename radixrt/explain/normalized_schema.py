@@ -1,10 +1,11 @@
-"""`emit_schema`: the normal form as a JSON Schema of draft 2020-12, for people and for tests."""
+"""`normalized_schema`: the normal form as a JSON Schema of draft 2020-12."""
 
 from __future__ import annotations
 
 from decimal import Decimal
 from typing import Any
 
+from radixrt.constrained.schema import NormalSchema
 from radixrt.constrained.schema.normal_form.graph import Graph
 from radixrt.constrained.schema.normal_form.nodes import (
     ANY_ARRAY,
@@ -24,9 +25,10 @@ INLINE_DEPTH = 8
 """Maximum nesting of objects and arrays within one definition."""
 
 
-def emit_schema(graph: Graph) -> dict[str, Any]:
-    """Return the schema of the graph's root, with definitions for recursive parts. Raises Unsupported."""
-    return _SchemaEmitter(graph).emit()
+def normalized_schema(normal: NormalSchema) -> dict[str, Any]:
+    """Return the normal form as a schema, with definitions for recursive parts. Raises Unsupported."""
+    normal.graph.budget.restart()
+    return _SchemaEmitter(normal.graph).emit()
 
 
 class _SchemaEmitter:
