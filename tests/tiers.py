@@ -36,6 +36,7 @@ SLOW_PATHS = (
     "tests/server/test_tool_tokens.py",
     "tests/server/test_ui_page.py",
     "tests/terminal_chat/test_command.py",
+    "tests/vision/test_mutated_pictures.py",
     "tests/test_cli.py",
     # libraries of clients, as installed or recorded, against servers
     "tests/clients/test_replay.py",
