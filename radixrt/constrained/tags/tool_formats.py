@@ -18,6 +18,7 @@ from typing import Any
 
 from radixrt.constrained.tags.argument_styles import ARGUMENT_STYLES, ArgumentStyle
 from radixrt.sampling_params import StopScope
+from radixrt.tool_call_formats import TOOL_FORMAT_NAMES, ToolFormatName
 
 NAME, INDEX = "{name}", "{index}"
 _BLANKS = re.compile(r"(\{name\}|\{index\})")
@@ -48,7 +49,7 @@ class ToolFormat:
         peer: names of the format in `xgrammar.get_model_structural_tag`.
     """
 
-    name: str
+    name: ToolFormatName
     opening: str
     tail: str
     trigger: str
@@ -143,9 +144,10 @@ _DEEPSEEK_MARKERS = tuple(
     f"<｜tool▁{text}｜>" for text in ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep")
 )
 _DSML = ("｜DSML｜",)
+_M3 = "]<]minimax[>["
 
 
-def _function_tags(name: str, line: str, style: str, *peer: str) -> ToolFormat:
+def _function_tags(name: ToolFormatName, line: str, style: str, *peer: str) -> ToolFormat:
     """Tags of a call, its function and each parameter; `line` ends the lines of the outer tags."""
     return ToolFormat(
         name,
@@ -159,7 +161,7 @@ def _function_tags(name: str, line: str, style: str, *peer: str) -> ToolFormat:
     )
 
 
-def _glm(name: str, line: str, style: str, *peer: str) -> ToolFormat:
+def _glm(name: ToolFormatName, line: str, style: str, *peer: str) -> ToolFormat:
     """Alternating tags of keys and values behind the name of the function."""
     return ToolFormat(
         name,
@@ -173,7 +175,7 @@ def _glm(name: str, line: str, style: str, *peer: str) -> ToolFormat:
     )
 
 
-def _dsml(name: str, frame: str, gap: str, style: str, architecture: str) -> ToolFormat:
+def _dsml(name: ToolFormatName, frame: str, gap: str, style: str, architecture: str) -> ToolFormat:
     """DeepSeek's markup, of which each tag begins with the same control token."""
     return ToolFormat(
         name,
@@ -189,7 +191,7 @@ def _dsml(name: str, frame: str, gap: str, style: str, architecture: str) -> Too
     )
 
 
-TOOL_FORMATS: dict[str, ToolFormat] = {
+_FORMATS: dict[str, ToolFormat] = {
     form.name: form
     for form in (
         HERMES,
@@ -259,8 +261,31 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
             architectures=("MiniMaxM2ForCausalLM",),
             peer=("minimax",),
         ),
+        ToolFormat(
+            "minimax_m3",
+            opening=f'{_M3}<invoke name="{NAME}">',
+            tail=f"{_M3}</invoke>\n",
+            trigger=f"{_M3}<tool_call>",
+            begin=f"{_M3}<tool_call>\n",
+            end=f"{_M3}</tool_call>",
+            style="minimax_m3_xml",
+            markers=(_M3,),
+            peer=("minimax_m3",),
+        ),
+        ToolFormat(
+            "cohere",
+            opening=f'<cofl:tool_call id="{INDEX}" name="{NAME}">',
+            tail="</cofl:tool_call>",
+            trigger="<cofl:tool_calls>",
+            begin="<cofl:tool_calls>",
+            end="</cofl:tool_calls>",
+            style="cohere_xml",
+            call_id=INDEX,
+            peer=("cohere",),
+        ),
     )
 }  # fmt: skip
+TOOL_FORMATS: dict[str, ToolFormat] = {name: _FORMATS[name] for name in TOOL_FORMAT_NAMES}
 
 
 def formats_of_architecture(architectures: Sequence[str], tokens: Iterable[str]) -> list[ToolFormat]:

@@ -36,6 +36,23 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     },
     "stop": {"properties": {}, "additionalProperties": False},
     "open": {"properties": {"x": {"type": ["string", "array"]}}, "additionalProperties": {**STRING, "maxLength": 300}},
+    "tree": {
+        "$defs": {
+            "node": {
+                "type": "object",
+                "properties": {
+                    "code": STRING,
+                    "n": {"type": "integer"},
+                    "of": {"type": "array", "items": {"$ref": "#/$defs/node"}, "maxItems": 2},
+                    "e": {"anyOf": [{"type": "array", "maxItems": 1}, {"type": "object"}]},
+                },
+                "required": ["code", "of"],
+                "additionalProperties": False,
+            }
+        },
+        "properties": {"root": {"$ref": "#/$defs/node"}, "pair": {"prefixItems": [STRING, {"type": "number"}]}},
+        "required": ["root"],
+    },
     "either": {"anyOf": [{"properties": {"a": STRING}, "required": ["a"]}, {"properties": {"b": {"type": "boolean"}}}]},
 }
 TOOLS = [Tool(name, json.dumps({"type": "object", **schema})) for name, schema in SCHEMAS.items()]
