@@ -11,6 +11,8 @@ from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
 from radixrt.messages.runner import CascadeCosts
 from radixrt.parts.constraint.scheduler import Constraints
+from radixrt.parts.media.scheduler import Media
+from radixrt.parts.media.settings import MediaSettings
 from radixrt.parts.overload.scheduler import Overload
 from radixrt.parts.programs.scheduler import Programs
 from radixrt.parts.reads.scheduler import ReadsPart
@@ -44,6 +46,7 @@ def assemble(
     checkpoints: Checkpoints | None = None,
     stages: int = 1,
     tiers: Tiers | None = None,
+    media: MediaSettings | None = None,
 ) -> Scheduler:
     """Return a scheduler over empty pools.
 
@@ -54,6 +57,7 @@ def assemble(
         checkpoints: decides where prompts leave states, for a model with recurrent layers; default: `Checkpoints()`.
         stages: pipeline stages of the model.
         tiers: memory that keeps prefixes beside the KV pool; None without.
+        media: tower of a vision model; None for a model that reads text alone.
     """
     parts: list[Part] = [
         ReadsPart(),
@@ -70,6 +74,8 @@ def assemble(
         parts.append(StatesPart())
     if cascade is not None and cache.shares:
         parts.append(Sharing(cascade))
+    if media is not None:
+        parts.append(Media(media))
     if tiers is not None and cache.shares:
         parts.append(tiers)
     return Scheduler(

@@ -78,7 +78,7 @@ class TimedBudget(StepBudget):
     def tokens_behind(self, start: int) -> int:
         token, pair = self._times.token + self._times.pair * start, self._times.pair
         # The positive root of pair / 2 * n^2 + token * n = seconds, in a form that bears a pair of almost 0.
-        fitting = int(2 * self._seconds / (token + math.sqrt(token * token + 2 * pair * max(self._seconds, 0.0))))
+        fitting = int(2 * self.seconds / (token + math.sqrt(token * token + 2 * pair * self.seconds)))
         fitting -= fitting % MIN_CHUNK_TOKENS
         if self._is_new:
             fitting = max(fitting, MIN_CHUNK_TOKENS)

@@ -16,6 +16,8 @@ from radixrt.mem_cache.state_slots import StateSlotAllocator
 from radixrt.messages.kv_moves import KVOpen
 from radixrt.messages.runner import CascadeCosts
 from radixrt.parts.constraint.scheduler import Constraints
+from radixrt.parts.media.scheduler import Media
+from radixrt.parts.media.settings import MediaSettings
 from radixrt.parts.overload.scheduler import Overload
 from radixrt.parts.programs.scheduler import Programs
 from radixrt.parts.reads.scheduler import ReadsPart
@@ -46,8 +48,13 @@ CHOICES: dict[str, frozenset[str]] = {
     "sharing": frozenset({"sharing"}),
     "stages": frozenset({"stages"}),
     "tiers": frozenset({"tiers"}),
+    "media": frozenset({"media"}),
 }
 """No part at all, and each part by itself. Watching alone needs another part: its views name requests' programs."""
+
+TOWER = MediaSettings(
+    token=9, rows=64, blocks=2, patch=16, hidden=64, intermediate=256, is_rotary=True, flops_per_s=1e9
+)
 
 
 def empty_tiers() -> Tiers:
@@ -97,6 +104,7 @@ def scheduler_with(
         "states": StatesPart,
         "sharing": lambda: Sharing(cascade),
         "tiers": empty_tiers,
+        "media": lambda: Media(TOWER),
     }
     parts = [make() for name, make in makers.items() if name in names]
     assert len(parts) + has_stages == len(names), "an unknown part"

@@ -16,7 +16,7 @@ from radixrt.mem_cache.state_slots import StateSlotAllocator
 from radixrt.messages.runner import CascadeCosts
 from radixrt.parts.assembly import assemble
 from radixrt.scheduler.part import Part
-from tests.parts.chosen import empty_tiers
+from tests.parts.chosen import TOWER, empty_tiers
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENT = (ROOT / "docs" / "parts.md").read_text()
@@ -31,9 +31,22 @@ ALL = [
     "Watch",
     "StatesPart",
     "Sharing",
+    "Media",
     "Tiers",
 ]
-HEADINGS = ["reads", "constraint", "programs", "recovery", "overload", "tenants", "watch", "states", "sharing", "tiers"]
+HEADINGS = [
+    "reads",
+    "constraint",
+    "programs",
+    "recovery",
+    "overload",
+    "tenants",
+    "watch",
+    "states",
+    "sharing",
+    "media",
+    "tiers",
+]
 """Headings of the parts ALL."""
 OUTSIDE = {"is_busy", "attach", "name", "of_chunks"}
 """Members of every part that are no moments."""
@@ -52,6 +65,7 @@ def all_parts() -> tuple[Part, ...]:
         vocab_size=100,
         cascade=CascadeCosts(step_tokens=1.0, run_tokens=1.0, row_tokens=1.0),
         tiers=empty_tiers(),
+        media=TOWER,
     )
     return scheduler.parts.all
 

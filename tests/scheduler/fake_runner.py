@@ -11,7 +11,7 @@ A row raises if the state that it reads is not that of exactly its prefix.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 import numpy as np
@@ -107,8 +107,17 @@ def expected_hidden_states(prompt: bytes) -> list[list[float]]:
     return found
 
 
-def expected_output(prompt: Iterable[int], sampling: SamplingParams, max_len: int) -> tuple[list[int], str]:
-    """The output that a request must generate, computed without an engine."""
+def expected_output(
+    prompt: Iterable[int],
+    sampling: SamplingParams,
+    max_len: int,
+    read: Callable[[int, int], int] = lambda token, position: token,
+) -> tuple[list[int], str]:
+    """The output that a request must generate, computed without an engine.
+
+    Args:
+        read: returns what the model reads for an output token at a position.
+    """
     ids = list(prompt)
     state = 0
     for token in ids:
@@ -119,7 +128,7 @@ def expected_output(prompt: Iterable[int], sampling: SamplingParams, max_len: in
     while True:
         token = next_token(state)
         out.append(token)
-        state = digest(state, token)
+        state = digest(state, read(token, len(ids) + len(out) - 1))
         if token in stops:
             return out, "stop"
         if len(out) >= most:
@@ -167,6 +176,7 @@ class FakeRunner:
             self.mirror[write.req_pool_idx, write.start : write.start + len(slots)] = slots
         for row in step.sampling_rows:
             self.params[row.req_pool_idx] = row
+        self.begin(step)
         rows = StepRows.of(step)
         idx, seq_lens, extends = rows.req_pool_idx, rows.seq_lens, rows.extend_lens
         locs, ids, samples = rows.out_cache_loc, rows.input_ids, rows.samples
@@ -197,6 +207,7 @@ class FakeRunner:
                     assert token >= 0, "a future token that was never sampled"
                 if token in self.deadly:
                     raise RunnerDied
+                token = self.read(token, row, length - new + number, at + number)
                 state = digest(state, token)
                 if loc:
                     self.content[slot] = state
@@ -212,6 +223,17 @@ class FakeRunner:
         self._check_order(seq_lens, extends)
         self._check_shared(step, idx, seq_lens, extends)
         return StepOutput(step.step_id, pack_i32(sampled), values=_values(step, states))
+
+    def begin(self, step: ForwardStep) -> None:
+        """Read what else a step brings."""
+
+    def read(self, token: int, row: int, position: int, index: int) -> int:
+        """Return what the model reads at a position of a row.
+
+        Args:
+            index: of the token in the step.
+        """
+        return token
 
     def _check_states(
         self, step: ForwardStep, extends: np.ndarray

@@ -1,0 +1,1 @@
+"""Images: rows of an encoder pool that take the place of token embeddings."""

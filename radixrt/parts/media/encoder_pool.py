@@ -1,0 +1,104 @@
+"""`EncoderPool`: owner of the rows of the encoder pool, in which the ModelRunner keeps the encoded images.
+
+An image has consecutive rows, one for each of its keys. Images that no active request needs stay in the pool until
+their rows are needed, and leave it in the order of their last use. So a picture that many requests show is encoded
+once, although each request may have another namespace or another question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from radixrt.messages.images import RowImage
+from radixrt.scheduler.req import Req
+
+Key = tuple[str, bytes]
+"""Namespace of the radix cache, and digest of the image. Two namespaces share nothing, not even time."""
+
+
+@dataclass(eq=False)
+class Encoding:
+    """An image in the pool.
+
+    Attributes:
+        number: distinguishes the encodings of one engine.
+        row, count: rows [row, row + count) of the pool.
+        blocks: number of blocks of the tower that steps have been told to compute.
+        users: (request, position behind the image in the request's row) of the requests that may need the rows.
+        step: number of the last step that uses the rows.
+    """
+
+    key: Key
+    image: RowImage
+    number: int
+    row: int
+    count: int
+    blocks: int = 0
+    users: list[tuple[Req, int]] = field(default_factory=list)
+    step: int = -1
+
+
+class EncoderPool:
+    """See the module's docstring.
+
+    Args:
+        size: number of rows.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._encodings: dict[Key, Encoding] = {}  # in the order of their last use
+        self._next_number = 0
+
+    def find(self, key: Key) -> Encoding | None:
+        """Return an image of the pool, which becomes the last one to leave; None if the pool does not have it."""
+        found = self._encodings.pop(key, None)
+        if found is not None:
+            self._encodings[key] = found
+        return found
+
+    def add(self, key: Key, image: RowImage, is_held: Callable[[Encoding], bool]) -> Encoding | None:
+        """Give an image rows, for which others may leave the pool.
+
+        Args:
+            is_held: returns whether an encoding must stay.
+
+        Returns:
+            The encoding, of which no block is computed; None if too many rows are held.
+        """
+        kept = list(self._encodings.values())
+        leaving = [each for each in kept if not is_held(each)]
+        if self._gap([each for each in kept if each not in leaving], image.count) is None:
+            return None
+        # The images that were used least recently leave until there is a gap.
+        while (row := self._gap(kept, image.count)) is None:
+            oldest = leaving.pop(0)
+            kept.remove(oldest)
+            self.remove(oldest)
+        self._next_number += 1
+        made = Encoding(key, image, self._next_number, row, image.count)
+        self._encodings[key] = made
+        return made
+
+    def remove(self, encoding: Encoding) -> None:
+        """Take an image out of the pool."""
+        del self._encodings[encoding.key]
+
+    def clear(self) -> None:
+        """Forget all images: their rows are lost."""
+        self._encodings.clear()
+
+    @property
+    def encodings(self) -> list[Encoding]:
+        """All images of the pool, in the order of their last use."""
+        return list(self._encodings.values())
+
+    def _gap(self, taken: list[Encoding], count: int) -> int | None:
+        """Return the first row of the first gap of `count` rows between some encodings; None without such a gap."""
+        row = 0
+        for each in sorted(taken, key=lambda encoding: encoding.row):
+            if each.row - row >= count:
+                return row
+            row = each.row + each.count
+        return row if self.size - row >= count else None

@@ -1,0 +1,296 @@
+"""Scheduler end of images: which images a step encodes, and which new tokens take rows of the encoder pool.
+
+A chunk reaches an image only once its step, or a step before it, encodes the image: steps run in order, so rows are
+written before they are read, and no answer is awaited. Beside decode rows a step encodes for as long as the bound of
+gaps allows, if need be some blocks of the tower at a time. Positions that the cache has are not encoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from radixrt.errors import InvariantError
+from radixrt.messages.images import PROVEN_KEYS, RowImage
+from radixrt.messages.parts import FinishError
+from radixrt.messages.request import Request, Row
+from radixrt.messages.runner import StepOutput
+from radixrt.messages.sections import MEDIA, EncodePiece, MediaSection, encode
+from radixrt.messages.wire import Int32Array, pack_i32
+from radixrt.parts.media.encoder_pool import EncoderPool, Encoding
+from radixrt.parts.media.rotary import RotaryPositions
+from radixrt.parts.media.settings import MediaSettings
+from radixrt.scheduler.kv_manager import DecodeRows
+from radixrt.scheduler.part import Core, Part, Section
+from radixrt.scheduler.req import Reach, Req
+from radixrt.scheduler.schedule_batch import ByKind, Chunk, ScheduleBatch
+
+LEARNING = 0.2
+"""Weight of a step in the mean speed of the tower."""
+
+
+class RowImages:
+    """Images of one request, its `Req.inputs`.
+
+    Attributes:
+        token: see `Inputs`.
+        positions: rotary positions of the row.
+    """
+
+    def __init__(self, part: Media, req: Req, images: Sequence[RowImage], token: int) -> None:
+        self._part, self._req = part, req
+        self.images = images
+        self.token = token
+        self.positions = RotaryPositions(images)
+
+    def usable(self, matched: int) -> int:
+        """Return how many of `matched` cached tokens may be reused: a match that ends within an image ends before it,
+        unless the keys that match prove that the pixels are the same."""
+        for image in self.images:
+            if image.start < matched < min(image.end, image.start + PROVEN_KEYS):
+                return image.start
+        return matched
+
+    def reach(self, start: int, wanted: int, seconds: float) -> Reach:
+        """As `Inputs.reach`."""
+        return self._part.reach(self._req, self.within(start, start + wanted), start, wanted, seconds)
+
+    def within(self, start: int, stop: int) -> list[RowImage]:
+        """Return the images that have positions in [start, stop)."""
+        return [image for image in self.images if image.start < stop and image.end > start]
+
+
+class Encoded(NamedTuple):
+    """Work on the tower in one step: floating-point operations."""
+
+    flops: float
+
+
+class Media(Part):
+    """See the module's docstring.
+
+    Attributes:
+        pool: rows of the encoder pool.
+        encoded_images: number of images whose encoding has begun.
+    """
+
+    name = MEDIA
+
+    def __init__(self, settings: MediaSettings) -> None:
+        self._settings = settings
+        self.pool = EncoderPool(settings.rows)
+        self._flops_per_s = settings.flops_per_s
+        self._step = 0  # number of sections
+        self._pieces: list[EncodePiece] = []  # work of the next step
+        self._flops = 0.0  # of `_pieces`
+        self._begun: Encoding | None = None  # the only encoding of which some blocks are missing
+        self._offsets: dict[int, int] = {}  # by row of req_to_token, of the rows whose offset is not 0
+        self._changed: dict[int, int] = {}  # offsets that the next step must write
+        self.encoded_images = 0
+
+    def attach(self, core: Core) -> None:
+        self._core = core
+
+    # --- requests ---
+
+    def refuse(self, message: Request, now: float, *, compiling: int) -> FinishError | None:
+        for row in message.rows:
+            for image in row.images:
+                if image.count > self.pool.size:
+                    return FinishError(
+                        f"an image of {image.count} tokens is larger than the encoder pool, which has {self.pool.size} "
+                        "rows; raise max_image_tokens, or send a smaller image",
+                        param="images",
+                        status=400,
+                    )
+        return None
+
+    def queued(self, req: Req, row: Row, message: Request, now: float) -> None:
+        if row.images:
+            req.inputs = RowImages(self, req, row.images, self._settings.token)
+
+    def admitted(self, req: Req, prompt_tokens: int, cached_tokens: int, *, again: bool) -> None:
+        """Set the offset of the request's row, which another request may have had before."""
+        if not self._settings.is_rotary:
+            return
+        offset = req.inputs.positions.offset if isinstance(req.inputs, RowImages) else 0
+        row = req.kv.req_pool_idx
+        if offset != self._offsets.get(row, 0):
+            self._offsets[row] = self._changed[row] = offset
+
+    def emptying(self) -> None:
+        """Forget what the ModelRunner has lost."""
+        self.pool.clear()
+        self._pieces, self._flops, self._begun = [], 0.0, None
+        # A new ModelRunner has offsets of 0, and one that goes on has the written ones: each is written again.
+        self._changed = dict.fromkeys(self._offsets, 0)
+        self._offsets.clear()
+
+    def flushing(self) -> None:
+        self._drop(lambda namespace: True)
+
+    def forgetting(self, namespace: str, *, whole_owner: bool) -> None:
+        self._drop(lambda name: name.startswith(namespace) if whole_owner else name == namespace)
+
+    def _drop(self, is_wanted: Callable[[str], bool]) -> None:
+        """Remove the images of some namespaces that no request needs."""
+        for each in self.pool.encodings:
+            if is_wanted(each.key[0]) and not self._is_held(each):
+                self._remove(each)
+
+    def _remove(self, encoding: Encoding) -> None:
+        self.pool.remove(encoding)
+        if self._begun is encoding:
+            self._begun = None
+
+    # --- steps ---
+
+    def reach(self, req: Req, images: Sequence[RowImage], start: int, wanted: int, seconds: float) -> Reach:
+        """Encode the images of a chunk as far as the time allows; see `Inputs.reach`.
+
+        Args:
+            images: images with positions within the chunk.
+        """
+        spent = 0.0
+        for image in images:
+            encoding = self._encoding_of(req, image)
+            if encoding is not None and encoding.blocks < self._settings.blocks:
+                spent += self._advance(encoding, seconds - spent)
+            if encoding is None or encoding.blocks < self._settings.blocks:
+                return Reach(max(image.start - start, 0), spent)
+            encoding.step = self._step
+        return Reach(wanted, spent)
+
+    def _encoding_of(self, req: Req, image: RowImage) -> Encoding | None:
+        """Return the image's place in the pool, and note that the request needs it; None if there is no room now."""
+        key = (req.namespace, image.digest)
+        found = self.pool.find(key)
+        if found is None:
+            # Blocks are computed for one image at a time, so that a rank keeps the state of one.
+            if self._begun is not None:
+                if self._is_held(self._begun):
+                    return None
+                self._remove(self._begun)
+            found = self.pool.add(key, image, self._is_held)
+            if found is None:
+                return None
+            self._begun = found
+            self.encoded_images += 1
+        # A request holds the rows for one of its images at a time. If it held them until another image of the same
+        # pixels, an image between both might have no room.
+        found.users = [(user, end) for user, end in found.users if self._needs(user, end)]
+        if all(user is not req for user, _ in found.users):
+            found.users.append((req, image.end))
+        return found
+
+    def _advance(self, encoding: Encoding, seconds: float) -> float:
+        """Add blocks of the tower to the next step: at least one block to a step without any, even if it takes longer
+        than `seconds`; return their predicted time."""
+        image, settings = encoding.image, self._settings
+        flops = settings.block_flops(image.height, image.width)
+        block_s = flops / self._flops_per_s
+        left = settings.blocks - encoding.blocks
+        fitting = left if seconds >= left * block_s else int(max(seconds, 0.0) / block_s)
+        count = min(left, max(fitting, 0 if self._pieces else 1))
+        if not count:
+            return 0.0
+        data = b""
+        if not settings.shares_memory and not encoding.blocks:
+            with open(image.pixels, "rb") as file:
+                data = file.read()
+        self._pieces.append(
+            EncodePiece(
+                encoding.number,
+                encoding.blocks,
+                count,
+                encoding.row,
+                image.height,
+                image.width,
+                image.pixels if settings.shares_memory else "",
+                data,
+            )
+        )
+        encoding.blocks += count
+        encoding.step = self._step
+        self._flops += count * flops
+        if encoding.blocks == settings.blocks:
+            self._begun = None
+        return count * block_s
+
+    def _is_held(self, encoding: Encoding) -> bool:
+        """Return whether the next step or an active request needs an encoding."""
+        return encoding.step == self._step or any(self._needs(req, end) for req, end in encoding.users)
+
+    def _needs(self, req: Req, end: int) -> bool:
+        """Return whether a request has a row and has not computed the tokens before position `end`."""
+        return req.kv.req_pool_idx > 0 and self._core.kv.computed_len(req) < end
+
+    def section(self, kinds: ByKind, decode: DecodeRows) -> Section | None:
+        chunks = kinds.chunks
+        if not (chunks or self._pieces or self._changed):
+            self._step += 1
+            return None
+        positions = self._positions(chunks, decode) if self._settings.is_rotary else b""
+        places, source = self._places(chunks)
+        flops, pieces, changed = self._flops, self._pieces, self._changed
+        self._step += 1
+        if not (pieces or changed or positions or len(places)):
+            return None
+        self._flops, self._pieces, self._changed = 0.0, [], {}
+        offsets = np.array(list(changed.items()), np.int32).reshape(-1)
+        data = encode(MediaSection(pieces, pack_i32(offsets), pack_i32(places), pack_i32(source), positions))
+        return Section(data, Encoded(flops) if flops else None, flops / self._flops_per_s)
+
+    def _places(self, chunks: Sequence[Chunk]) -> tuple[Int32Array, Int32Array]:
+        """Return int32[m] indices of the step's tokens that are positions of images, and their rows of the pool."""
+        places, source, first = [], [], 0
+        for chunk in chunks:
+            count = len(chunk.slots)
+            if isinstance(chunk.req.inputs, RowImages):
+                for image in chunk.req.inputs.within(chunk.start, chunk.start + count):
+                    encoding = self.pool.find((chunk.req.namespace, image.digest))
+                    assert encoding is not None, "a chunk reaches encoded images only"
+                    encoding.step = self._step
+                    begin = max(image.start, chunk.start)
+                    patches = np.arange(begin, min(image.end, chunk.start + count), dtype=np.int32) - image.start
+                    places.append(patches + (first + image.start - chunk.start))
+                    source.append(patches + encoding.row)
+            first += count
+        nothing = np.empty(0, np.int32)
+        return np.concatenate([nothing, *places]), np.concatenate([nothing, *source])
+
+    def _positions(self, chunks: Sequence[Chunk], decode: DecodeRows) -> bytes:
+        """Return the column of positions; empty if each row's new tokens are behind its images."""
+        rows = [(chunk, chunk.req.inputs) for chunk in chunks]
+        if not any(isinstance(images, RowImages) and chunk.start < images.positions.end for chunk, images in rows):
+            return b""
+        columns = []
+        for chunk, images in rows:
+            stop = chunk.start + len(chunk.slots)
+            if isinstance(images, RowImages):
+                columns.append(images.positions.within(chunk.start, stop))
+            else:
+                columns.append(np.tile(np.arange(chunk.start, stop, dtype=np.int32), (3, 1)))
+        offsets = np.array([self._offsets.get(int(row), 0) for row in decode.req_pool_idx], np.int32)
+        columns.append(np.tile(decode.seq_lens - 1 + offsets, (3, 1)))
+        return pack_i32(np.concatenate(columns, axis=1).reshape(-1))
+
+    def commit(self, batch: ScheduleBatch, kept: Encoded, output: StepOutput, now: float) -> None:
+        """Learn the speed of the tower from the time that a step took longer than its tokens."""
+        times = self._core.step_time.times
+        tokens_s = times.seconds(*batch.shape) if times.extend_steps else 0.0
+        seconds = max(self._core.step_time.last_s - tokens_s, 0.1 * self._core.step_time.last_s)
+        if seconds > 0:
+            speed = kept.flops / seconds
+            known = self._flops_per_s
+            self._flops_per_s = 1 / ((1 - LEARNING) / known + LEARNING / speed)
+
+    def check(self) -> None:
+        """Check that the encodings have rows of their own."""
+        row = 0
+        for each in sorted(self.pool.encodings, key=lambda encoding: encoding.row):
+            if each.row < row or each.row + each.count > self.pool.size:
+                raise InvariantError(f"rows [{each.row}, {each.row + each.count}) of the encoder pool overlap or end")
+            row = each.row + each.count

@@ -1,0 +1,258 @@
+"""Images in the scheduler: what a step encodes, what it reads, and what the cache keeps."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from radixrt.messages.sections import MEDIA, MediaSection, decode
+from radixrt.messages.wire import unpack_i32
+from radixrt.parts.media.rotary import RotaryPositions
+from tests.parts.media.fake_tower import BLOCKS, ImageHarness, axes, joined, picture
+
+BOOK, CAT, WIDE = picture(1, 3, 4), picture(2, 2, 2), picture(3, 2, 8)
+
+
+def sections(h: ImageHarness) -> list[MediaSection]:
+    return [found for step in h.steps if (found := decode(step.sections, MEDIA, MediaSection)) is not None]
+
+
+def test_rotary_positions_by_spans() -> None:
+    ids, images = joined([1, 2, WIDE, 3, BOOK, CAT, 4])
+    found, whole = RotaryPositions(images), np.array(axes(len(ids) + 9, images)).T
+    for start in range(len(ids) + 5):
+        for stop in range(start, len(ids) + 9, 3):
+            assert np.array_equal(found.within(start, stop), whole[:, start:stop])
+    assert found.offset == whole[0, -1] - (len(ids) + 8)
+    assert found.end == len(ids) - 1
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 5, 1000])
+@pytest.mark.parametrize("parts", [[BOOK, 1], [1, 2, BOOK], [1, BOOK, CAT, 2], [1, CAT, 3, CAT, 4], [WIDE]])
+def test_a_chunk_may_cut_an_image_anywhere(chunk: int, parts: list) -> None:
+    h = ImageHarness(chunked_prefill_size=chunk, max_context=96, num_slots=96)
+    h.show("r", parts, max_tokens=6)
+    h.drain()
+    h.assert_seen("r")
+
+
+def test_the_same_picture_is_encoded_once_and_its_prefix_hits() -> None:
+    h = ImageHarness(num_slots=200, max_context=96)
+    for number, question in enumerate([[5], [6, 7], [5, 8]]):
+        h.show(f"r{number}", [1, BOOK, *question])
+        h.drain()
+        h.assert_seen(f"r{number}")
+    assert h.runner.encoded == [BOOK.pixels]
+    assert h.usages["r1"].cached_tokens == h.usages["r2"].cached_tokens - 1 == 1 + BOOK.count
+
+
+def test_equal_text_with_another_picture_shares_nothing_of_it() -> None:
+    h = ImageHarness(num_slots=200, max_context=96)
+    h.show("a", [1, 2, BOOK, 5])
+    h.drain()
+    h.show("b", [1, 2, picture(9, 3, 4), 5])
+    h.drain()
+    h.assert_seen("a")
+    h.assert_seen("b")
+    assert h.usages["b"].cached_tokens == 2
+
+
+def test_namespaces_share_no_encoding() -> None:
+    h = ImageHarness(num_slots=200, max_context=96)
+    for salt in ("a", "b"):
+        h.show(salt, [1, BOOK, 5], cache_salt=salt)
+        h.drain()
+        h.assert_seen(salt)
+    assert h.runner.encoded == [BOOK.pixels] * 2
+
+
+def test_a_row_of_text_gets_no_offset_of_an_earlier_row() -> None:
+    h = ImageHarness(max_running_requests=1, max_context=96, num_slots=96)
+    h.show("image", [1, BOOK, 5])
+    h.drain()
+    h.show("text", [1, 2, 3])
+    h.drain()
+    h.assert_seen("text")
+
+
+def test_text_alone_has_no_section() -> None:
+    h = ImageHarness()
+    h.show("r", [1, 2, 3])
+    h.drain()
+    h.assert_seen("r")
+    assert sections(h) == []
+
+
+def test_decode_steps_carry_nothing() -> None:
+    h = ImageHarness(max_context=96, num_slots=96)
+    h.show("r", [1, BOOK, 5], max_tokens=20, ignore_eos=True)
+    h.drain()
+    assert len(sections(h)) == 1
+    assert len(h.steps) == 20
+
+
+def test_positions_are_sent_only_before_the_end_of_the_last_image() -> None:
+    h = ImageHarness(max_context=96, num_slots=96, chunked_prefill_size=13)
+    h.show("r", [1, BOOK, *range(2, 30)])
+    h.drain()
+    h.assert_seen("r")
+    assert [bool(section.positions) for section in sections(h)] == [True]
+
+
+def test_a_pool_of_one_image_serves_requests_of_several() -> None:
+    h = ImageHarness(rows=12, num_slots=400, max_context=200, max_running_requests=4)
+    for number in range(8):
+        pictures = [picture(10 * number + i, 3, 4) for i in range(4)]
+        h.show(f"r{number}", [1, *pictures, 2])
+    h.drain()
+    for number in range(8):
+        h.assert_seen(f"r{number}")
+    assert len(h.runner.encoded) == 32
+
+
+def test_an_image_larger_than_the_pool_is_refused() -> None:
+    h = ImageHarness(rows=11)
+    h.show("r", [1, BOOK])
+    h.drain()
+    error = h.finishes["r"].error
+    assert error is not None
+    assert error.status == 400
+    assert "12 tokens" in error.message
+    assert "max_image_tokens" in error.message
+
+
+def test_beside_decode_rows_an_image_is_encoded_in_pieces() -> None:
+    """A step beside decode rows has time for one of the tower's blocks, which take 30 of its 50 ms."""
+    h = ImageHarness(num_slots=400, max_context=200, max_gap_ms=50.0, flops_per_s=1e9)
+    step_s, block_s = 0.01, 0.03
+    h.show("text", [1, 2, 3], max_tokens=150, ignore_eos=True)
+
+    def serve(rid: str) -> None:
+        while rid not in h.finishes:
+            assert h.submit()
+            h.now += step_s
+            h.commit()
+
+    for number in range(12):  # teaches the model of step times
+        h.show(f"warm{number}", [20 + number, *range(5, 20)], max_tokens=1)
+        serve(f"warm{number}")
+    wide = picture(7, 2, 2)
+    h.part._flops_per_s = h.part._settings.block_flops(2, 2) / block_s
+    h.show("image", [1, wide, 2], max_tokens=1)
+    before = len(h.steps)
+    serve("image")
+    h.assert_seen("image")
+    pieces = [piece for section in sections(h) for piece in section.encode]
+    assert sum(piece.count for piece in pieces) == BLOCKS
+    assert len(pieces) == len(h.steps) - before >= 3  # the steps are faster than predicted, which is learned
+    h.drain()
+    h.assert_seen("text")
+
+
+def test_an_interrupted_encoding_gives_way_to_another() -> None:
+    h = ImageHarness(num_slots=400, max_context=200)
+    h.show("a", [1, BOOK, 2])
+    req = h.scheduler.waiting[0]
+    req.kv.req_pool_idx = 1  # as if it were active
+    images = req.inputs.images
+    assert h.part.reach(req, images, 0, 14, 1e-12).tokens == 1  # one block of the tower
+    assert h.part.reach(req, images, 0, 14, 1e-12).tokens == 1  # one block a step
+    req.kv.req_pool_idx = 0
+    h.show("b", [3, CAT, 4])
+    h.drain()
+    h.assert_seen("a")
+    h.assert_seen("b")
+
+
+def test_a_match_within_an_image_ends_before_it_unless_it_proves_the_image() -> None:
+    h = ImageHarness()
+    h.show("r", [1, 2, BOOK, 5])
+    usable = h.scheduler.waiting[0].inputs.usable
+    assert [usable(n) for n in range(16)] == [0, 1, 2, 2, 2, 2, *range(6, 16)]
+
+
+def test_penalties_and_prompt_logprobs_see_the_image_token() -> None:
+    h = ImageHarness(max_context=96, num_slots=96)
+    h.show("r", [1, CAT, 5], prompt_logprobs=0, frequency_penalty=0.5, max_tokens=1)
+    h.drain()
+    row = h.runner.params[1]
+    assert unpack_i32(row.prompt_ids).min() >= 0
+    assert "r" in h.prompt_logprobs
+
+
+def test_pixels_travel_in_the_step_where_ranks_share_no_memory(tmp_path) -> None:
+    import dataclasses
+
+    import msgspec
+
+    path = tmp_path / "pixels"
+    path.write_bytes(bytes(12))
+    image = msgspec.structs.replace(CAT, pixels=str(path))
+    h = ImageHarness(max_context=96, num_slots=96)
+    h.part._settings = dataclasses.replace(h.part._settings, shares_memory=False)
+    h.show("r", [1, image, 5])
+    h.runner.images[""] = image
+    h.drain()
+    h.assert_seen("r")
+    (piece,) = sections(h)[0].encode
+    assert piece.data == bytes(12)
+    assert piece.pixels == ""
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_events(seed: int) -> None:
+    """Requests with images in small pools: retractions, aborts, deaths, failed steps, emptied caches."""
+    rng = random.Random(seed)
+    h = ImageHarness(
+        rows=rng.choice([16, 20, 32]),
+        num_slots=rng.choice([40, 64, 120]),
+        page_size=rng.choice([1, 1, 4]),
+        depth=rng.choice([1, 2]),
+        max_context=64,
+        max_running_requests=rng.randint(1, 5),
+        chunked_prefill_size=rng.choice([1, 3, 7, 1000]),
+        schedule_conservativeness=rng.choice([0.0, 0.3, 1.0]),
+        max_gap_ms=rng.choice([1.0, 50.0, 1e9]),
+        flops_per_s=rng.choice([1e4, 1e6, 1e9]),
+    )
+    pictures = [picture(i, rng.randint(1, 4), rng.randint(1, 4)) for i in range(4)]
+    count, disturbed = 0, set()
+    for _ in range(200):
+        h.now += rng.choice([0.0, 0.001, 0.02])
+        event = rng.random()
+        if event < 0.25:
+            parts: list = []
+            for _ in range(rng.randint(1, 4)):
+                parts += rng.choices(range(1, 6), k=rng.randint(0, 4))
+                if rng.random() < 0.6:
+                    parts.append(rng.choice(pictures))
+            h.show(f"r{count}", parts or [1], max_tokens=rng.choice([1, 4, 12]), cache_salt=rng.choice(["", "", "a"]))
+            count += 1
+        elif event < 0.90:
+            h.turn()
+        elif event < 0.92 and count:
+            rid = f"r{rng.randrange(count)}"
+            if rid not in h.finishes:
+                disturbed.add(rid)
+                h.scheduler.abort(rid, h.now)
+                h.take()
+        elif event < 0.94 and h.inflight:
+            disturbed |= {req.rid for req in h.inflight[0].requests}
+            h.fail()
+        elif event < 0.96:
+            while h.inflight and rng.random() < 0.5:
+                h.commit()
+            h.kill()
+            h.restart()
+        elif event < 0.98:
+            h.scheduler.flush_cache()
+        else:
+            h.scheduler.forget_namespace("a", whole_owner=False)
+    h.drain()
+    for number in range(count):
+        rid = f"r{number}"
+        if rid not in disturbed and h.finishes[rid].error is None:
+            h.assert_seen(rid)
+    assert sum(h.finishes[f"r{n}"].error is None for n in range(count)) > count // 2
