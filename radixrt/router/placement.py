@@ -94,10 +94,10 @@ class Placement:
         transfer = self.transfers.find(request, load.number, work.length - work.miss)
         if transfer is None:
             return price_s(load, work, is_first=is_first)
-        price = price_s(load, work._replace(miss=work.miss - transfer.saved), is_first=is_first)
+        price = price_s(load, work._replace(miss=work.miss - transfer.tokens), is_first=is_first) + transfer.seconds
         if load.free < work.miss:  # moved and computed prefixes evict the same number of tokens
             others = len(load.open) + load.queue.size
-            price += (EVICTION - 1) * transfer.saved * load.times.token * others
+            price += (EVICTION - 1) * transfer.tokens * load.times.token * others
         return price
 
     def hits(self, request: RoutedRequest, loads: Iterable[int]) -> dict[int, int]:

@@ -147,7 +147,8 @@ class Router:
     def died(self, replica: int, now: float) -> None:
         """Forget a replica; its requests continue on other replicas."""
         load = self.placement.loads.pop(replica)
-        self.placement.transfers.left(replica)
+        for target, answer in self.placement.transfers.left(replica):
+            self._send(target, answer)
         if not load.is_fenced:  # the index forgot a fenced replica when it was fenced
             self.placement.index.drop(replica)
         self._acks.pop(replica, None)
@@ -417,7 +418,7 @@ class Router:
             load.heard_at = now  # without requests the replica had nothing to send
         transfer = self.placement.transfers.find(request, replica, hit)
         if transfer is not None:  # what is moved is not computed
-            request.work = request.work._replace(miss=request.work.miss - transfer.saved)
+            request.work = request.work._replace(miss=request.work.miss - transfer.tokens)
         load.sent(request)
         if transfer is not None:
             self._send(replica, PrefixComing(request.rid, transfer.end))

@@ -4,8 +4,9 @@ A request may go to a replica although another one has more of its prefix: becau
 is divided. Then the router asks the replica that has the prefix for its pages, and passes the answer on. The prefix
 comes by way of host memory (`radixrt.parts.tiers.peers`). Replicas that get no new requests are asked as well.
 
-A transfer is priced as the number of tokens whose computation takes as long. What comes from another replica takes
-slots, as a miss does.
+A transfer delays the request that waits for it, whereas a computation delays every request of the replica. So with many
+requests a transfer pays that takes longer than the computation. What comes from another replica takes slots, as a miss
+does.
 """
 
 from __future__ import annotations
@@ -32,18 +33,15 @@ class Transfer(NamedTuple):
         source: replica that has the prefix.
         end: length of the prefix.
         tokens: number of tokens of the prefix that the target lacks.
-        cost: number of tokens whose computation takes as long as the transfer.
+        seconds: predicted time of the transfer.
+        saved: number of tokens that the target could not compute in that time.
     """
 
     source: int
     end: int
     tokens: int
-    cost: int
-
-    @property
-    def saved(self) -> int:
-        """Number of tokens whose computation the transfer saves, less its cost."""
-        return self.tokens - self.cost
+    seconds: float
+    saved: int
 
 
 @dataclass
@@ -85,15 +83,18 @@ class Transfers:
         if not self._is_on or request.length - hit < LEAST_TOKENS or request.message.sampling is None:
             return None
         end, holders = self._index.longest(request.prefix)
-        tokens = end - hit
         sources = [replica for replica in holders if replica != target and not self._loads[replica].is_fenced]
-        if tokens < LEAST_TOKENS or not sources or target in holders or self._loads[target].info.has_states:
+        if end - hit < LEAST_TOKENS or not sources or target in holders or self._loads[target].info.has_states:
             return None
-        source = min(sources, key=self._answer_s)
-        times = self._loads[target].times
-        seconds = self._answer_s(source) + tokens * self._loads[target].pull_token_s
-        cost = round(seconds / times.token) if times.token else tokens
-        return Transfer(source, end, tokens, cost) if cost < tokens else None
+        return self._transfer(min(sources, key=self._answer_s), self._loads[target], end, hit)
+
+    def _transfer(self, source: int, target: ReplicaLoad, end: int, hit: int) -> Transfer | None:
+        """Return a transfer of the tokens [hit, end); None if computing them takes less time, of all requests."""
+        tokens, token_s = end - hit, target.times.token
+        seconds = self._answer_s(source) + tokens * target.pull_token_s
+        if seconds >= tokens * token_s * (1 + len(target.open)):
+            return None
+        return Transfer(source, end, tokens, seconds, max(tokens - round(seconds / token_s), 0))
 
     def _answer_s(self, replica: int) -> float:
         """Return the predicted seconds until a replica can copy: the time of its steps in flight."""
@@ -136,12 +137,20 @@ class Transfers:
         if source in self._leaving:
             self._leaving[source].untaken -= 1
 
-    def left(self, replica: int) -> None:
-        """Forget a replica. What it has not copied, nobody waits for."""
+    def left(self, replica: int) -> list[tuple[int, PrefixPages]]:
+        """Forget a replica. What it has not copied, nobody waits for.
+
+        Returns:
+            Answers in its place, with their targets: that nothing comes.
+        """
+        unanswered = [(rid, target) for rid, (source, target) in self._asked.items() if source == replica]
+        for rid, _ in unanswered:
+            del self._asked[rid]
         self._leaving.pop(replica, None)
         for each in self._leaving.values():
             if replica in each.targets.values():
                 each.untaken, each.is_complete = 0, True
+        return [(target, PrefixPages(rid)) for rid, target in unanswered if target in self._loads]
 
     def _heir(self, source: int, message: PrefixPages) -> int | None:
         """Return the replica that gets a prefix: prefixes that begin alike go to the same one, others in turns."""

@@ -134,7 +134,30 @@ def test_a_busy_replica_answers_late_and_that_has_its_price() -> None:
     fleet.router.placement.loads[0].unstarted_tokens = 200
     busy = transfers.find(routed, 1, 0)
     assert busy is not None
-    assert busy.cost > idle.cost + 150
+    assert busy.seconds > idle.seconds + 150 * fleet.router.placement.loads[1].times.token
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_slow_transfer_pays_where_a_computation_would_delay_others(others: int) -> None:
+    fleet = Fleet()
+    load = fleet.router.placement.loads[1]
+    load.pull_token_s = 1.5 * load.times.token
+    for number in range(others):
+        fleet.ask(f"other {number}", [number] * 40)
+    fleet.ask("a")
+    assert [target for target, _ in fleet.peer_messages] == [1, 0] * others
+    fleet.drain()
+    fleet.assert_answer("a")
+
+
+def test_the_target_is_told_that_nothing_comes_from_a_dead_replica() -> None:
+    fleet = Fleet()
+    fleet.ask()
+    fleet.peer_messages.clear()
+    fleet.kill(0)
+    assert fleet.peer_messages == [(1, PrefixPages("a"))]
+    fleet.drain()
+    fleet.assert_answer("a")
 
 
 def leaving(replicas: int = 3) -> Fleet:

@@ -172,8 +172,8 @@ class Peers:
             self._handed.append(message)
             self.take_handed(now)
             return ()
-        if self._coming.pop(message.rid, None) is None:
-            return ()  # it has ended, or the answer is late
+        if self._coming.pop(message.rid, None) is None or not message.pages:
+            return ()  # it has ended, or the answer is late; or nothing comes
         tokens, page, root = unpack_i32(message.token_ids), self._host.page, root_name(message.namespace)
         pages = unpack_i32(message.pages)
         if not self._fits(message):

@@ -151,6 +151,18 @@ def test_an_answer_that_never_comes_is_not_waited_for(pair: Pair) -> None:
     pair.check()
 
 
+def test_nobody_waits_once_nothing_comes(pair: Pair) -> None:
+    rid = pair.ask()
+    for _ in range(5):
+        pair.b.turn()
+    assert rid not in pair.b.finishes
+    pair.b.handle(PrefixPages(rid))
+    pair.b.drain()
+    assert rid in pair.b.finishes
+    assert pair.b.tiers.moves.counters.stats({}, {}, {}).refused == {}
+    pair.check()
+
+
 def test_a_pull_that_takes_too_long_is_not_waited_for(pair: Pair) -> None:
     rid = pair.ask()
     pair.a.drain()
