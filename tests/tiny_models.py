@@ -129,6 +129,7 @@ QWEN_TOWER: dict[str, Any] = {
     "num_heads": 4,
     "patch_size": 8,
     "num_position_embeddings": 36,
+    "initializer_range": 0.1,  # wide enough that every part of the tower shows in its rows
     "out_hidden_size": COMMON["hidden_size"],
 }
 QWEN_IDS: dict[str, Any] = {
@@ -144,6 +145,7 @@ TILE_TOWER: dict[str, Any] = {
     "num_attention_heads": 4,
     "image_size": 64,
     "patch_size": 8,
+    "initializer_range": 0.1,
 }
 INTERLEAVED: dict[str, Any] = {
     "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [6, 5, 5], "mrope_interleaved": True,
@@ -183,7 +185,7 @@ VISION_KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str
         "LlavaConfig",
         "llama",
         {},
-        {**TILE_TOWER, "model_type": "clip_vision_model"},
+        {**TILE_TOWER, "model_type": "clip_vision_model", "initializer_factor": 2.0},
         {"image_token_index": FIRST_VISION_ID},
     ),
     "llava_siglip": (
@@ -239,7 +241,7 @@ def make_tiny_vision_model(folder: Path, kind: str, *, seed: int = 0, **override
     if kind.startswith("qwen"):
         del text["model_type"]
     tower = {**tower, **overrides.pop("vision_config", {})}
-    config = getattr(transformers, config_class)(text_config=text, vision_config=tower, **fields, **overrides)
+    config = getattr(transformers, config_class)(text_config=text, vision_config=tower, **{**fields, **overrides})
     save_random_model(folder, config, seed=seed, auto_class="AutoModelForImageTextToText")
     tokens = VISION_TOKENS if kind.startswith("qwen") else TILE_TOKENS
     save_tokenizer(folder, tokens, VISION_TEMPLATES["qwen" if kind.startswith("qwen") else "tiles"])

@@ -98,9 +98,8 @@ class VisionSpec:
         return self.out_size * (1 + len(self.deepstack))
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
-        """Return the rows and columns of positions of an image, whose size in pixels is a multiple of patch * merge."""
-        side = self.patch * self.merge
-        return height // side, width // side
+        """Return the rows and columns of positions of an image of a size in pixels."""
+        return height // self.patch // self.merge, width // self.patch // self.merge
 
 
 def refuse_vision(architecture: str, config: Mapping[str, Any]) -> None:

@@ -39,9 +39,10 @@ def parse_vision(config: Config, architecture: str, text: DecoderSpec) -> Vision
         check_values(vision, architecture, {"hidden_act": ("gelu_pytorch_tanh",), "num_channels": (3,)})
         check_heads(sizes["hidden_size"], sizes["num_attention_heads"], 1)
         side, patch = sizes["image_size"], sizes["patch_size"]
-        if side % (patch * shuffle):
+        if side < patch or side // patch % shuffle:
             raise ModelLoadError(
-                f"config.json: image_size {side} is no multiple of patch_size {patch} times scale_factor {shuffle}"
+                f"config.json: image_size {side} with patch_size {patch} makes {side // patch} patches along an axis,"
+                f" no multiple of scale_factor {shuffle}"
             )
         return VisionSpec(
             kind="idefics3",

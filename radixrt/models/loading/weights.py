@@ -264,18 +264,49 @@ def fill_from_folder(
         sources = _find_sources(model, folder, checkpoint, tied=tied)
         if kv_scales:
             model.divide_keys_and_values(sources, functools.partial(read_scales, checkpoint))
-        total = sum(len(tensors) for tensors in sources.values())
-        with _bar("Loading weights", total, show_progress) as bar:
-            for prefix, module in model.named_modules():
-                for name, parameter in list(module.named_parameters(prefix=prefix, recurse=False)):
-                    if name not in sources:  # the tied head
-                        module.register_parameter("weight", model.embed_tokens)
-                        continue
-                    filled = _read_parameter(checkpoint, sources[name], parameter, device)
-                    module.register_parameter(name.rpartition(".")[2], filled)
-                    bar.update(len(sources[name]))
-                if isinstance(module, (Linear, FusedExperts)):
-                    module.process_weights_after_loading()
+        read_parameters(
+            model, sources, checkpoint, device, show_progress=show_progress, tied=lambda: model.embed_tokens
+        )
+
+
+def read_parameters(
+    module: nn.Module,
+    sources: ParameterSources,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    *,
+    show_progress: bool,
+    tied: Callable[[], nn.Parameter | None] | None = None,
+) -> None:
+    """Set every parameter of a module on the meta device, each as soon as it is read, and process its linear layers.
+
+    Args:
+        sources: tensors of each parameter that the checkpoint has.
+        tied: returns the parameter, set before, that is in the place of a parameter without sources.
+    """
+    with _bar("Loading weights", sum(map(len, sources.values())), show_progress) as bar:
+
+        def read(name: str, parameter: nn.Parameter) -> nn.Parameter:
+            bar.update(len(sources[name]))
+            return _read_parameter(checkpoint, sources[name], parameter, device)
+
+        _set_parameters(module, sources, read, tied)
+
+
+def _set_parameters(
+    module: nn.Module,
+    sources: ParameterSources,
+    make: Callable[[str, nn.Parameter], nn.Parameter],
+    tied: Callable[[], nn.Parameter | None] | None,
+) -> None:
+    for prefix, part in module.named_modules():
+        for name, parameter in list(part.named_parameters(prefix=prefix, recurse=False)):
+            if tied is not None and name not in sources:  # the tied head
+                part.register_parameter("weight", tied())
+                continue
+            part.register_parameter(name.rpartition(".")[2], make(name, parameter))
+        if isinstance(part, (Linear, FusedExperts)):
+            part.process_weights_after_loading()
 
 
 def _is_tied(decoder: DecoderSpec, spec: ModelSpec) -> bool:
@@ -288,7 +319,7 @@ def _find_sources(model: Decoder, folder: Path, checkpoint: Checkpoint, *, tied:
     # A head in the checkpoint of a tied model is read as it is: it decides what the model was saved with.
     if tied and "lm_head.weight" not in checkpoint.names:
         model.tie_head(sources)
-    _check_tensors(folder, checkpoint, sources, model.tensors_elsewhere, model.ignored)
+    check_tensors(folder, checkpoint, sources, lambda name: name.startswith(model.tensors_elsewhere), model.ignored)
     return sources
 
 
@@ -304,23 +335,33 @@ def fill_randomly(model: Decoder, device: torch.device, *, seed: int, tied: bool
     sources = model.checkpoint_tensors()
     if tied:
         model.tie_head(sources)
+    draw_parameters(model, sources, device, seed=seed, show_progress=show_progress, tied=lambda: model.embed_tokens)
+
+
+def draw_parameters(
+    module: nn.Module,
+    sources: ParameterSources,
+    device: torch.device,
+    *,
+    seed: int,
+    show_progress: bool,
+    tied: Callable[[], nn.Parameter | None] | None = None,
+) -> None:
+    """As `read_parameters`, at random."""
     with _bar("Drawing weights", sum(map(len, sources.values())), show_progress) as bar:
-        for prefix, module in model.named_modules():
-            for name, parameter in list(module.named_parameters(prefix=prefix, recurse=False)):
-                if name not in sources:  # the tied head
-                    module.register_parameter("weight", model.embed_tokens)
-                    continue
-                values = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-                if name.endswith("norm"):
-                    values.fill_(1.0)
-                elif (dummy := sources[name][0].dummy) is not None:
-                    values.fill_(dummy)
-                else:
-                    _draw(values, sources[name], seed)
-                module.register_parameter(name.rpartition(".")[2], nn.Parameter(values, requires_grad=False))
-                bar.update(len(sources[name]))
-            if isinstance(module, (Linear, FusedExperts)):
-                module.process_weights_after_loading()
+
+        def draw(name: str, parameter: nn.Parameter) -> nn.Parameter:
+            values = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+            if name.endswith("norm"):
+                values.fill_(1.0)
+            elif (dummy := sources[name][0].dummy) is not None:
+                values.fill_(dummy)
+            else:
+                _draw(values, sources[name], seed)
+            bar.update(len(sources[name]))
+            return nn.Parameter(values, requires_grad=False)
+
+        _set_parameters(module, sources, draw, tied)
 
 
 def _draw(values: torch.Tensor, tensors: tuple[CheckpointTensor, ...], seed: int) -> None:
@@ -383,18 +424,21 @@ def _fill(rows: torch.Tensor, part: torch.Tensor) -> None:
     rows[tuple(map(slice, part.shape))].copy_(part)
 
 
-def _check_tensors(
+def check_tensors(
     folder: Path,
     checkpoint: Checkpoint,
     sources: ParameterSources,
-    elsewhere: tuple[str, ...],
-    ignored: Callable[[str], bool],
+    elsewhere: Callable[[str], bool],
+    ignored: Callable[[str], bool] = lambda name: False,
 ) -> None:
-    """Compare the tensors that a stage reads with the tensors of the checkpoint.
+    """Compare the tensors that are read with the tensors of the checkpoint.
 
     Args:
-        elsewhere: beginnings of the names of tensors that other stages read.
+        elsewhere: says of a tensor's name whether another stage or another part of the model reads it.
         ignored: see `Quantization.ignored`.
+
+    Raises:
+        ModelLoadError: a tensor is missing, unexpected or of another shape; the message names it.
     """
     expected = {part.name: part for each in sources.values() for tensor in each for part in tensor.stored}
     present = {name for name in checkpoint.names if not name.endswith(DERIVED_SUFFIX) and not is_scale(name)}
@@ -403,7 +447,7 @@ def _check_tensors(
     problems = []
     if missing := sorted(expected.keys() - present):
         problems.append(f"missing: {shorten(missing)}")
-    if unexpected := sorted(name for name in present - expected.keys() if not name.startswith(elsewhere)):
+    if unexpected := sorted(name for name in present - expected.keys() if not elsewhere(name)):
         problems.append(f"unexpected: {shorten(unexpected)}")
     wrong = [
         f"{name} {list(checkpoint.shape(name))} instead of {list(expected[name].shape)}"
