@@ -79,7 +79,8 @@ def test_each_tiling_equals_that_of_the_dequantized_weights(triton_device: str, 
         options: dict[str, Any] = {"top_k": 3, "gated": gated}
         cut = find_codes_config(tile, packed[place], gated=gated)._replace(bulk=False)
         found = expert_codes_gemm.multiply(given, packed[place], tiles, tile, cut, **options)
-        assert torch.equal(found, expert_gemm.multiply(given, plain[place], tiles, tile, cut, **options))
+        single = cut._replace(stages=1)  # plain weights take four times the shared memory, and stages change no sum
+        assert torch.equal(found, expert_gemm.multiply(given, plain[place], tiles, tile, single, **options))
 
 
 def test_every_number_and_scale(triton_device: str) -> None:
