@@ -62,7 +62,7 @@ SET = {
     "type": "array",
     "items": {"enum": [f"value {number}" for number in range(60)]},
     "uniqueItems": True,
-    "minItems": 30,
+    "minItems": 12,
 }
 COUNTS = {"type": "object", "additionalProperties": {"type": "integer", "maximum": 999}, "minProperties": 25}
 KINDS: dict[str, dict[str, Any]] = {

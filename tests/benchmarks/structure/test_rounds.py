@@ -18,6 +18,7 @@ from benchmarks.structure.rounds import (
     prompts,
     twin,
 )
+from radixrt.constrained.schema import normalize
 
 
 def test_ratios_leave_the_first_round_out() -> None:
@@ -49,6 +50,13 @@ def test_mixed_schemas_are_those_whose_outputs_fit(tmp_path: Path) -> None:
     path.write_text("\n".join(json.dumps({"schema": schema}) for schema in rows[:MIXED]))
     with pytest.raises(ValueError, match=f"{MIXED - 2} of {MIXED}"):
         mixed_schemas(path)
+
+
+@pytest.mark.parametrize("kind", [kind for kind, given in KINDS.items() if "json_schema" in given])
+def test_a_shortest_output_of_each_kind_fits(kind: str) -> None:
+    """The shapes' tokenizer has a token for each byte."""
+    productions = normalize(KINDS[kind]["json_schema"]).productions()
+    assert productions.shortest[productions.start] < OUTPUT_TOKENS
 
 
 def test_prompts_are_new_in_each_round() -> None:
