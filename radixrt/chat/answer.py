@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from radixrt.chat.harmony import HarmonyParser
+from radixrt.chat.channels import Channels, Part
 from radixrt.chat.reasoning import THINK_END, Reasoning, ReasoningSplitter, Thinking
-from radixrt.chat.tool_parser import CallArguments, CallBegin, Text, ToolCallParser
+from radixrt.chat.tool_parser import Text, ToolCallParser
 from radixrt.constrained.tags.tool_formats import ToolFormat
 from radixrt.constrained.tags.tools import Tool
 from radixrt.messages.client import RequestOutput
-
-Part = Text | Reasoning | CallBegin | CallArguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +24,7 @@ class AnswerForm:
         thinking: whether reasoning comes first.
         reasoning_end: the marker after the reasoning.
         reasoning_end_id: the id of the marker, if it is a single token.
-        harmony: the answer consists of messages in channels; see `radixrt.chat.harmony`. The reasoning then ends with
-            the last of its markers, and the text with calls has no tool_format.
+        channels: the format of an answer in channels, which has no tool_format.
     """
 
     tool_format: ToolFormat | None = None
@@ -36,12 +33,12 @@ class AnswerForm:
     thinking: Thinking = Thinking.OFF
     reasoning_end: str = THINK_END
     reasoning_end_id: int | None = None
-    harmony: bool = False
+    channels: Channels | None = None
 
     @property
     def is_plain(self) -> bool:
         """True if all of the text is for the user."""
-        return self.tool_format is None and self.thinking is Thinking.OFF
+        return self.tool_format is None and self.thinking is Thinking.OFF and self.channels is None
 
 
 class AnswerParser:
@@ -50,14 +47,14 @@ class AnswerParser:
     def __init__(self, form: AnswerForm) -> None:
         self._form = form
         self._token_ids: list[int] = []
-        self._harmony = HarmonyParser(tool.name for tool in form.tools) if form.harmony else None
+        self._channels = None if form.channels is None else form.channels.parser(form.tools, form.thinking)
         self._splitter = ReasoningSplitter(form.thinking, end=form.reasoning_end)
         self._calls = None if form.tool_format is None else ToolCallParser(form.tool_format, form.tools)
 
     @property
     def has_calls(self) -> bool:
         """True if the answer holds at least one call and every call is complete."""
-        calls = self._harmony or self._calls
+        calls = self._channels or self._calls
         return calls is not None and calls.complete
 
     @property
@@ -74,14 +71,14 @@ class AnswerParser:
 
     def feed(self, text: str) -> list[Part]:
         """Take the next piece of text; return the parts that are certain now."""
-        if self._harmony is not None:
-            return self._harmony.feed(text)
+        if self._channels is not None:
+            return self._channels.feed(text)
         return self._parts(*self._splitter.feed(text))
 
     def finish(self) -> list[Part]:
         """Return the parts held back until the end of the text."""
-        if self._harmony is not None:
-            return self._harmony.finish()
+        if self._channels is not None:
+            return self._channels.finish()
         parts = self._parts(*self._splitter.finish())
         return parts if self._calls is None else [*parts, *self._calls.finish()]
 
@@ -93,10 +90,9 @@ class AnswerParser:
 
 
 def count_reasoning(token_ids: Sequence[int], form: AnswerForm) -> int:
-    """Number of tokens up to and including the end marker of the reasoning; 0 if it is absent or not one token. In an
-    answer of several messages, the tokens of all but the last."""
+    """Number of tokens up to and including the end marker of the reasoning; 0 if it is absent or not one token."""
     if form.thinking is Thinking.OFF or form.reasoning_end_id is None:
         return 0
-    if form.harmony:
+    if form.channels is not None and form.channels.is_last_end:
         return max((i for i, token in enumerate(token_ids, 1) if token == form.reasoning_end_id), default=0)
     return next((i for i, token in enumerate(token_ids, 1) if token == form.reasoning_end_id), 0)

@@ -14,7 +14,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from radixrt.chat.harmony import harmony_messages, writes_harmony
+from radixrt.chat.channels import Channels
+from radixrt.chat.harmony import HARMONY
+from radixrt.chat.kimi_k3 import KIMI_K3
 from radixrt.chat.reasoning import THINK_END, THINK_START, Thinking
 from radixrt.config import Config
 from radixrt.constrained.tags.tool_formats import GENERIC_JSON, TOOL_FORMATS, ToolFormat, formats_of_architecture
@@ -47,6 +49,8 @@ def _called(call_id: str = _ID, arguments: Any = _ARGUMENTS) -> list[dict[str, A
 _CALLED = _called()
 
 
+CHANNELS: tuple[Channels, ...] = (HARMONY, KIMI_K3)
+"""The formats of answers in channels."""
 REASONING = "reasoning_content"
 _THOUGHT = "thought-probe"
 
@@ -66,7 +70,7 @@ class Dialect:
         tokens: text -> id of the added tokens of the vocabulary.
         special_tokens: the added tokens that `skip_special_tokens` removes from the text.
         reasons: the model writes its reasoning between markers, or in a channel.
-        harmony: the model's answers consist of messages in channels; see `radixrt.chat.harmony`.
+        channels: the format of answers in channels, if the model writes such.
         closed_tools: arguments of tools have the declared properties alone, where a request does not say.
         template: the template that `thinking` probes.
     """
@@ -78,7 +82,7 @@ class Dialect:
     tokens: Mapping[str, int] = field(default_factory=dict)
     special_tokens: frozenset[str] = frozenset()
     reasons: bool = False
-    harmony: bool = False
+    channels: Channels | None = None
     closed_tools: bool = True
     template: ChatTemplate | None = None
     _cached: dict[bytes, Thinking] = field(default_factory=dict)
@@ -86,29 +90,27 @@ class Dialect:
 
     @property
     def format_name(self) -> str:
-        """Name of the format of calls; "harmony" for channels."""
-        return "harmony" if self.harmony else self.tool_format.name
+        """Name of the format of calls, or of channels."""
+        return self.tool_format.name if self.channels is None else self.channels.name
 
     @property
     def answer_markers(self) -> list[str]:
         """Texts of the control tokens that the model writes within answers, for reasoning and tool calls. The templates
         of channels write all of them themselves."""
-        return [] if self.harmony else [THINK_START, THINK_END, *self.tool_format.markers]
+        return [] if self.channels is not None else [THINK_START, THINK_END, *self.tool_format.markers]
 
     def thinking(self, variables: Mapping[str, Any]) -> Thinking:
         """Return whether a request with these template variables makes the model reason first."""
         if not self.reasons or self.template is None:
             return Thinking.OFF
-        if self.harmony:
-            return Thinking.FREE
-        return _probed(self._cached, _thinking, self.template, variables)
+        return _probed(self._cached, partial(_thinking, channels=self.channels), self.template, variables)
 
     def keeps_reasoning(self, variables: Mapping[str, Any]) -> bool:
         """Return whether a prompt with these template variables shows reasoning from before the last message of the
         user."""
         if self.template is None:
             return False
-        probe = partial(_keeps_reasoning, harmony=self.harmony)
+        probe = partial(_keeps_reasoning, channels=self.channels)
         return _probed(self._cached_keeps, probe, self.template, variables)
 
 
@@ -184,17 +186,19 @@ def make_dialect(
     if tool_format != "auto":
         form = TOOL_FORMATS[tool_format]
     offered = _TOOL in (_render(template, _QUESTION, tools=_TOOLS) or "")
-    harmony = tool_format == reasoning_parser == "auto" and writes_harmony(shown, _TOOL)
-    reasons = harmony or reasoning_parser == "think" or (reasoning_parser == "auto" and _reasons(template))
+    channels = None
+    if tool_format == reasoning_parser == "auto":
+        channels = next((one for one in CHANNELS if one.is_shown(shown, _TOOL)), None)
+    reasons = channels is not None or reasoning_parser == "think" or (reasoning_parser == "auto" and _reasons(template))
     return Dialect(
         tool_format=form,
-        renders_tools=offered and (harmony or form is written),
+        renders_tools=offered and (channels is not None or form is written),
         arguments_as_text=as_text and form is written,
         takes_system=_render(template, [{"role": "system", "content": "s"}, *_QUESTION]) is not None,
         tokens=dict(tokens or {}),
         special_tokens=special_tokens,
         reasons=reasons,
-        harmony=harmony,
+        channels=channels,
         closed_tools=closed_tools,
         template=template,
     )
@@ -240,10 +244,12 @@ def _is_switch(value: Any) -> bool:
     return isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= MAX_SWITCH_CHARS)
 
 
-def _thinking(template: ChatTemplate, variables: Mapping[str, Any]) -> Thinking:
+def _thinking(template: ChatTemplate, variables: Mapping[str, Any], *, channels: Channels | None) -> Thinking:
     with_header = _render(template, _QUESTION, variables=variables)
     without = _render(template, _QUESTION, variables=variables, add_generation_prompt=False)
     header = with_header.removeprefix(without) if with_header is not None and without is not None else ""
+    if channels is not None:
+        return channels.thinking(header)
     begun, closed = header.rfind(THINK_START), header.rfind(THINK_END)
     if closed > begun:
         return Thinking.OFF
@@ -254,14 +260,14 @@ def _thinking(template: ChatTemplate, variables: Mapping[str, Any]) -> Thinking:
     return Thinking.FREE
 
 
-def _keeps_reasoning(template: ChatTemplate, variables: Mapping[str, Any], *, harmony: bool) -> bool:
+def _keeps_reasoning(template: ChatTemplate, variables: Mapping[str, Any], *, channels: Channels | None) -> bool:
     """Return whether the template writes the reasoning of an answer, or of a call, when the user has answered; True if
     it cannot be probed."""
     said = {"role": "assistant", "content": "answer", REASONING: _THOUGHT}
     called = [{**message, REASONING: _THOUGHT} if message["role"] == "assistant" else message for message in _CALLED]
     conversations = [[*_QUESTION, said, *_QUESTION], [*called, *_QUESTION]]
-    if harmony:
-        conversations = [harmony_messages(messages, ends_open=False) for messages in conversations]
+    if channels is not None:
+        conversations = [channels.messages(messages, ends_open=False) for messages in conversations]
     shown = [_render(template, messages, variables=variables) for messages in conversations]
     return any(text is None or _THOUGHT in text for text in shown)
 

@@ -12,13 +12,14 @@ last message of an answer. https://developers.openai.com/cookbook/articles/opena
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 from radixrt.chat.arguments import ObjectScanner
-from radixrt.chat.reasoning import Reasoning, overlap
+from radixrt.chat.channels import ChannelParser, ChannelTools, Part
+from radixrt.chat.reasoning import Reasoning, Thinking, overlap
 from radixrt.chat.tool_parser import CallArguments, CallBegin, Text
 from radixrt.constrained.tags.tools import Tool, arguments_format
 from radixrt.sampling_params import StopScope
@@ -39,8 +40,6 @@ EFFORTS = ("low", "medium", "high")
 
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
-
-Part = Text | Reasoning | CallBegin | CallArguments
 
 
 def writes_harmony(shown: str, tool: str) -> bool:
@@ -268,3 +267,40 @@ def with_descriptions(definitions: bytes) -> bytes:
     for tool in tools:
         tool["function"] = {"name": tool["function"]["name"], "description": "", **tool["function"]}
     return msgspec.json.encode(tools)
+
+
+# --- the format as a whole ---
+
+
+class _Harmony:
+    name = "harmony"
+    markers: tuple[str, ...] = MARKERS
+    reasoning_end = END
+    is_last_end = True
+    efforts: tuple[str, ...] = EFFORTS
+
+    def is_shown(self, shown: str, tool: str) -> bool:
+        return writes_harmony(shown, tool)
+
+    def thinking(self, header: str) -> Thinking:
+        return Thinking.FREE
+
+    def free_text(self, thinking: Thinking) -> StopScope:
+        return FREE_TEXT
+
+    def parser(self, tools: Sequence[Tool], thinking: Thinking) -> ChannelParser:
+        return HarmonyParser(tool.name for tool in tools)
+
+    def constraint(
+        self, calls: ChannelTools, response: dict[str, Any] | None, tokens: Collection[str], thinking: Thinking
+    ) -> str:
+        return harmony_constraint(calls.tools, required=calls.required, response=response, reserved=tokens)
+
+    def messages(self, messages: Sequence[dict[str, Any]], *, ends_open: bool) -> list[dict[str, Any]]:
+        return harmony_messages(messages, ends_open=ends_open)
+
+    def definitions(self, tools: bytes) -> bytes:
+        return with_descriptions(tools)
+
+
+HARMONY = _Harmony()

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from radixrt.chat.answer import AnswerForm
+from radixrt.chat.channels import Channels
 from radixrt.chat.constraint import ConstraintFields, FieldNames, RequestedConstraint, renamed
 from radixrt.chat.dialect import Dialect
-from radixrt.chat.harmony import EFFORTS, END, FREE_TEXT, MARKERS
 from radixrt.chat.planned_constraint import plan_constraint
 from radixrt.chat.prompt import chat_prompt, template_variables
 from radixrt.chat.reasoning import THINK_END, THINK_START, Thinking
@@ -62,30 +62,26 @@ def plan_chat(
     offered = read_tools(tools, closed=dialect.closed_tools)
     variables = template_variables(conversation)
     prompt = chat_prompt(conversation, offered, dialect, variables)
-    thinking = Thinking.OFF
+    thinking, channels = Thinking.OFF, None
     if prompt.add_generation_prompt and not prompt.continue_final_message:
-        thinking = dialect.thinking(variables)
-    harmony = dialect.harmony and thinking is not Thinking.OFF
-    form = AnswerForm(
-        thinking=thinking, reasoning_end_id=dialect.tokens.get(END if harmony else THINK_END), harmony=harmony
-    )
+        thinking, channels = dialect.thinking(variables), dialect.channels
+    reasoning_end = THINK_END if channels is None else channels.reasoning_end
+    form = AnswerForm(thinking=thinking, reasoning_end_id=dialect.tokens.get(reasoning_end), channels=channels)
     markers: tuple[str, ...] = () if thinking is Thinking.OFF else (THINK_START, THINK_END)
     if offered is not None:
         form = replace(form, tool_format=dialect.tool_format, tools=offered.tools, legacy=offered.legacy)
         markers += dialect.tool_format.markers
-    if harmony:
-        markers = MARKERS
-        _check_channels(conversation)
+    if channels is not None:
+        markers = channels.markers
+        _check_channels(conversation, channels)
     chosen = {**sampling}
     if not dialect.special_tokens.isdisjoint(markers):
         chosen["skip_special_tokens"] = False
     defaults: dict[str, Any] = {}
-    if thinking is not Thinking.OFF and not harmony:
+    if thinking is not Thinking.OFF and channels is None:
         defaults = {"reasoning_end": THINK_END, "reasoning_budget": budget}
-    planned = plan_constraint(
-        constraint, offered, form.tool_format, dialect.tokens, defaults, names, stops, harmony=harmony
-    )
-    if stops and (scope := _stop_scope(thinking, harmony=harmony, constrained=bool(planned.fields))) is not None:
+    planned = plan_constraint(constraint, offered, form, dialect.tokens, defaults, names, stops)
+    if stops and (scope := _stop_scope(thinking, channels, constrained=bool(planned.fields))) is not None:
         chosen["stop_scope"] = scope
     form = replace(form, tool_format=planned.tool_format)
     marker = planned.fields["structured"].reasoning_end if planned.fields else None
@@ -100,15 +96,15 @@ def plan_chat(
     return ChatPlan(prompt, validated, form, planned.names)
 
 
-def _stop_scope(thinking: Thinking, *, harmony: bool, constrained: bool) -> StopScope | None:
+def _stop_scope(thinking: Thinking, channels: Channels | None, *, constrained: bool) -> StopScope | None:
     """Return the part of the answer in which stop strings are searched, which excludes the reasoning; None for the
     whole answer.
 
     Args:
         constrained: a constraint takes care of the stop strings (`radixrt.constrained.stop_strings`).
     """
-    if harmony:
-        return FREE_TEXT
+    if channels is not None:
+        return channels.free_text(thinking)
     if thinking is Thinking.OFF or constrained:
         return None
     return StopScope(reasoning_end=THINK_END, reasoning_start=THINK_START if thinking is Thinking.FREE else "")
@@ -130,12 +126,13 @@ def _stop_strings(sampling: Mapping[str, Any]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
-def _check_channels(conversation: Conversation) -> None:
+def _check_channels(conversation: Conversation, channels: Channels) -> None:
     """Refuse options of reasoning for models that reason in channels, because such models do not have these options."""
     effort = conversation.reasoning_effort
-    if effort is not None and effort not in EFFORTS:
+    if effort is not None and effort not in channels.efforts:
+        *others, last = channels.efforts
         raise RequestError(
-            f"reasoning_effort must be {', '.join(EFFORTS[:-1])} or {EFFORTS[-1]} for this model, not {shown(effort)}",
+            f"reasoning_effort must be {', '.join(others)} or {last} for this model, not {shown(effort)}",
             param="reasoning_effort",
         )
     if conversation.thinking_token_budget is not None:

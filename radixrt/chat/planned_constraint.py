@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from radixrt.chat.answer import AnswerForm
+from radixrt.chat.channels import Channels, ChannelTools
 from radixrt.chat.constraint import (
     ANY_TEXT,
     ConstraintFields,
@@ -19,7 +21,7 @@ from radixrt.chat.constraint import (
     read_constraint,
     with_closed,
 )
-from radixrt.chat.harmony import MARKERS, harmony_constraint
+from radixrt.chat.reasoning import Thinking
 from radixrt.chat.tools import OfferedTools
 from radixrt.constrained.tags.tool_formats import ToolFormat
 from radixrt.constrained.tags.tools import tools_constraint
@@ -45,23 +47,21 @@ class PlannedConstraint:
 def plan_constraint(
     given: ConstraintFields | RequestedConstraint | None,
     offered: OfferedTools | None,
-    tool_format: ToolFormat | None,
+    form: AnswerForm,
     tokens: Collection[str],
     defaults: Mapping[str, Any],
     names: FieldNames,
     stops: tuple[str, ...] = (),
-    *,
-    harmony: bool = False,
 ) -> PlannedConstraint:
     """Combine the client's constraint with the constraint on tool calls.
 
     Args:
         given: fields of the client that may hold a constraint, or the constraint as it was read from them.
+        form: the parts of the answer, with the format of the tools.
         tokens: texts of the vocabulary's added tokens.
         defaults: fields of `StructuredOptions` that hold if the request has a constraint.
         names: the client's names for the engine's fields, except for fields of the constraint.
         stops: stop strings of the request, which apply only to free text outside of the calls.
-        harmony: the answer consists of messages in channels.
 
     Raises:
         RequestError: the constraint or its options are malformed, or a choice holds a stop string.
@@ -71,8 +71,9 @@ def plan_constraint(
     structured = given.structured if isinstance(given, ConstraintFields) else None
     if constraint is None and offered is None and defaults.get("reasoning_budget") is not None:
         constraint = RequestedConstraint("regex", ANY_TEXT, "thinking_token_budget")
-    if harmony and (constraint is not None or offered is not None):
-        return _in_channels(constraint, offered, structured, tokens, names, stops)
+    if form.channels is not None and (constraint is not None or offered is not None):
+        return _in_channels(form.channels, form.thinking, constraint, offered, structured, tokens, names, stops)
+    tool_format = form.tool_format
     if offered is None or tool_format is None:
         return PlannedConstraint(
             constraint_fields(constraint, structured, **(defaults if constraint is not None else {})),
@@ -103,6 +104,8 @@ def plan_constraint(
 
 
 def _in_channels(
+    channels: Channels,
+    thinking: Thinking,
     constraint: RequestedConstraint | None,
     offered: OfferedTools | None,
     structured: Mapping[str, Any] | None,
@@ -130,10 +133,10 @@ def _in_channels(
     combined = part_of_tag(constraint, field)
     fields = constraint_fields(combined, structured)
     constraint, tools = with_closed(constraint, offered, structured)
-    fields["structural_tag"] = harmony_constraint(
-        tools,
-        required=offered is not None and offered.required,
-        response=None if constraint is None else as_format(constraint, None, ()),
-        reserved=[marker for marker in MARKERS if marker in tokens],
-    )
+    calls = ChannelTools()
+    if offered is not None:
+        calls = ChannelTools(tools, offered.required, offered.parallel)
+    response = None if constraint is None else as_format(constraint, None, ())
+    reserved = [marker for marker in channels.markers if marker in tokens]
+    fields["structural_tag"] = channels.constraint(calls, response, reserved, thinking)
     return PlannedConstraint(fields, None, field_names(combined, **names))

@@ -9,7 +9,6 @@ import msgspec
 
 from radixrt.chat.decoding import decode_text
 from radixrt.chat.dialect import Dialect
-from radixrt.chat.harmony import harmony_messages, with_descriptions
 from radixrt.chat.tools import OfferedTools
 from radixrt.chat.types import ChatMessage, Conversation
 from radixrt.constrained.tags.tool_formats import ToolFormat
@@ -57,15 +56,15 @@ def chat_prompt(
             "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
         )
     messages = [_plain_message(i, message) for i, message in enumerate(given)]
-    if dialect.harmony:
-        messages = harmony_messages(messages, ends_open=not add_generation_prompt)
+    if dialect.channels is not None:
+        messages = dialect.channels.messages(messages, ends_open=not add_generation_prompt)
     if dialect.tool_format.call_id:
         messages = _with_ids(messages, dialect.tool_format)
     if dialect.arguments_as_text:
         messages = with_text_arguments(messages)
     tools = None if offered is None else offered.definitions
-    if dialect.harmony and tools is not None:
-        tools = with_descriptions(tools)
+    if dialect.channels is not None and tools is not None:
+        tools = dialect.channels.definitions(tools)
     if not dialect.renders_tools:
         messages = _without_calls(messages, dialect.tool_format)
         if tools is not None:

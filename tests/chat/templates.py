@@ -83,6 +83,41 @@ type {{ tool.name }} = (_: {{ tool.parameters | tojson }}) => any;
 {%- if add_generation_prompt %}{{ "<|start|>assistant" }}{% endif %}"""
 """In the style of gpt-oss's own, with the traps of its versions."""
 
+KIMI_K3 = """{%- macro open(tag) -%}<|open|>{{ tag }}<|sep|>{%- endmacro -%}
+{%- macro close(tag) -%}<|close|>{{ tag }}<|sep|>{%- endmacro -%}
+{%- macro kind(v) -%}
+    {%- if v is boolean -%}boolean{%- elif v is none -%}null{%- elif v is number -%}number
+    {%- elif v is string -%}string{%- elif v is mapping -%}object{%- else -%}array{%- endif -%}
+{%- endmacro -%}
+{%- set thinking = true if thinking is undefined else thinking -%}
+{%- if tools -%}{{ open('message role="system" type="tool-declare"') + tools | tojson + close("message") }}{%- endif -%}
+{%- for m in messages -%}
+    {%- if m.role == "assistant" -%}
+        {{- open('message role="assistant"') -}}
+        {%- if thinking -%}{{ open("think") + (m.reasoning_content or "") + close("think") }}{%- endif -%}
+        {{- open("response") + (m.content or "") + close("response") -}}
+        {%- if m.tool_calls -%}
+            {{- open("tools") -}}
+            {%- for call in m.tool_calls -%}
+                {{- open('call tool="' + call.function.name + '" index="' ~ loop.index ~ '"') -}}
+                {%- for k, v in call.function.arguments.items() -%}
+                    {{- open('argument key="' + k + '" type="' + kind(v) + '"') -}}
+                    {{- (v if v is string else v | tojson) + close("argument") -}}
+                {%- endfor -%}
+                {{- close("call") -}}
+            {%- endfor -%}
+            {{- close("tools") -}}
+        {%- endif -%}
+        {{- close("message") -}}
+    {%- else -%}
+        {{- open('message role="' + m.role + '"') + m.content + close("message") -}}
+    {%- endif -%}<|end_of_msg|>
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{- open('message role="assistant"') + open("think" if thinking else "response") -}}
+{%- endif -%}"""
+"""In the style of Kimi-K3's own."""
+
 
 def template(source: str) -> ChatTemplate:
     return ChatTemplate({"default": source}, {})

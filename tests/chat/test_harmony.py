@@ -11,7 +11,7 @@ import pytest
 from radixrt.chat.answer import AnswerForm, count_reasoning
 from radixrt.chat.constraint import ConstraintFields, RequestedConstraint
 from radixrt.chat.dialect import Dialect, make_dialect
-from radixrt.chat.harmony import FREE_TEXT, MARKERS, HarmonyParser, harmony_constraint, harmony_messages
+from radixrt.chat.harmony import FREE_TEXT, HARMONY, MARKERS, HarmonyParser, harmony_constraint, harmony_messages
 from radixrt.chat.plan import ChatPlan, plan_chat
 from radixrt.chat.reasoning import Reasoning, Thinking
 from radixrt.chat.tool_parser import CallArguments, CallBegin, Text
@@ -105,7 +105,7 @@ def test_what_is_certain_is_not_held_back() -> None:
 
 
 def test_reasoning_tokens_are_those_before_the_last_message() -> None:
-    form = AnswerForm(thinking=Thinking.FREE, reasoning_end_id=7, harmony=True)
+    form = AnswerForm(thinking=Thinking.FREE, reasoning_end_id=7, channels=HARMONY)
     assert count_reasoning([1, 2, 7, 3, 7, 4, 4], form) == 5
     assert count_reasoning([1, 2], form) == 0
 
@@ -114,12 +114,12 @@ def test_reasoning_tokens_are_those_before_the_last_message() -> None:
 
 
 def test_the_template_shows_the_format() -> None:
-    assert (DIALECT.harmony, DIALECT.renders_tools, DIALECT.takes_system) == (True, True, True)
+    assert (DIALECT.channels, DIALECT.renders_tools, DIALECT.takes_system) == (HARMONY, True, True)
     assert DIALECT.thinking({}) is DIALECT.thinking({"enable_thinking": False}) is Thinking.FREE
     for options in ({"reasoning_parser": "none"}, {"tool_format": "json"}):
-        assert not make_dialect(template(templates.HARMONY), **options).harmony
+        assert make_dialect(template(templates.HARMONY), **options).channels is None
     for source in (templates.HERMES, templates.LLAMA3, templates.PLAIN):
-        assert not make_dialect(template(source)).harmony
+        assert make_dialect(template(source)).channels is None
 
 
 # --- prompts ---
@@ -203,7 +203,7 @@ OPTIONS = ConstraintFields(regex="a", structured={"reasoning_end": "x"})
 
 def test_a_plain_request() -> None:
     plan = planned()
-    assert plan.form == AnswerForm(thinking=Thinking.FREE, reasoning_end_id=TOKENS["<|end|>"], harmony=True)
+    assert plan.form == AnswerForm(thinking=Thinking.FREE, reasoning_end_id=TOKENS["<|end|>"], channels=HARMONY)
     assert plan.sampling.skip_special_tokens is False
     assert plan.sampling.structural_tag is None
     continued = planned(

@@ -116,4 +116,12 @@ TEMPLATES: dict[str, str] = {
         "{% endfor %}</cofl:tool_calls>",
         '<cofl:tool_result id="{{ m.tool_call_id }}">{{ m.content }}</cofl:tool_result>',
     ),
+    "kimi_k3": _template(
+        "<|open|>tools<|sep|>{% for call in m.tool_calls %}{% set f = call.function %}"
+        '<|open|>call tool="{{ f.name }}" index="{{ loop.index }}"<|sep|>'
+        "{% for k, v in f.arguments.items() %}"
+        "<|open|>argument key=\"{{ k }}\" type=\"{{ 'string' if v is string else 'number' }}\"<|sep|>"
+        "{{ v if v is string else v | tojson }}<|close|>argument<|sep|>{% endfor %}"
+        "<|close|>call<|sep|>{% endfor %}<|close|>tools<|sep|>"
+    ),
 }  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 from radixrt import Engine
 from radixrt.chat.answer import AnswerForm, AnswerParser, Part
 from radixrt.chat.dialect import read_dialect
-from radixrt.chat.harmony import MARKERS, harmony_constraint
+from radixrt.chat.harmony import HARMONY, MARKERS, harmony_constraint
 from radixrt.chat.reasoning import Reasoning
 from radixrt.chat.tool_parser import CallArguments, CallBegin, Text
 from radixrt.config import make_config
@@ -43,7 +43,7 @@ def answers(engine: Engine, **options: Any) -> list[tuple[list[Part], bool]]:
     params = [{**sampling, "temperature": 1.0, "seed": seed, "max_tokens": 120} for seed in range(SEEDS)]
     found = []
     for each in engine.generate([f"{seed} times<|start|>assistant" for seed in range(SEEDS)], params):
-        parser = AnswerParser(AnswerForm(harmony=True, tools=tuple(TOOLS)))
+        parser = AnswerParser(AnswerForm(channels=HARMONY, tools=tuple(TOOLS)))
         found.append(([*parser.feed(each.text), *parser.finish()], parser.has_calls))
     return found
 
@@ -54,7 +54,7 @@ def text_of(parts: list[Part], kind: Any) -> str:
 
 def test_the_folder_has_the_dialect(folder: Path) -> None:
     dialect = read_dialect(make_config(), str(folder))
-    assert dialect.harmony
+    assert dialect.channels is HARMONY
     assert dialect.tokens.keys() >= set(MARKERS)
     assert dialect.special_tokens >= set(MARKERS)
 

@@ -283,6 +283,19 @@ _FORMATS: dict[str, ToolFormat] = {
             call_id=INDEX,
             peer=("cohere",),
         ),
+        ToolFormat(
+            "kimi_k3",
+            opening=f'<|open|>call tool="{NAME}" index="{INDEX}"<|sep|>',
+            tail="<|close|>call<|sep|>",
+            trigger="<|open|>tools<|sep|>",
+            begin="<|open|>tools<|sep|>",
+            end="<|close|>tools<|sep|>",
+            style="kimi_k3_xml",
+            markers=("<|open|>", "<|close|>", "<|sep|>"),
+            first_index=1,
+            architectures=("KimiK3ForCausalLM",),
+            peer=("kimi_k3",),
+        ),
     )
 }  # fmt: skip
 TOOL_FORMATS: dict[str, ToolFormat] = {name: _FORMATS[name] for name in TOOL_FORMAT_NAMES}

@@ -85,6 +85,19 @@ def tools_constraint(
     return msgspec.json.encode({"type": "structural_tag", "format": content}).decode()
 
 
+def calls_format(tools: Sequence[Tool], form: ToolFormat, *, parallel: bool, tokens: Collection[str]) -> dict[str, Any]:
+    """The format of a structural tag for calls and nothing else. Arguments are the same as of `tools_constraint`."""
+    return _Calls(tools, form, parallel and form.several, tokens).alone()
+
+
+def marked_text(text: str, tokens: Collection[str]) -> list[dict[str, Any]]:
+    """The text as formats of a structural tag: constant strings, and the markers in it that are tokens."""
+    if not tokens:
+        return [_text(text)] if text else []
+    parts = re.split("(" + "|".join(map(re.escape, tokens)) + ")", text)
+    return [_token(one) if one in tokens else _text(one) for one in parts if one]
+
+
 class _Calls:
     """Builds the parts of a constraint that hold calls.
 
@@ -158,11 +171,7 @@ class _Calls:
         return pieces
 
     def _pieces(self, text: str) -> list[dict[str, Any]]:
-        """The text as constant strings and the markers in it that are tokens."""
-        if not self._tokens:
-            return [_text(text)] if text else []
-        parts = re.split("(" + "|".join(map(re.escape, self._tokens)) + ")", text)
-        return [_token(one) if one in self._tokens else _text(one) for one in parts if one]
+        return marked_text(text, self._tokens)
 
 
 def _shared(heads: Sequence[Sequence[dict[str, Any]]]) -> int:

@@ -9,7 +9,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from radixrt.chat.answer import AnswerForm, AnswerParser, Part
+from radixrt.chat.answer import AnswerForm, AnswerParser
+from radixrt.chat.channels import Part
 from radixrt.chat.plan import ChatPlan
 from radixrt.chat.reasoning import Reasoning, Thinking
 from radixrt.chat.tool_parser import CallArguments, CallBegin, Text, new_call_id

@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Raw, UnsetType
 
-from radixrt.chat.answer import AnswerParser, Part
+from radixrt.chat.answer import AnswerParser
+from radixrt.chat.channels import Part
 from radixrt.chat.plan import ChatPlan
 from radixrt.chat.reasoning import Reasoning
 from radixrt.chat.tool_parser import CallArguments, CallBegin, Text

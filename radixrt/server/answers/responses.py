@@ -8,7 +8,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from radixrt.chat.answer import AnswerForm, AnswerParser, Part
+from radixrt.chat.answer import AnswerForm, AnswerParser
+from radixrt.chat.channels import Part
 from radixrt.chat.reasoning import Reasoning
 from radixrt.chat.tool_parser import CallArguments, CallBegin
 from radixrt.errors import RequestError

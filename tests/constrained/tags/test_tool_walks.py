@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -100,11 +101,11 @@ def test_every_call_parses_and_is_valid(form: ToolFormat, as_tokens: bool, model
 
 
 def trigger_tokens(form: ToolFormat, markers: tuple[str, ...], vocabulary: Vocabulary) -> list[int]:
-    marker = next((one for one in markers if one in form.trigger), None)
-    if marker is None:
+    if not markers:
         return vocabulary.encode(form.trigger)
-    before, _, after = form.trigger.partition(marker)
-    return [*vocabulary.encode(before), vocabulary.control_tokens[marker], *vocabulary.encode(after)]
+    parts = re.split("(" + "|".join(map(re.escape, markers)) + ")", form.trigger)
+    ids = [[vocabulary.control_tokens[part]] if part in markers else vocabulary.encode(part) for part in parts if part]
+    return [token for part in ids for token in part]
 
 
 def check(form: ToolFormat, text: str) -> int:
