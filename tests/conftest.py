@@ -103,14 +103,20 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def two_threads() -> Iterator[None]:
+def two_threads(cache_folder: Path) -> Iterator[None]:
     """torch and the compiled kernels compute on two threads, whatever the machine has and earlier tests have left."""
     import torch
 
-    before = torch.get_num_threads()
+    from radixrt.kernels.build import load_kernels
+    from radixrt.kernels.threads import max_threads, set_threads
+
+    library = load_kernels(cache_folder / "kernels")
+    before = torch.get_num_threads(), max_threads(library)
     torch.set_num_threads(2)
+    set_threads(library, 2)
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(before[0])
+    set_threads(library, before[1])
 
 
 @pytest.fixture(scope="session")

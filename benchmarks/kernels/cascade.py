@@ -127,6 +127,8 @@ def micros(run: Callable[[], object], seconds: float) -> float:
 
 def measure_cpu(shape: tuple[int, int, int], geometry: Geometry, seconds: float) -> list[str]:
     from radixrt.attention.cpu import CpuBackend, plan_step
+    from radixrt.kernels.build import load_kernels
+    from radixrt.kernels.threads import set_threads
     from radixrt.models.loading.source import cache_folder
 
     heads, kv_heads, dim = shape
@@ -135,6 +137,7 @@ def measure_cpu(shape: tuple[int, int, int], geometry: Geometry, seconds: float)
     kv = KVCache([layer], int(batch.req_to_token.max()), 1, torch.bfloat16, torch.device("cpu"))
     kv.k[0].normal_()
     kv.v[0].normal_()
+    set_threads(load_kernels(cache_folder() / "kernels"), torch.get_num_threads())
     backend = CpuBackend(kv, [layer], cache_folder() / "kernels")
     fused = torch.randn(geometry.num_rows, heads + 2 * kv_heads, dim).bfloat16()
     q, k, v = fused.split([heads, kv_heads, kv_heads], dim=1)

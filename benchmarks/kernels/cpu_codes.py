@@ -23,6 +23,7 @@ import torch
 from benchmarks.common.machine import facts
 from benchmarks.common.tables import table
 from radixrt.kernels.build import load_kernels
+from radixrt.kernels.threads import set_threads
 from radixrt.layers.formats.codes import Codes, Scheme
 from radixrt.layers.formats.cpu_codes import CodePanels, CpuQuantized
 from radixrt.layers.formats.online_layout import OnlineLayout, quantize
@@ -60,7 +61,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     shapes = SHAPES[options.shape]
     print(facts())
-    kinds = make_kinds(shapes)
+    kinds = make_kinds(shapes, options.threads)
     rate = read_rate()
     print(f"{options.shape}, {options.threads} threads, {rate / 1e9:.1f} GB a second of processor time")
     rows = []
@@ -76,9 +77,11 @@ def main() -> None:
     print(table(["rows", "bfloat16, µs", *(f"{kind.name}, µs" for kind in kinds[1:])], rows))
 
 
-def make_kinds(shapes: tuple[tuple[int, int], ...]) -> list[Kind]:
+def make_kinds(shapes: tuple[tuple[int, int], ...], threads: int) -> list[Kind]:
     """Return bfloat16 weights, and the same in int8 rows, int4 groups of 32, and these with minima as in Q4_1."""
-    ops = CpuOps(load_kernels(cache_folder() / "kernels"))
+    library = load_kernels(cache_folder() / "kernels")
+    set_threads(library, threads)
+    ops = CpuOps(library)
     panels, codes = Panels(ops), CpuQuantized(ops, OnlineLayout("int8"))
     weights = [torch.randn(*shape).bfloat16() for shape in shapes]
     if any(panels.pack(weight, gated=False) is None for weight in weights):

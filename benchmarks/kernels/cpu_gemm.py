@@ -21,6 +21,7 @@ import torch
 from benchmarks.common.machine import facts
 from benchmarks.common.tables import table
 from radixrt.kernels.build import load_kernels
+from radixrt.kernels.threads import set_threads
 from radixrt.layers.formats.panels import Panels, PanelWeight
 from radixrt.layers.formats.plain import pack_weight
 from radixrt.layers.ops import CpuOps
@@ -35,9 +36,11 @@ ROWS = (1, 2, 4, 8, 16, 32, 37, 64, 128, 256, 1024)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
-    torch.set_num_threads(parser.parse_args().threads)
+    threads, library = parser.parse_args().threads, load_kernels(cache_folder() / "kernels")
+    torch.set_num_threads(threads)
+    set_threads(library, threads)
     print(facts())
-    ours_format = Panels(CpuOps(load_kernels(cache_folder() / "kernels")))
+    ours_format = Panels(CpuOps(library))
     weights = [[torch.randn(*shape).bfloat16() for shape in SHAPES] for _ in range(LAYERS)]
     packed = [[pack_weight(weight) for weight in layer] for layer in weights]
     panels = [[ours_format.pack(weight, gated=False) for weight in layer] for layer in weights]

@@ -24,6 +24,7 @@ from benchmarks.common.cuda_timing import graph_us
 from benchmarks.common.tables import table
 from radixrt.forward_batch.state_rows import StateRows
 from radixrt.kernels.build import load_kernels
+from radixrt.kernels.threads import set_threads
 from radixrt.layers.cpu_recurrence import CpuRecurrence
 from radixrt.layers.recurrence import GatedDeltaShape, GatedDeltaWeights, RecurrenceOps
 from radixrt.models.loading.source import cache_folder
@@ -110,7 +111,9 @@ def make_ops(device: str) -> RecurrenceOps:
         from radixrt.layers.cuda_recurrence import CudaRecurrence
 
         return CudaRecurrence()
-    return CpuRecurrence(load_kernels(cache_folder() / "kernels"))
+    library = load_kernels(cache_folder() / "kernels")
+    set_threads(library, torch.get_num_threads())
+    return CpuRecurrence(library)
 
 
 def main() -> None:

@@ -4,14 +4,12 @@
 
 One request of 64 tokens and 64 output tokens, dummy weights in bfloat16. The time of a token is the median over runs of
 that request's seconds, without those of a request with one output token, over 63. The rate of reading is the best of
-several passes of all threads over a buffer of 1 GiB, in the same process, before and after. GNU OpenMP's threads should
-spin while they wait, as they do by default; with OMP_WAIT_POLICY=passive each linear layer waits for them to wake.
+several passes of all threads over a buffer of 1 GiB, in the same process, before and after.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -68,7 +66,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     torch.set_num_threads(args.threads)
     print("; ".join(f"{name}: {value}" for name, value in facts().items()), flush=True)
-    print(f"OMP_WAIT_POLICY: {os.environ.get('OMP_WAIT_POLICY', 'not set')}", flush=True)
     buffer = torch.ones(args.buffer * 2**17, dtype=torch.int64)
     rows = []
     for shape in args.shape:

@@ -14,6 +14,7 @@ from radixrt.attention.kv_cache import KVCache
 from radixrt.forward_batch.forward_batch import FIRST, ForwardBatch, SharedGroups
 from radixrt.kernels.build import load_kernels
 from radixrt.kernels.compiled import CannotRecord, Kernel, Recording
+from radixrt.kernels.threads import max_threads
 from radixrt.messages.wire import Int32Array
 
 MAX_DOT_ROWS = 8
@@ -41,7 +42,7 @@ class CpuBackend(AttentionBackend):
         if dtype not in suffixes:
             raise ValueError(f"the CPU attention kernel has no {dtype} version")
         self._check_shapes(layers, library.radixrt_max_dim())
-        self._max_queries = library.radixrt_query_block()
+        self._max_queries, self._threads = library.radixrt_query_block(), max_threads(library)
         pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
         self._attend = Kernel(
             library,
@@ -81,7 +82,7 @@ class CpuBackend(AttentionBackend):
         return next(step for step in self._steps if step.batch is batch)
 
     def prepare(self, batch: ForwardBatch) -> None:
-        self._steps = [_Step(each, self._max_queries) for each in batch.attended]
+        self._steps = [_Step(each, self._max_queries, self._threads) for each in batch.attended]
 
     def store(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> None:
         k, v = k.float(), v.float()
@@ -166,8 +167,8 @@ def _kind(layer: AttentionLayer) -> tuple[int, int, bool]:
 class _Step:
     """A batch as the kernel reads it, and its tasks for layers of each shape."""
 
-    def __init__(self, batch: ForwardBatch, max_queries: int) -> None:
-        self.batch = batch
+    def __init__(self, batch: ForwardBatch, max_queries: int, threads: int) -> None:
+        self.batch, self._threads = batch, threads
         self.seq_lens = np.ascontiguousarray(batch.seq_lens_cpu)
         self.extend_lens = np.ascontiguousarray(batch.extend_lens_cpu)
         self.first_token = (np.cumsum(self.extend_lens) - self.extend_lens).astype(np.int32)
@@ -188,7 +189,7 @@ class _Step:
                 group,
                 kv_heads,
                 max_queries=self._max_queries,
-                threads=torch.get_num_threads(),
+                threads=self._threads,
             )
             self._arguments[kind] = (
                 self.batch.req_pool_indices.data_ptr(),

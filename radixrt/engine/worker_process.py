@@ -14,6 +14,7 @@ from typing import Any
 
 from radixrt.engine.endpoints import MISTAKE, is_runner, process_name
 from radixrt.errors import EngineError
+from radixrt.kernels.threads import without_openmp_bindings
 from radixrt.os_process import child_command, end_group
 
 TAIL_BYTES = 8192
@@ -45,7 +46,7 @@ class WorkerProcess:
     def __init__(self, kind: str, given: dict[str, Any], replica: int | None = None) -> None:
         self.kind = kind
         self.name = process_name(kind, replica)
-        environment = dict(os.environ)
+        environment = without_openmp_bindings(os.environ)
         if not is_runner(kind):
             environment.setdefault("TOKENIZERS_PARALLELISM", "false")
         if sys.stderr.isatty():

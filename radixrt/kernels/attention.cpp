@@ -14,6 +14,7 @@
 
 #include "gemm.h"
 #include "replay.h"
+#include "threads.h"
 #include "vec.h"
 
 namespace {
@@ -314,15 +315,11 @@ void run_group(const Problem<T>& p, const Group& g, Scratch& s) {
 
 template <typename T>
 void attend(const Problem<T>& p, const Task* tasks, int num_tasks, const Group* groups, int num_groups) {
-#pragma omp parallel
-    {
-        static thread_local Scratch* scratch = new Scratch;  // one for each pool thread, for the life of the process
-#pragma omp for schedule(dynamic)
-        for (int i = 0; i < num_groups + num_tasks; i++) {
-            if (i < num_groups) run_group(p, groups[i], *scratch);
-            else run_task(p, tasks[i - num_groups], *scratch);
-        }
-    }
+    parallel(num_groups + num_tasks, [&](int64_t i) {
+        static thread_local Scratch* scratch = new Scratch;  // one for each thread, for the life of the process
+        if (i < num_groups) run_group(p, groups[i], *scratch);
+        else run_task(p, tasks[i - num_groups], *scratch);
+    });
 }
 
 template <typename T>

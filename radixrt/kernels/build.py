@@ -1,7 +1,7 @@
 """Compiles the CPU kernels with the machine's own C++ compiler, once, into the user's cache folder.
 
-The kernels have a C interface and no torch headers, so this takes a few seconds. They are linked against no OpenMP
-library: they use the one that torch has already loaded, so that both share one thread pool.
+The kernels have a C interface and no torch headers, so this takes a few seconds. Their threads are their own
+(`threads.cpp`), whose number `set_threads` sets.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-import torch
-
 from radixrt.private_files import is_trusted, make_private_folder, write_private
 
 logger = logging.getLogger(__name__)
@@ -34,13 +32,25 @@ SOURCES = [
         "gemm_codes.cpp",
         "recurrence.cpp",
         "replay.cpp",
+        "threads.cpp",
     )
 ]
 HEADERS = [
     Path(__file__).with_name(f"{name}.h")
-    for name in ("buffer", "code_panels", "gemm", "gemm_codes_tiles", "gemm_tiles", "replay", "tile_registers", "vec")
+    for name in (
+        "buffer",
+        "code_panels",
+        "gemm",
+        "gemm_codes_tiles",
+        "gemm_tiles",
+        "replay",
+        "thread_progress",
+        "threads",
+        "tile_registers",
+        "vec",
+    )
 ]
-FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-std=c++17")
+FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-pthread", "-std=c++17")
 COMPILE_TIMEOUT_S = 120
 
 
@@ -56,9 +66,7 @@ def load_kernels(cache_dir: Path) -> ctypes.CDLL:
     Raises:
         KernelUnavailable: there is no compiler, or compiling failed; the message names a fix.
     """
-    openmp = _share_openmp_of_torch()
-    flags = (*FLAGS, "-fopenmp") if openmp else FLAGS
-    library = cache_dir / f"cpu-{_identity(flags)}.so"
+    library = cache_dir / f"cpu-{_identity()}.so"
     try:
         make_private_folder(cache_dir)
         if library.exists() and is_trusted(library):
@@ -67,7 +75,7 @@ def load_kernels(cache_dir: Path) -> ctypes.CDLL:
         pass  # `write_private` finds the same, and is reported
     try:
         with tempfile.TemporaryDirectory(prefix="kernels-", ignore_cleanup_errors=True) as scratch:
-            built = _compile(Path(scratch), flags)
+            built = _compile(Path(scratch))
             try:
                 write_private(library, built.read_bytes(), 0o700)
             except OSError as error:
@@ -84,14 +92,6 @@ def _load(library: Path) -> ctypes.CDLL:
         raise KernelUnavailable(f"the compiled kernels do not load: {error}") from error
 
 
-def _share_openmp_of_torch() -> bool:
-    """Make the OpenMP runtime that torch brought visible to libraries loaded later; False if it brought none."""
-    for path in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*")):
-        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-        return True
-    return False
-
-
 def _compiler() -> str:
     for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
         if name and shutil.which(name):
@@ -99,7 +99,7 @@ def _compiler() -> str:
     raise KernelUnavailable("no C++ compiler was found (looked for $CXX, g++, clang++, c++); install g++ or clang++")
 
 
-def _identity(flags: tuple[str, ...]) -> str:
+def _identity() -> str:
     """Names what the binary depends on: the source, the flags, and the processor that -march=native means."""
     try:
         text = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
@@ -107,19 +107,18 @@ def _identity(flags: tuple[str, ...]) -> str:
     except OSError:
         cpu = platform.processor()
     texts = [file.read_text() for file in (*SOURCES, *HEADERS)]
-    material = "\n".join([*texts, *flags, cpu, platform.machine(), sys.platform])
+    material = "\n".join([*texts, *FLAGS, cpu, platform.machine(), sys.platform])
     return hashlib.sha256(material.encode()).hexdigest()[:16]
 
 
-def _compile(scratch: Path, flags: tuple[str, ...]) -> Path:
+def _compile(scratch: Path) -> Path:
     """Build the library in a folder and return its path."""
     compiler = _compiler()
     linked = scratch / "kernels.so"
     objects = [scratch / f"{source.stem}.o" for source in SOURCES]
     for source, compiled in zip(SOURCES, objects, strict=True):
-        _run([compiler, *flags, "-c", str(source), "-o", str(compiled)])
-    # In a step of its own, because -fopenmp at link time would pull in a second OpenMP runtime.
-    _run([compiler, "-shared", *map(str, objects), "-o", str(linked)])
+        _run([compiler, *FLAGS, "-c", str(source), "-o", str(compiled)])
+    _run([compiler, "-shared", "-pthread", *map(str, objects), "-o", str(linked)])
     return linked
 
 

@@ -2,6 +2,7 @@
 // another costs more than the work.
 
 #include "replay.h"
+#include "threads.h"
 #include "vec.h"
 
 namespace {
@@ -10,11 +11,22 @@ using namespace radixrt;
 
 constexpr int64_t PARALLEL_ELEMENTS = 1 << 16;
 
+// body(row) for each of some rows of `size` elements.
+template <typename Body>
+void for_rows(int rows, int64_t size, const Body& body) {
+    if (rows * size <= PARALLEL_ELEMENTS) {
+        for (int row = 0; row < rows; row++) body(row);
+        return;
+    }
+    parallel_ranges(rows, rows, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; row++) body(static_cast<int>(row));
+    });
+}
+
 // residual += x (unless x is null); out = residual / rms(residual) * weight. Rows of `dim`, a multiple of LANES.
 template <typename T>
 void add_rms_norm(float* residual, const T* x, const float* weight, T* out, int rows, int dim, float eps) {
-#pragma omp parallel for if (int64_t(rows) * dim > PARALLEL_ELEMENTS)
-    for (int i = 0; i < rows; i++) {
+    for_rows(rows, dim, [&](int i) {
         float* r = residual + int64_t(i) * dim;
         vec squares = {};
         for (int d = 0; d < dim; d += LANES) {
@@ -27,14 +39,13 @@ void add_rms_norm(float* residual, const T* x, const float* weight, T* out, int 
         }
         float scale = 1.0f / __builtin_sqrtf(sum(squares) / dim + eps);
         for (int d = 0; d < dim; d += LANES) store(out + int64_t(i) * dim + d, load(r + d) * scale * load(weight + d));
-    }
+    });
 }
 
 // RMSNorm of each of `heads` heads of each row, in place; dim is a multiple of LANES.
 template <typename T>
 void norm_heads(T* x, int64_t stride, const float* weight, int rows, int heads, int dim, float eps) {
-#pragma omp parallel for if (int64_t(rows) * heads * dim > PARALLEL_ELEMENTS)
-    for (int i = 0; i < rows; i++)
+    for_rows(rows, int64_t(heads) * dim, [&](int i) {
         for (int h = 0; h < heads; h++) {
             T* head = x + i * stride + h * dim;
             vec squares = {};
@@ -42,13 +53,13 @@ void norm_heads(T* x, int64_t stride, const float* weight, int rows, int heads, 
             const float scale = 1.0f / __builtin_sqrtf(sum(squares) / dim + eps);
             for (int d = 0; d < dim; d += LANES) store(head + d, load(head + d) * scale * load(weight + d));
         }
+    });
 }
 
 // out = silu(gate) * up for rows [gate | up], each of `size`, a multiple of LANES.
 template <typename T>
 void silu_and_mul(const T* gate_up, T* out, int rows, int size) {
-#pragma omp parallel for if (int64_t(rows) * size > PARALLEL_ELEMENTS)
-    for (int i = 0; i < rows; i++) {
+    for_rows(rows, size, [&](int i) {
         const T* gate = gate_up + int64_t(i) * 2 * size;
         for (int d = 0; d < size; d += LANES) {
             vec x = load(gate + d);
@@ -56,7 +67,7 @@ void silu_and_mul(const T* gate_up, T* out, int rows, int size) {
             vec sigmoid = (x > 0.0f ? splat(1.0f) : e) / (1.0f + e);
             store(out + int64_t(i) * size + d, x * sigmoid * load(gate + size + d));
         }
-    }
+    });
 }
 
 // Rotates `heads` heads of each row in place: x * cos + swap_halves(x) * sin, with sin's first half negated, where the
@@ -66,8 +77,7 @@ template <typename T>
 void rotate(T* x, int64_t stride, const float* table, const int64_t* positions, int rows, int heads, int dim,
             int rotary) {
     const int half = dim / 2, pairs = rotary / 2;
-#pragma omp parallel for if (int64_t(rows) * heads * dim > PARALLEL_ELEMENTS)
-    for (int i = 0; i < rows; i++) {
+    for_rows(rows, int64_t(heads) * dim, [&](int i) {
         const float* cos = table + positions[i] * 2 * rotary;
         const float* sin = cos + rotary;
         for (int h = 0; h < heads; h++) {
@@ -78,7 +88,7 @@ void rotate(T* x, int64_t stride, const float* table, const int64_t* positions, 
                 store(head + half + d, high * load(cos + pairs + d) + low * load(sin + pairs + d));
             }
         }
-    }
+    });
 }
 
 }  // namespace

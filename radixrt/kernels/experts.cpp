@@ -1,10 +1,11 @@
-// Mixtures of experts with bfloat16 weights and float32 results, a layer in one parallel region.
+// Mixtures of experts with bfloat16 weights and float32 results.
 //
 // The pairs of token and expert are sorted by expert. Threads divide the panels of the weights (gemm_tiles.h): first those
 // of gate and up of every expert that is hit, then those of down. A panel of down is the same columns of the result for
 // all experts, so one thread adds them up, in the order of the experts.
 
 #include "gemm_tiles.h"
+#include "threads.h"
 
 #if defined(__AVX512BF16__) && defined(__AVX512F__)
 
@@ -82,26 +83,27 @@ void run_block(const Layer& layer, const float* x, const int64_t* experts, const
     uint16_t *rounded = scratch.data(), *inner = rounded + padded * hidden;
     std::vector<int64_t> order;
     const std::vector<Block> blocks = sort_pairs(experts, pairs, layer.num_experts, order);
-#pragma omp parallel
-    {
-#pragma omp for schedule(static) nowait
-        for (int64_t token = 0; token < tokens; token++) std::fill_n(out + token * hidden, hidden, 0.0f);
-#pragma omp for schedule(static)
-        for (int64_t p = 0; p < pairs; p++)
+    std::fill_n(out, tokens * hidden, 0.0f);
+    parallel_ranges(pairs, pairs, [&](int64_t begin, int64_t end) {
+        for (int64_t p = begin; p < end; p++)
             round_to_bfloat16(x + order[p] / top_k * hidden, rounded + p * hidden, hidden);
+    });
+    const int64_t inner_panels = columns / LANES;
+    parallel_ranges(static_cast<int64_t>(blocks.size()) * inner_panels, inner_panels, [&](int64_t begin, int64_t end) {
+        const Tiles tiles;
+        float sums[BLOCK_ROWS * COLS];
+        for (int64_t i = begin; i < end; i++) {
+            const Block& block = blocks[i / inner_panels];
+            const uint16_t* panels = layer.gate_up + block.expert * 2 * columns * hidden;
+            gate_panel(tiles, layer, block, rounded, panels, i % inner_panels, sums, inner);
+        }
+    });
+    parallel_ranges(hidden / COLS, hidden, [&](int64_t begin, int64_t end) {
         const Tiles tiles;
         float sums[BLOCK_ROWS * COLS];
         for (const Block& block : blocks) {
-            const uint16_t* panels = layer.gate_up + block.expert * 2 * columns * hidden;
-#pragma omp for schedule(static) nowait
-            for (int64_t panel = 0; panel < columns / LANES; panel++)
-                gate_panel(tiles, layer, block, rounded, panels, panel, sums, inner);
-        }
-#pragma omp barrier
-        for (const Block& block : blocks) {
             const uint16_t* panels = layer.down + block.expert * hidden * columns;
-#pragma omp for schedule(static) nowait
-            for (int64_t panel = 0; panel < hidden / COLS; panel++) {
+            for (int64_t panel = begin; panel < end; panel++) {
                 tiles.multiply<false>(
                     inner + block.first * columns, block.rows, columns, panels + panel * COLS * columns, sums, COLS);
                 vec low = {}, high = {};
@@ -118,7 +120,7 @@ void run_block(const Layer& layer, const float* x, const int64_t* experts, const
                 }
             }
         }
-    }
+    });
 }
 
 }  // namespace

@@ -1,11 +1,12 @@
 // Linear layers with bfloat16 weights and float32 results: x W^T, with x rounded to bfloat16 and sums in float32.
 //
-// Each thread has a range of the panels of the weight (gemm_tiles.h). Some of them at a time stay in the L2 cache while all
-// rows of a block pass over them, so that neighbouring results are written soon after one another.
+// Threads take some panels of the weight (gemm_tiles.h) at a time, which stay in the L2 cache while all rows of a block pass
+// over them, so that neighbouring results are written soon after one another.
 
 #include "buffer.h"
 #include "gemm_tiles.h"
 #include "replay.h"
+#include "threads.h"
 
 #if defined(__AVX512BF16__) && defined(__AVX512F__)
 
@@ -15,31 +16,27 @@ using namespace radixrt;
 
 constexpr int64_t PANELS_BYTES = 1 << 18;  // of panels in the L2 cache
 constexpr int64_t TOGETHER = 96;           // rows that pass over them before the next rows do
+constexpr int64_t SERIAL = 1 << 15;        // numbers of x that one thread rounds sooner than several meet
 
 // stride: of the rows of out.
 template <bool GATED>
 void multiply(const float* x, const uint16_t* panels, float* out, int64_t rows, int64_t n, int64_t k, int64_t stride) {
     static thread_local Buffer<uint16_t> scratch;  // the calling thread's, for the life of the process
     uint16_t* rounded = scratch.resize((rows + 31) / 32 * 32 * k);
-#pragma omp parallel
-    {
-#pragma omp for schedule(static)
-        for (int64_t i = 0; i < rows * k; i += 16) round_to_bfloat16(x + i, rounded + i, 16);
+    if (rows * k <= SERIAL)
+        round_to_bfloat16(x, rounded, rows * k);
+    else
+        parallel_ranges(rows, rows, [&](int64_t begin, int64_t end) {
+            round_to_bfloat16(x + begin * k, rounded + begin * k, (end - begin) * k);
+        });
+    parallel_ranges(n / COLS, PANELS_BYTES / (2 * COLS * k), [&](int64_t begin, int64_t end) {
         const Tiles tiles;
-        int64_t begin = 0, end = 0;
-#pragma omp for schedule(static) nowait
-        for (int64_t panel = 0; panel < n / COLS; panel++) {
-            if (begin == end) begin = panel;
-            end = panel + 1;
-        }
-        const int64_t at_once = std::max<int64_t>(1, PANELS_BYTES / (2 * COLS * k));
-        for (int64_t chunk = begin; chunk < end; chunk += at_once)
-            for (int64_t first = 0; first < rows; first += TOGETHER)
-                for (int64_t panel = chunk; panel < std::min(end, chunk + at_once); panel++)
-                    tiles.multiply<GATED>(
-                        rounded + first * k, std::min(TOGETHER, rows - first), k, panels + panel * COLS * k,
-                        out + first * stride + panel * (GATED ? LANES : COLS), stride);
-    }
+        for (int64_t first = 0; first < rows; first += TOGETHER)
+            for (int64_t panel = begin; panel < end; panel++)
+                tiles.multiply<GATED>(
+                    rounded + first * k, std::min(TOGETHER, rows - first), k, panels + panel * COLS * k,
+                    out + first * stride + panel * (GATED ? LANES : COLS), stride);
+    });
 }
 
 }  // namespace
@@ -50,8 +47,7 @@ int radixrt_gemm_depth() { return DEPTH; }
 
 // weight [n][k] -> panels; n is a multiple of COLS, k of DEPTH.
 void radixrt_gemm_pack(const uint16_t* weight, uint16_t* panels, int64_t n, int64_t k, int gated) {
-#pragma omp parallel for schedule(static)
-    for (int64_t panel = 0; panel < n / COLS; panel++) {
+    parallel(n / COLS, [&](int64_t panel) {
         uint16_t* to = panels + panel * COLS * k;
         for (int64_t d = 0; d < k; d += 2)
             for (int64_t column = 0; column < COLS; column++, to += 2) {
@@ -60,7 +56,7 @@ void radixrt_gemm_pack(const uint16_t* weight, uint16_t* panels, int64_t n, int6
                 to[0] = weight[row * k + d];
                 to[1] = weight[row * k + d + 1];
             }
-    }
+    });
 }
 
 // x [rows][k]; out [rows][n], or [rows][n / 2] if gated.

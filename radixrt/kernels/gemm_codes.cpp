@@ -7,13 +7,14 @@
 // Many rows and a weight with several groups in a row have a third way where there are tile registers: weights are rounded
 // to bfloat16 for the GEMM of gemm_tiles.h, which is faster than to scale the sums of each group.
 //
-// Each thread has a range of the panels (code_panels.h). Some of them at a time stay in the L2 cache while all rows pass
-// over them, so that neighbouring results are written soon after one another.
+// Threads take some panels (code_panels.h) at a time, which stay in the L2 cache while all rows pass over them, so that
+// neighbouring results are written soon after one another.
 
 #include <cmath>
 
 #include "gemm_codes_tiles.h"
 #include "replay.h"
+#include "threads.h"
 
 namespace radixrt::codes {
 namespace {
@@ -74,8 +75,7 @@ struct Product {
         static thread_local Buffer<uint8_t> scratch;  // of a thread, for the life of the process
         constexpr int64_t WIDTH = GATED ? LANES : COLS;
         const int64_t stride = weight.results();
-        const int64_t step = block_rows();
-        const int64_t at_once = count <= step ? 1 : std::max<int64_t>(1, PANELS_BYTES / (weight.depth() * COLS));
+        const int64_t step = block_rows(), at_once = count <= step ? 1 : end - begin;
         for (int64_t chunk = begin, stop; chunk < end; chunk = stop) {
             stop = std::min(end, chunk + at_once);
             unpack(chunk, stop, scratch);
@@ -93,6 +93,9 @@ struct Product {
                 }
         }
     }
+
+    // Panels that a thread takes at a time: they stay in the L2 cache.
+    int64_t panels_at_once() const { return PANELS_BYTES / (weight.depth() * COLS); }
 
   private:
     int64_t block_rows() const {
@@ -160,25 +163,20 @@ void multiply(const Weight& weight, const float* x, float* out, int64_t count) {
     rows.resize(count, weight);
 #endif
     const bool serial = count * weight.columns <= SERIAL;
-    for (int64_t r = 0; r < count && serial; r++) product.fill(r, x + r * weight.columns);
-#pragma omp parallel
-    {
-        if (!serial) {
-#pragma omp for schedule(static)
-            for (int64_t r = 0; r < count; r++) product.fill(r, x + r * weight.columns);
-        }
-        int64_t begin = 0, end = 0;
-#pragma omp for schedule(static) nowait
-        for (int64_t index = 0; index < weight.num_panels(); index++) {
-            if (begin == end) begin = index;
-            end = index + 1;
-        }
+    auto fill = [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; r++) product.fill(r, x + r * weight.columns);
+    };
+    if (serial)
+        fill(0, count);
+    else
+        parallel_ranges(count, count, fill);
+    parallel_ranges(weight.num_panels(), product.panels_at_once(), [&](int64_t begin, int64_t end) {
         const TileRegisters registers;
         if (weight.gated)
             product.multiply<true>(begin, end);
         else
             product.multiply<false>(begin, end);
-    }
+    });
 }
 
 // The weight's feature in a column of a panel; -1 behind the last.
@@ -230,8 +228,7 @@ void radixrt_codes_pack(const Weight* packed, const uint8_t* codes, const float*
                         const float* minima) {
     const Weight& weight = *packed;
     const int64_t groups = weight.groups(), columns = weight.columns;
-#pragma omp parallel for schedule(static)
-    for (int64_t index = 0; index < weight.num_panels(); index++) {
+    parallel(weight.num_panels(), [&](int64_t index) {
         const Panel panel(weight, index);
         std::memset(panel.codes, 0, weight.panel_bytes());
         for (int64_t column = 0; column < COLS; column++) {
@@ -250,7 +247,7 @@ void radixrt_codes_pack(const Weight* packed, const uint8_t* codes, const float*
                 if (weight.offsets == MINIMA) store_number(panel.offsets, at, minima[place], weight.half);
             }
         }
-    }
+    });
 }
 
 // x [rows][columns]; out [rows][features], or [rows][features / 2] if gated.

@@ -14,6 +14,7 @@
 #include <cmath>
 #include <vector>
 
+#include "threads.h"
 #include "vec.h"
 
 namespace {
@@ -22,6 +23,7 @@ using namespace radixrt;
 
 constexpr int MAX_DIM = 128;
 constexpr int MAX_TAPS = 8;
+constexpr int64_t SERIAL = 1 << 14;  // numbers that one thread convolves sooner than several meet
 constexpr int64_t SCRATCH = 1;  // the slot of padding rows, which read zeros (slot 0) and write nothing
 constexpr float NORM_EPS = 1e-6f;
 
@@ -206,25 +208,21 @@ void mix_head(const Net& n, int row, int head) {
 template <typename W>
 void gated_delta_net(const Net& n, const W* weight) {
     const int heads = 2 * n.k_heads + n.v_heads;
-#pragma omp parallel
-    {
-#pragma omp for schedule(dynamic)
-        for (int i = 0; i < n.rows.count * heads; i++)
-            for (int row = n.rows.first(i / heads); row < n.rows.first(i / heads + 1); row++)
-                convolve_head(n, weight, row, i % heads);
-#pragma omp for schedule(dynamic)
-        for (int i = 0; i < n.rows.count * n.v_heads; i++)
-            for (int row = n.rows.first(i / n.v_heads); row < n.rows.first(i / n.v_heads + 1); row++)
-                mix_head(n, row, i % n.v_heads);
-    }
+    parallel(n.rows.count * heads, [&](int64_t i) {
+        for (int row = n.rows.first(i / heads); row < n.rows.first(i / heads + 1); row++)
+            convolve_head(n, weight, row, i % heads);
+    });
+    parallel(n.rows.count * n.v_heads, [&](int64_t i) {
+        for (int row = n.rows.first(i / n.v_heads); row < n.rows.first(i / n.v_heads + 1); row++)
+            mix_head(n, row, i % n.v_heads);
+    });
 }
 
 // x: the gate before the convolution, the gate behind it, and its input, `size` channels each, a multiple of LANES.
 template <typename W>
 void short_conv(const float* x, int64_t stride, const W* weight, float* pool, float* out, int size, int taps, const Rows& rows) {
     const int blocks = (size + MAX_DIM - 1) / MAX_DIM;
-#pragma omp parallel for schedule(dynamic) if (int64_t(rows.tokens()) * size > 1 << 14)
-    for (int i = 0; i < rows.count * blocks; i++) {
+    auto run = [&](int64_t i) {
         const int first = i % blocks * MAX_DIM, width = std::min(MAX_DIM, size - first);
         auto load_input = [&](int64_t token, int d) {
             const float* from = x + token * stride + first + d;
@@ -236,7 +234,12 @@ void short_conv(const float* x, int64_t stride, const W* weight, float* pool, fl
         };
         for (int row = rows.first(i / blocks); row < rows.first(i / blocks + 1); row++)
             convolve(weight, taps, pool, size, first, width, rows, row, load_input, finish);
-    }
+    };
+    const int64_t pieces = rows.count * blocks;
+    if (int64_t(rows.tokens()) * size > SERIAL)
+        parallel(pieces, run);
+    else
+        for (int64_t i = 0; i < pieces; i++) run(i);
 }
 
 }  // namespace

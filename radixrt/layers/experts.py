@@ -89,6 +89,11 @@ class FusedExperts(nn.Module):
                 setattr(self, self._stored[weight][kind], None)
 
     @property
+    def is_compiled(self) -> bool:
+        """See `WeightFormat.is_compiled`; of the loaded weights."""
+        return self.format.is_compiled(self._gate_up) and self.format.is_compiled(self._down)
+
+    @property
     def kernels(self) -> str:
         """See `WeightFormat.kernels`; of the loaded weights."""
         return self.format.kernels(self._gate_up)

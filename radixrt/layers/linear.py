@@ -70,9 +70,9 @@ class Linear(nn.Module):
             setattr(self, name, None)
 
     @property
-    def is_plain(self) -> bool:
-        """True where the prepared weight is a plain tensor, which torch multiplies on a CPU."""
-        return isinstance(self._weight, torch.Tensor)
+    def is_compiled(self) -> bool:
+        """See `WeightFormat.is_compiled`; of the loaded weight."""
+        return self.format.is_compiled(self._weight)
 
     @property
     def kernels(self) -> str:

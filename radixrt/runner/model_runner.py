@@ -12,6 +12,7 @@ The scheduler makes all decisions about a step; the runner only chooses kernels 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from radixrt.forward_batch.batch_builder import BatchBuilder
 from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode
 from radixrt.forward_batch.padding import graph_buckets, max_graph_rows
 from radixrt.forward_batch.token_rows import TokenRows
+from radixrt.kernels.threads import unbind_thread
 from radixrt.messages.runner import CascadeCosts, ForwardStep, GrammarMask, WeightsInfo
 from radixrt.messages.state_slots import RESERVED_STATES
 from radixrt.messages.wire import Int32Array, unpack_i32
@@ -46,6 +48,7 @@ from radixrt.runner.profile_run import largest_step, load_gemm_kernels, mixed_st
 from radixrt.runner.runner_config import (
     RunnerConfig,
     bound_primitive_caches,
+    divide_threads,
     free_memory,
     make_ops,
     pick_device,
@@ -125,9 +128,11 @@ class ModelRunner:
         """
         rank_info, log = self._config.rank_info, self._start_log
         log.begin("device")
-        threads = pick_threads(self._config.num_threads, rank_info.local_size)
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
+        if self.device.type == "cpu":
+            unbind_thread(os.environ)
+        self._threads = pick_threads(self._config.num_threads, rank_info.local_size)
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
         bound_primitive_caches()
         self._group = join(rank_info, self.device)
         self._links = connect_stages(rank_info, self.device)
@@ -157,6 +162,13 @@ class ModelRunner:
 
     def load_model(self) -> None:
         c = self._config
+        ops = make_ops(
+            c.attention_backend,
+            self.device,
+            Path(c.kernel_cache),
+            dependent_launch=supports_dependent_launch(self.device),
+            threads=self._threads,
+        )
         self._model: Model = load_model(
             Path(c.folder),
             self._spec,
@@ -168,13 +180,9 @@ class ModelRunner:
             group=self._group,
             stage=self._own_stage,
             kv_scales=self.kv_cache_dtype.scaled,
-            ops=make_ops(
-                c.attention_backend,
-                self.device,
-                Path(c.kernel_cache),
-                dependent_launch=supports_dependent_launch(self.device),
-            ),
+            ops=ops,
         )
+        divide_threads(self._model, ops, self._threads)
         self.weights = weights_info(self._model, self._spec)
         if self.weights.scheme:
             share, kernels = 100 * self.weights.quantized, ", ".join(self.weights.kernels)

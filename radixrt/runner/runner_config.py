@@ -11,10 +11,15 @@ import torch
 from radixrt.distributed.rank_info import SINGLE_RANK, RankInfo
 from radixrt.errors import ConfigError
 from radixrt.kernels.build import KernelUnavailable, load_kernels
+from radixrt.kernels.threads import set_threads, usable_cores
 from radixrt.layers.cuda_ops import CudaOps
+from radixrt.layers.experts import FusedExperts
+from radixrt.layers.linear import Linear
 from radixrt.layers.ops import CpuOps, LayerOps, TorchOps
+from radixrt.models.decoder import Decoder
 from radixrt.models.model_config import ModelSpec
 from radixrt.models.precision import torch_dtype
+from radixrt.models.registry import Model
 from radixrt.models.stages import Stage, stage_of, whole
 
 
@@ -79,15 +84,24 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_threads(wanted: int | None, ranks: int = 1) -> int:
-    """Return the number of threads of one CPU runner: the configured number, else OMP_NUM_THREADS, else an equal share
-    for each of `ranks` of the cores that this process may use.
-
-    On cores that other processes use too, fewer threads are faster, because all threads wait for the slowest.
-    """
+    """Return the number of threads of one CPU runner: the configured number, else OMP_NUM_THREADS, at most the cores
+    that this process may use, else an equal share of these cores for each of `ranks`."""
     if wanted is not None:
         return wanted
-    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return int(said) if said.isdecimal() and int(said) else max(1, len(os.sched_getaffinity(0)) // ranks)
+    cores, said = usable_cores(), os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return min(int(said), cores) if said.isdecimal() and int(said) else max(1, cores // ranks)
+
+
+def divide_threads(model: Model, ops: LayerOps, threads: int) -> None:
+    """Give the threads of a CPU to the compiled kernels, and to torch where it multiplies by weights or attends.
+
+    Where it does not, torch computes on one thread: a second pool would take the cores from the first one.
+    """
+    if isinstance(ops, CpuOps) and isinstance(model, Decoder):
+        layers = [module for module in model.modules() if isinstance(module, Linear | FusedExperts)]
+        threads = 1 if all(layer.is_compiled for layer in layers) else threads
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
 
 
 PRIMITIVE_CACHES = {"LRU_CACHE_CAPACITY": 256, "ONEDNN_PRIMITIVE_CACHE_CAPACITY": 64}
@@ -130,13 +144,16 @@ def supports_dependent_launch(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def make_ops(attention_backend: str, device: torch.device, kernel_cache: Path, *, dependent_launch: bool) -> LayerOps:
+def make_ops(
+    attention_backend: str, device: torch.device, kernel_cache: Path, *, dependent_launch: bool, threads: int = 1
+) -> LayerOps:
     """Return the operations between linear layers: compiled kernels where they are available, otherwise plain torch.
 
     Args:
         attention_backend: config value; torch_native selects plain torch.
         kernel_cache: folder in which CPU kernels are compiled.
         dependent_launch: use programmatic dependent launch, see `CudaOps`.
+        threads: of the CPU kernels.
     """
     if attention_backend == "torch_native":
         return TorchOps()
@@ -146,6 +163,8 @@ def make_ops(attention_backend: str, device: torch.device, kernel_cache: Path, *
         except ImportError:
             return TorchOps()
     try:
-        return CpuOps(load_kernels(kernel_cache))
+        library = load_kernels(kernel_cache)
+        set_threads(library, threads)
+        return CpuOps(library)
     except KernelUnavailable:
         return TorchOps()

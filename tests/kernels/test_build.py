@@ -25,7 +25,7 @@ def compiled(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Building is copying the library that this run has already built."""
     load_kernels(cache_folder / "kernels")
     (library,) = (cache_folder / "kernels").glob("cpu-*.so")
-    monkeypatch.setattr(build, "_compile", lambda scratch, flags: Path(shutil.copy(library, scratch)))
+    monkeypatch.setattr(build, "_compile", lambda scratch: Path(shutil.copy(library, scratch)))
 
 
 @pytest.mark.usefixtures("compiled")

@@ -13,6 +13,7 @@ import torch
 
 from radixrt.kernels import build
 from radixrt.kernels.build import load_kernels
+from radixrt.kernels.threads import set_threads
 from radixrt.layers.experts import FusedExperts
 from radixrt.layers.formats.checkpoint import whole_weight
 from radixrt.layers.formats.codes import Codes, Numbers, Scheme, dequantize, spread
@@ -42,10 +43,12 @@ def ops(request: pytest.FixtureRequest, cache_folder: Path, tmp_path_factory: py
         return CpuOps(library)
     if platform.machine() != "x86_64":
         pytest.skip("the flags are those of x86-64")
-    source, made = Path(build.__file__).with_name("gemm_codes.cpp"), tmp_path_factory.mktemp("kernels") / "codes.so"
-    command = [build._compiler(), *build.FLAGS, "-O1", "-fopenmp", *flags, "-shared", str(source), "-o", str(made)]
+    made = tmp_path_factory.mktemp("kernels") / "codes.so"
+    sources = [str(Path(build.__file__).with_name(name)) for name in ("gemm_codes.cpp", "threads.cpp")]
+    command = [build._compiler(), *build.FLAGS, "-O1", *flags, "-shared", *sources, "-o", str(made)]
     subprocess.run(command, check=True, capture_output=True)
     codes = ctypes.CDLL(str(made))
+    set_threads(codes, 2)
 
     class Both(ctypes.CDLL):
         def __getitem__(self, name_or_ordinal: int | str) -> ctypes._NamedFuncPointer:

@@ -9,9 +9,10 @@ import pytest
 from radixrt.runner.runner_config import pick_threads
 
 
-@pytest.mark.parametrize(("said", "expected"), [("1", 1), ("3,2", 3), (" 2 ", 2)])
-def test_omp_num_threads_is_honoured(said: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("said", "expected"), [("1", 1), ("3,2", 3), (" 2 ", 2), ("64", 4)])
+def test_omp_num_threads_is_honoured_up_to_the_cores(said: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", said)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)))
     assert pick_threads(None) == expected
     assert pick_threads(7) == 7
 

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from radixrt._version import __version__
+from radixrt.kernels.threads import without_openmp_bindings
 from radixrt.os_process import child_command
 
 MODULES = {"rank": "radixrt.engine.cluster.rank_process"}
@@ -163,7 +164,8 @@ def process_environment(own: Mapping[str, str], gpus: Sequence[str]) -> dict[str
     rank sees all GPUs of the stage and uses the GPU with the number of its local rank. OMP_NUM_THREADS is removed,
     because Ray sets it to 1 for an actor without CPUs.
     """
-    environment = {name: value for name, value in own.items() if name != "OMP_NUM_THREADS"}
+    environment = without_openmp_bindings(own)
+    environment.pop("OMP_NUM_THREADS", None)
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     return environment

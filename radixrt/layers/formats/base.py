@@ -103,6 +103,14 @@ class WeightFormat(ABC):
         """
         return ""
 
+    def is_compiled(self, weight: Any) -> bool:
+        """Return True where the compiled CPU kernels multiply by a weight, and torch does not.
+
+        Args:
+            weight: from `prepare`.
+        """
+        return False
+
     def prepare_experts(self, gate_up: Tensors, down: Tensors, *, biased: bool) -> tuple[Any, Any]:
         """Return both weights of a mixture of experts, as `prepare` does for one.
 

@@ -134,6 +134,11 @@ class CpuQuantized(Quantized):
         values = self._plain.prepare({"weight": code_values(weight).bfloat16()})
         return ScaledWeight(values, spread(weight.scales, weight)[:, 0].contiguous())
 
+    def is_compiled(self, weight: Any) -> bool:
+        if isinstance(weight, ScaledWeight):
+            return self._plain.is_compiled(weight.weight)
+        return isinstance(weight, CodePanels)
+
     def linear(self, weight: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if isinstance(weight, Codes):
             return super().linear(weight, x, bias)

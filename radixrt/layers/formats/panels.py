@@ -81,6 +81,9 @@ class Panels(Plain):
             weight.copy_(panels)
         return PanelWeight(weights, gated)
 
+    def is_compiled(self, weight: Any) -> bool:
+        return isinstance(weight, PanelWeight)
+
     def linear(self, weight: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if not isinstance(weight, PanelWeight):
             return super().linear(weight, x, bias)

@@ -60,7 +60,7 @@ def create_cpu_graphs(
     """Return a runner of recorded steps; None for a model or a layout whose steps are not recorded."""
     if not isinstance(model, Decoder) or not isinstance(attention, CpuBackend) or model.states or ranks > 1:
         return None
-    if any(isinstance(module, Linear) and module.is_plain for module in model.layers.modules()):
+    if not all(module.is_compiled for module in model.layers.modules() if isinstance(module, Linear)):
         return None
     return CpuGraphRunner(model, attention, kernel_cache)
 

@@ -108,8 +108,9 @@ async def test_the_first_rank_inherits_the_socket_of_the_rendezvous(agent: NodeA
 def test_ranks_of_a_stage_see_all_its_gpus_whatever_ray_shows_to_the_agent() -> None:
     """Ray hides GPUs from each actor; ranks that map each other's memory must see them all, and choose by number."""
     own = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PATH": "/bin"}
-    assert process_environment(own, ["2", "3"]) == {"CUDA_VISIBLE_DEVICES": "2,3", "PATH": "/bin"}
-    assert process_environment(own, []) == {"CUDA_VISIBLE_DEVICES": "", "PATH": "/bin"}
+    kept = {"PATH": "/bin", "OMP_WAIT_POLICY": "passive"}
+    assert process_environment(own, ["2", "3"]) == {"CUDA_VISIBLE_DEVICES": "2,3", **kept}
+    assert process_environment(own, []) == {"CUDA_VISIBLE_DEVICES": "", **kept}
 
 
 def test_an_agents_address_is_rays_not_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
