@@ -14,7 +14,7 @@ from radixrt.constrained.schema.emit.json_text import TextStyle
 from radixrt.constrained.schema.errors import EmptySchema, SchemaRefused, Unsupported
 from radixrt.constrained.schema.limits import Budget, Limits, over_limit
 from radixrt.constrained.schema.normal_form.graph import Graph
-from radixrt.constrained.schema.normal_form.keywords import FormatMode
+from radixrt.constrained.schema.normal_form.keywords.reader import FormatMode
 from radixrt.constrained.schema.normal_form.solver import normal_form
 from radixrt.constraint import KeyOrder
 

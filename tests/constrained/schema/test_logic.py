@@ -9,8 +9,8 @@ import pytest
 
 from radixrt.constrained.schema import SchemaRefused, normalize
 from radixrt.constrained.schema.limits import Budget, Limits
-from radixrt.constrained.schema.normal_form.assertions import OneOf
 from radixrt.constrained.schema.normal_form.disjointness import is_discriminated
+from radixrt.constrained.schema.normal_form.keywords.applicators import OneOf
 from radixrt.constrained.schema.normal_form.solver import normal_form
 from radixrt.explain.value_check import accepts
 from tests.constrained.schema.text_checker import TextChecker

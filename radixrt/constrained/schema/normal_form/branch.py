@@ -6,14 +6,21 @@ dropped from the branch, and nothing more is recorded about that type.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from radixrt.constrained.schema.document.index import Located
-from radixrt.constrained.schema.normal_form.assertions import Assertion
-from radixrt.constrained.schema.normal_form.conditions import Alternative
 from radixrt.constrained.schema.normal_form.graph import Graph
+from radixrt.constrained.schema.normal_form.keywords.base import (
+    Alternative,
+    Alternatives,
+    Assertion,
+    Condition,
+    Deferred,
+    UnevaluatedFails,
+)
+from radixrt.constrained.schema.normal_form.keywords.scalars import Type
 from radixrt.constrained.schema.normal_form.nodes import (
     ANY_ARRAY,
     NONE,
@@ -55,7 +62,7 @@ class Frame:
     """
 
     outer: Frames
-    deferred: tuple[Assertion, ...]
+    deferred: tuple[Deferred, ...]
     denied: int | None
     names: frozenset[str] = frozenset()
     tests: tuple[StringTest, ...] = ()
@@ -198,6 +205,51 @@ class Branch:
         self.steps += 1
         return (*self.slot, self.steps)
 
+    # Conditions
+
+    def apply_all(self, conditions: Iterable[Condition], frames: Frames = ()) -> bool:
+        """Every condition holds. See `Condition.apply`."""
+        return all(condition.apply(self, frames) for condition in conditions)
+
+    def choose(self, alternatives: Iterable[Alternative], frames: Frames = ()) -> bool:
+        """Some alternative holds. A real choice is left open."""
+        found = tuple(alternatives)
+        if len(found) <= 1:
+            return bool(found) and self.apply_all(found[0], frames)
+        self.choices.append(OpenChoice(self.next_rank(), found, frames))
+        self.changes += 1
+        return True
+
+    def assume(self, located: Located, frames: Frames = ()) -> bool:
+        """The value satisfies the schema. Raises Unsupported."""
+        if (located, frames) in self.assumed:
+            return True
+        self.assumed.add((located, frames))
+        self.changes += bool(frames)  # what is evaluated may be new
+        assertions = self.graph.assertions(located)
+        if assertions and assertions[-1].is_deferred:
+            return self.apply_with_frame(assertions, frames, denied=None)
+        return self.apply_all(assertions, frames)
+
+    def deny(self, located: Located) -> bool:
+        """The value does not satisfy the schema. Raises Unsupported."""
+        assertions = self.graph.assertions(located)
+        types = next((one.types for one in reversed(assertions) if isinstance(one, Type)), ALL)
+        alternatives: Alternatives = []
+        for assertion in assertions:
+            if isinstance(assertion, Type) or assertion.domain & types:
+                alternatives += assertion.refute(self.graph)
+        deferred = sum(assertion.is_deferred for assertion in assertions)
+        alternatives += [(UnevaluatedFails(assertions, number),) for number in range(deferred)]
+        return self.choose(alternatives)
+
+    def apply_with_frame(self, assertions: tuple[Assertion, ...], frames: Frames, *, denied: int | None) -> bool:
+        """All but the deferred assertions hold; the solver settles those when no choice is open."""
+        deferred = tuple(assertion for assertion in assertions if isinstance(assertion, Deferred))
+        self.frames.append(Frame(frames, deferred, denied))
+        self.changes += 1
+        return self.apply_all(assertions, (*frames, len(self.frames) - 1))
+
     # Types and single values
 
     def limit_types(self, mask: int) -> bool:
@@ -336,6 +388,11 @@ class Branch:
 
     def add_rule(self, keys: KeySet, formulas: Formulas) -> bool:
         """Every member whose name is in the set satisfies the formulas."""
+        if not self.types & OBJECT or not formulas:
+            return True
+        names = self.graph.listed_names(keys)
+        if names is not None:
+            return all(self.add_member(name, formulas) for name in names)
         if (keys, formulas) not in self.object.rules:
             self.object.rules.append((keys, formulas))
             self.changes += 1

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from radixrt.constrained import regex
 from radixrt.constrained.regex import RegexTooComplex
 from radixrt.constrained.regex.nodes import Words
 from radixrt.constrained.schema.document.index import Located
 from radixrt.constrained.schema.errors import Unsupported
-from radixrt.constrained.schema.normal_form.assertions import (
-    AllOf,
-    AnyOf,
-    OneOf,
-    Pattern,
-    Properties,
-    Reference,
-    Required,
-)
-from radixrt.constrained.schema.normal_form.graph import Graph
+from radixrt.constrained.schema.normal_form.keywords.objects import Properties, Required
+from radixrt.constrained.schema.normal_form.keywords.scalars import Pattern
 from radixrt.constrained.schema.normal_form.nodes import NONE, ArrayShape, Formula, Is, Node, ObjectShape
 from radixrt.constrained.schema.normal_form.static_checks import listed_values, possible_types
 from radixrt.constrained.schema.normal_form.strings import StringSet
 from radixrt.constrained.schema.values import OBJECT, STRING, key
+
+if TYPE_CHECKING:
+    from radixrt.constrained.schema.normal_form.graph import Graph
+    from radixrt.constrained.schema.normal_form.keywords.applicators import AnyOf, OneOf
 
 MAX_NESTED_EXPANSIONS = 5
 """Maximum depth of nodes expanded inside one another only to prove schemas disjoint."""
@@ -129,10 +125,8 @@ def _named_members(graph: Graph, located: Located) -> tuple[set[str], dict[str, 
                 required.update(assertion.names)
             elif isinstance(assertion, Properties):
                 members.update(assertion.members)
-            elif isinstance(assertion, Reference):
-                pending.append(assertion.target)
-            elif isinstance(assertion, AllOf):
-                pending.extend(assertion.options)
+            else:
+                pending.extend(assertion.every)
     return required, members
 
 

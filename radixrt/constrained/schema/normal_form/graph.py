@@ -7,28 +7,31 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
-from radixrt.constrained.regex import EMPTY, Regex, RegexTooComplex, alternate, literals
+from radixrt.constrained.regex import EMPTY, Regex, RegexTooComplex, alternate, complement, enumerate_strings, literals
 from radixrt.constrained.schema.document.document import Document
 from radixrt.constrained.schema.document.index import Located
 from radixrt.constrained.schema.errors import Unsupported
 from radixrt.constrained.schema.limits import Budget, over_limit
-from radixrt.constrained.schema.normal_form.assertions import (
-    AllOf,
-    AnyOf,
-    Assertion,
-    FalseSchema,
-    Not,
-    PropertyNames,
-    Reference,
-    UnevaluatedProperties,
-    in_place,
+from radixrt.constrained.schema.normal_form.keywords.base import Assertion
+from radixrt.constrained.schema.normal_form.keywords.objects import PropertyNames, UnevaluatedProperties
+from radixrt.constrained.schema.normal_form.keywords.reader import FormatMode, KeywordReader
+from radixrt.constrained.schema.normal_form.nodes import (
+    NEVER,
+    NONE,
+    Either,
+    Expansion,
+    Formula,
+    Formulas,
+    Is,
+    Node,
+    either,
 )
-from radixrt.constrained.schema.normal_form.keywords import FormatMode, KeywordReader
-from radixrt.constrained.schema.normal_form.nodes import NEVER, NONE, Either, Expansion, Formula, Formulas, Is, Node
-from radixrt.constrained.schema.normal_form.strings import KeySet, RemainingKeys, StringTest
+from radixrt.constrained.schema.normal_form.strings import KeySet, MatchingKeys, RemainingKeys, StringTest
 
 IN_PLACE_DEPTH = 64
 """Maximum nesting of schemas that apply to the same value."""
+MAX_LISTED_NAMES = 32
+"""A pattern that at most this many property names match is replaced by those names."""
 _IN_PLACE_KEYWORDS = frozenset(
     ("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "dependencies")
 )
@@ -183,19 +186,10 @@ class Graph:
         assertions = self.assertions(located)
         if not assertions:
             return () if positive else NONE
-        first = assertions[0]
-        if isinstance(first, FalseSchema):
-            return NONE if positive else ()
         if len(assertions) == 1:
-            if isinstance(first, Reference):
-                return self.formulas(first.target, positive=positive)
-            if isinstance(first, Not):
-                return self.formulas(first.inner, positive=not positive)
-            if isinstance(first, AllOf if positive else AnyOf):
-                parts = [self.formulas(option, positive=positive) for option in in_place(first)]
-                if any(part is NONE for part in parts):
-                    return NONE
-                return tuple(dict.fromkeys(formula for part in parts for formula in part))
+            found = assertions[0].formulas(self, positive=positive)
+            if found is not None:
+                return found
         return (Is(located, positive),)
 
     def negated(self, formulas: Formulas) -> Formulas:
@@ -297,6 +291,18 @@ class Graph:
             return tuple(listed)
         return alternate(literals(sorted(listed)), *languages) if listed else alternate(*languages)
 
+    def listed_names(self, keys: KeySet) -> list[str] | None:
+        """Return the names of a set, sorted; None if there are more than `MAX_LISTED_NAMES`."""
+        if isinstance(keys, RemainingKeys) and (keys.names or len(keys.tests) != 1):
+            return None
+        found = self.facts.listed_names.get(keys)
+        if found is None:
+            test = keys.tests[0]
+            language = test.language() if isinstance(keys, MatchingKeys) else complement(test.language())
+            names = enumerate_strings(language, MAX_LISTED_NAMES) if language.max_length is not None else None
+            found = self.facts.listed_names[keys] = (None if names is None else sorted(names),)
+        return found[0]
+
     def _check_in_place(self, located: Located, depth: int) -> int:
         """Return the longest chain of schemas that apply to the same value. Raises Unsupported if it is endless."""
         found = self._in_place.get(located)
@@ -312,7 +318,7 @@ class Graph:
             found = 0
             try:
                 for assertion in self.assertions(located):
-                    for part in in_place(assertion):
+                    for part in assertion.in_place:
                         found = max(found, 1 + self._check_in_place(part, depth + 1))
             finally:
                 self._in_place.pop(located)
@@ -320,16 +326,6 @@ class Graph:
         if depth + found > IN_PLACE_DEPTH:
             raise _too_deep(located)
         return found
-
-
-def either(options: tuple[Formulas, ...]) -> Formulas:
-    """Return the conjunction that is equivalent to the disjunction of the options."""
-    live = tuple(dict.fromkeys(option for option in options if option is not NONE))
-    if not live:
-        return NONE
-    if () in live:
-        return ()
-    return live[0] if len(live) == 1 else (Either(live),)
 
 
 def _too_deep(located: Located) -> Unsupported:

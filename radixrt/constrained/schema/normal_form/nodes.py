@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from radixrt.constrained.schema.document.index import Located
 from radixrt.constrained.schema.normal_form.numbers import NumberSet
 from radixrt.constrained.schema.normal_form.strings import KeySet, Source, StringSet
+
+if TYPE_CHECKING:
+    from radixrt.constrained.schema.normal_form.branch import Branch, Frames
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -25,6 +28,9 @@ class Is:
     located: Located
     positive: bool
 
+    def apply(self, branch: Branch, frames: Frames) -> bool:
+        return branch.assume(self.located, frames) if self.positive else branch.deny(self.located)
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Either:
@@ -32,10 +38,16 @@ class Either:
 
     options: tuple[Formulas, ...]
 
+    def apply(self, branch: Branch, frames: Frames) -> bool:
+        return branch.choose(self.options)
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Never:
     """No value satisfies this formula."""
+
+    def apply(self, branch: Branch, frames: Frames) -> bool:
+        return False
 
 
 Formula = Is | Either | Never
@@ -43,6 +55,16 @@ Formulas = tuple[Formula, ...]
 """A conjunction. The empty tuple is satisfied by every value."""
 NEVER = Never()
 NONE: Formulas = (NEVER,)
+
+
+def either(options: tuple[Formulas, ...]) -> Formulas:
+    """Return the conjunction that is equivalent to the disjunction of the options."""
+    live = tuple(dict.fromkeys(option for option in options if option is not NONE))
+    if not live:
+        return NONE
+    if () in live:
+        return ()
+    return live[0] if len(live) == 1 else (Either(live),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +85,9 @@ class ItemCount:
     low: int
     high: int | None
     source: Source
+
+    def apply(self, branch: Branch, frames: Frames) -> bool:
+        return branch.count_items(self)
 
 
 @dataclass(frozen=True, slots=True)

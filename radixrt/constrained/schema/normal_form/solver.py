@@ -8,20 +8,10 @@ multiply along a chain of mutually exclusive conditions.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from radixrt.constrained.schema.limits import Budget, over_limit
-from radixrt.constrained.schema.normal_form.assertions import (
-    AnyOf,
-    Assertion,
-    OneOf,
-    UnevaluatedItems,
-    UnevaluatedProperties,
-    in_place,
-)
 from radixrt.constrained.schema.normal_form.branch import Branch, Frame, Frames
-from radixrt.constrained.schema.normal_form.conditions import SomeMember
 from radixrt.constrained.schema.normal_form.direct import (
     container_expansion,
     known_expansion,
@@ -30,8 +20,10 @@ from radixrt.constrained.schema.normal_form.direct import (
     single_schema,
 )
 from radixrt.constrained.schema.normal_form.disjointness import all_disjoint
-from radixrt.constrained.schema.normal_form.graph import Graph, either
-from radixrt.constrained.schema.normal_form.keywords import FormatMode
+from radixrt.constrained.schema.normal_form.graph import Graph
+from radixrt.constrained.schema.normal_form.keywords.applicators import AnyOf, OneOf
+from radixrt.constrained.schema.normal_form.keywords.base import Assertion
+from radixrt.constrained.schema.normal_form.keywords.reader import FormatMode
 from radixrt.constrained.schema.normal_form.nodes import (
     ANY_ARRAY,
     ANY_OBJECT,
@@ -40,14 +32,12 @@ from radixrt.constrained.schema.normal_form.nodes import (
     Either,
     Expansion,
     Is,
-    ItemCount,
     Node,
     ObjectShape,
 )
 from radixrt.constrained.schema.normal_form.numbers import ANY_NUMBER, NumberSet
-from radixrt.constrained.schema.normal_form.propagation import add_rule, apply_all, some_member
 from radixrt.constrained.schema.normal_form.static_checks import declares_members, evaluates_all_members
-from radixrt.constrained.schema.normal_form.strings import ANY_STRING, RemainingKeys, StringSet
+from radixrt.constrained.schema.normal_form.strings import ANY_STRING, StringSet
 from radixrt.constrained.schema.normal_form.validation import Evaluated, holds, satisfies
 from radixrt.constrained.schema.values import ARRAY, BOOLEAN, NULL, NUMBER, OBJECT, STRING, key
 
@@ -93,7 +83,7 @@ def _solve(graph: Graph, node: Node) -> Expansion:
     if union is not None:
         return Expansion(union=union)
     branch = Branch(graph)
-    if not apply_all(branch, node.formulas, _closing_frame(branch, node)):
+    if not branch.apply_all(node.formulas, _closing_frame(branch, node)):
         return Expansion()
     return _collected(graph, node, _solved(graph, node, branch))
 
@@ -133,7 +123,7 @@ def _union(graph: Graph, node: Node, only: Assertion | None) -> tuple[Node, ...]
     )
     if must_part and not all_disjoint(graph, only):
         return None
-    found = [graph.formulas(option) for option in in_place(only)]
+    found = [graph.formulas(option) for option in only.options]
     return tuple(dict.fromkeys(graph.node(formulas) for formulas in found if formulas is not NONE))
 
 
@@ -176,7 +166,7 @@ def _split(branch: Branch) -> tuple[list[Branch], int]:
         for alternative in choice.alternatives:
             other = branch.with_choice(place)
             tried += 1
-            if apply_all(other, alternative, choice.frames):
+            if other.apply_all(alternative, choice.frames):
                 if other.changes == branch.changes:
                     return [other], tried
                 live.append(other)
@@ -202,52 +192,11 @@ def _settle(branch: Branch, place: int) -> bool:
     frame = branch.frames[place]
     for number, assertion in enumerate(frame.deferred):
         if frame.denied is None:
-            if not _apply_deferred(branch, frame, assertion):
+            if not assertion.settle(branch, frame):
                 return False
-        elif frame.denied == number and not _deny_deferred(branch, frame, assertion):
+        elif frame.denied == number and not assertion.settle_denied(branch, frame):
             return False
     return True
-
-
-def _apply_deferred(branch: Branch, frame: Frame, assertion: Assertion) -> bool:
-    graph = branch.graph
-    if isinstance(assertion, UnevaluatedProperties):
-        if frame.all_members or (assertion is graph.closing and not (frame.names or frame.tests)):
-            return True
-        for outer in frame.outer:
-            branch.frames[outer] = replace(branch.frames[outer], all_members=True)
-        return add_rule(branch, _unevaluated_names(frame), graph.formulas(assertion.member))
-    assert isinstance(assertion, UnevaluatedItems)
-    if frame.all_items:
-        return True
-    options = (*frame.kinds, graph.formulas(assertion.item))
-    for outer in frame.outer:
-        branch.frames[outer] = replace(branch.frames[outer], all_items=True)
-    return not branch.types & ARRAY or branch.add_items(frame.prefix, None, either(options))
-
-
-def _deny_deferred(branch: Branch, frame: Frame, assertion: Assertion) -> bool:
-    graph = branch.graph
-    if isinstance(assertion, UnevaluatedProperties):
-        if frame.all_members:
-            return False
-        formulas = graph.formulas(assertion.member, positive=False)
-        return some_member(branch, SomeMember(_unevaluated_names(frame), formulas, assertion.source()))
-    assert isinstance(assertion, UnevaluatedItems)
-    if frame.all_items:
-        return False
-    formulas = graph.formulas(assertion.item, positive=False)
-    for kind in frame.kinds:
-        if formulas is not NONE:
-            negated = graph.negated(kind)
-            formulas = NONE if negated is NONE else formulas + negated
-    if formulas is NONE or not branch.limit_types(ARRAY):
-        return False
-    return branch.count_items(ItemCount(frame.prefix, formulas, 1, None, assertion.source()))
-
-
-def _unevaluated_names(frame: Frame) -> RemainingKeys:
-    return RemainingKeys(frame.names, frame.tests)
 
 
 def _with_witnesses(branch: Branch, first: int) -> Iterator[Branch]:
@@ -326,6 +275,6 @@ def _combining_keyword(graph: Graph, node: Node) -> str:
     for formula in node.formulas:
         if isinstance(formula, Is):
             for assertion in graph.assertions(formula.located):
-                if in_place(assertion):
+                if assertion.in_place:
                     return assertion.keyword
     return "schema"

@@ -6,39 +6,21 @@ chains of conditions from being unfolded. Answers are memoized in `Graph.facts`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from radixrt.constrained.regex import complement, enumerate_strings
 from radixrt.constrained.schema.document.index import Located
 from radixrt.constrained.schema.errors import Unsupported
-from radixrt.constrained.schema.normal_form.assertions import (
-    AllOf,
-    AnyOf,
-    Assertion,
-    Enum,
-    MembersMatching,
-    Not,
-    OneOf,
-    Properties,
-    Reference,
-    UnevaluatedProperties,
-    accepted_types,
-    in_place,
-)
-from radixrt.constrained.schema.normal_form.graph import Graph
-from radixrt.constrained.schema.normal_form.nodes import (
-    NEVER,
-    NONE,
-    Formula,
-    Formulas,
-    Is,
-)
-from radixrt.constrained.schema.normal_form.strings import KeySet, MatchingKeys, RemainingKeys
+from radixrt.constrained.schema.normal_form.keywords.base import REFERENCES, Assertion
+from radixrt.constrained.schema.normal_form.keywords.objects import MembersMatching, Properties, UnevaluatedProperties
+from radixrt.constrained.schema.normal_form.keywords.scalars import Enum
+from radixrt.constrained.schema.normal_form.nodes import NEVER, NONE, Formula, Formulas, Is
+from radixrt.constrained.schema.normal_form.strings import MatchingKeys
 from radixrt.constrained.schema.normal_form.validation import holds
 from radixrt.constrained.schema.values import ALL
 
-MAX_LISTED_NAMES = 32
-"""A pattern that at most this many property names match is replaced by those names."""
+if TYPE_CHECKING:
+    from radixrt.constrained.schema.normal_form.graph import Graph
+
 _EVALUATING = frozenset(
     {
         "additionalItems",
@@ -62,15 +44,12 @@ def possible_types(graph: Graph, located: Located) -> int:
         known[located] = ALL  # the answer for schemas that contain themselves
         found = ALL
         for assertion in graph.assertions(located):
-            found &= accepted_types(assertion)
-            if isinstance(assertion, Reference):
-                found &= possible_types(graph, assertion.target)
-            elif isinstance(assertion, AllOf):
-                for option in assertion.options:
-                    found &= possible_types(graph, option)
-            elif isinstance(assertion, AnyOf | OneOf):
+            found &= assertion.accepted_types
+            for part in assertion.every:
+                found &= possible_types(graph, part)
+            if assertion.some:
                 of_options = 0
-                for option in assertion.options:
+                for option in assertion.some:
                     of_options |= possible_types(graph, option)
                 found &= of_options
         known[located] = found
@@ -83,7 +62,7 @@ def evaluates(graph: Graph, located: Located) -> bool:
     found = known.get(located)
     if found is None:
         found = known[located] = any(
-            assertion.keyword in _EVALUATING or any(evaluates(graph, part) for part in in_place(assertion))
+            assertion.keyword in _EVALUATING or any(evaluates(graph, part) for part in assertion.in_place)
             for assertion in graph.assertions(located)
         )
     return found
@@ -103,7 +82,7 @@ def _declares(graph: Graph, located: Located) -> bool:
         found = known[located] = any(
             (isinstance(assertion, Properties) and bool(assertion.members))
             or (isinstance(assertion, MembersMatching) and isinstance(assertion.keys, MatchingKeys))
-            or (not isinstance(assertion, Not) and any(_declares(graph, part) for part in in_place(assertion)))
+            or (assertion.keyword != "not" and any(_declares(graph, part) for part in assertion.in_place))
             for assertion in graph.assertions(located)
         )
     return found
@@ -119,10 +98,10 @@ def evaluates_all_members(graph: Graph, located: Located) -> bool:
 
 
 def _covers_all(graph: Graph, assertion: Assertion) -> bool:
-    if isinstance(assertion, AllOf | Reference):
-        return any(evaluates_all_members(graph, part) for part in in_place(assertion))
-    if isinstance(assertion, AnyOf | OneOf):
-        return all(evaluates_all_members(graph, part) for part in in_place(assertion))
+    if assertion.some:
+        return all(evaluates_all_members(graph, part) for part in assertion.some)
+    if any(evaluates_all_members(graph, part) for part in assertion.every):
+        return True
     is_rest = isinstance(assertion, MembersMatching) and not isinstance(assertion.keys, MatchingKeys)
     return is_rest or isinstance(assertion, UnevaluatedProperties)
 
@@ -213,22 +192,9 @@ def listed_values(graph: Graph, formula: Formula) -> list[Any] | None:
     for assertion in graph.assertions(formula.located):
         if isinstance(assertion, Enum):
             return list(assertion.values.values())
-        if isinstance(assertion, Reference):
-            for inner in graph.formulas(assertion.target):
+        if assertion.keyword in REFERENCES:
+            for inner in graph.formulas(assertion.every[0]):
                 values = listed_values(graph, inner)
                 if values is not None:
                     return values
     return None
-
-
-def listed_names(graph: Graph, keys: KeySet) -> list[str] | None:
-    """Return the names of a set, sorted; None if there are more than `MAX_LISTED_NAMES`."""
-    if isinstance(keys, RemainingKeys) and (keys.names or len(keys.tests) != 1):
-        return None
-    found = graph.facts.listed_names.get(keys)
-    if found is None:
-        test = keys.tests[0]
-        language = test.language() if isinstance(keys, MatchingKeys) else complement(test.language())
-        names = enumerate_strings(language, MAX_LISTED_NAMES) if language.max_length is not None else None
-        found = graph.facts.listed_names[keys] = (None if names is None else sorted(names),)
-    return found[0]

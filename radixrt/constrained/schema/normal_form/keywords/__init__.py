@@ -1,0 +1,1 @@
+"""The keywords of JSON Schema: a class for each keyword, with its meaning."""
