@@ -319,7 +319,8 @@ def _boolean_strings(node: Regex, limit: int) -> set[str] | None:
     # Otherwise enumerate the strings breadth first by length. Strings that lead to the same derivative share a state.
     found = set()
     frontier: dict[Regex, list[str]] = {node: [""]}
-    characters = 0
+    states = {node}
+    characters = length = 0
     while frontier:
         following: dict[Regex, list[str]] = {}
         live = 0
@@ -337,6 +338,10 @@ def _boolean_strings(node: Regex, limit: int) -> set[str] | None:
         if len(found) > limit:
             return None
         frontier = following
+        length += 1
+        states.update(following)
+        if following and length >= len(states):
+            return None  # a string has passed a state twice, so there is no longest one
         characters += sum(len(text) for texts in following.values() for text in texts)
         if characters > MAX_CHARACTERS:
             raise RegexTooComplex("the strings of an expression are millions of characters long together")

@@ -335,3 +335,10 @@ def test_what_is_shared_many_times_is_not_written_out_without_end() -> None:
     assert regex.classes()
     assert shortest_string(regex) == "a" + "aaaaaaaaaa" * 6
     assert len(rx.encode([regex])[0]) < 1000
+
+
+def test_a_language_without_a_longest_string_is_seen_by_its_states() -> None:
+    """It has few strings of each length, so there are millions of characters before there are many strings."""
+    only_b = rx.intersect(rx.parse_regex("[ab]+", search=False), rx.complement(rx.parse_regex("a", search=True)))
+    assert enumerate_strings(only_b, 4_000) is None
+    assert enumerate_strings(rx.intersect(only_b, rx.repeat(rx.ANY_CHAR, 0, 9)), 9) == ["b" * n for n in range(1, 10)]
