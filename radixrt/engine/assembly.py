@@ -51,11 +51,20 @@ def make_tokenizer(
     to_main: Outbox[ToMain],
     *,
     threaded: bool = False,
+    image_folder: str = "",
 ) -> TokenizerWorker:
-    """Return the tokenizer worker. With `threaded`, prompts are encoded in a separate thread."""
+    """Return the tokenizer worker.
+
+    Args:
+        threaded: encode prompts in a separate thread.
+        image_folder: private folder for pixels, which is made if the model reads images.
+    """
+    from radixrt.tokenizer.image_reader import ImageReader
     from radixrt.tokenizer.prompt_queue import PromptQueue
     from radixrt.tokenizer.tokenizer import Tokenizer
     from radixrt.tokenizer.worker import TokenizerWorker
+    from radixrt.vision.limits import ImageLimits
+    from radixrt.vision.processor import ImageProcessor
 
     template = config.model.chat_template
     if config.model.skip_tokenizer_init:
@@ -65,6 +74,17 @@ def make_tokenizer(
             Path(config.model.tokenizer or settings.folder),
             chat_template_file=None if template is None else Path(template),
         )
+    images, vision, options = None, settings.vision, config.model
+    if vision is not None:
+        load = functools.partial(
+            ImageProcessor.of,
+            settings.folder,
+            vision.kind,
+            patch=vision.patch,
+            merge=vision.merge,
+            max_tokens=options.max_image_tokens,
+        )
+        images = ImageReader(load, Path(image_folder), ImageLimits(options.max_images))
     return TokenizerWorker(
         tokenizer,
         model=settings.model_name,
@@ -74,6 +94,8 @@ def make_tokenizer(
         to_scheduler=to_scheduler,
         to_main=to_main,
         queue=PromptQueue(threaded=threaded),
+        vision=vision,
+        images=images,
     )
 
 
@@ -132,6 +154,7 @@ def make_runner(
             stage_layers=settings.stage_layers,
             host_tier_bytes=0 if tiers is None else tiers.host_bytes // tiers.ranks,
             staging_bytes=staging_bytes,
+            text_only=config.model.text_only,
         ),
         progress,
         start_log,

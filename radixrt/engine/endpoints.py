@@ -74,6 +74,11 @@ class Endpoints:
         return f"{self.folder}/masks"
 
     @property
+    def images(self) -> str:
+        """Folder of the tokenizer's files with pixels of images."""
+        return f"{self.folder}/images"
+
+    @property
     def heartbeats(self) -> str:
         """File of `radixrt.heartbeat`."""
         return f"{self.folder}/heartbeats"

@@ -67,9 +67,10 @@ class InProcessEngine:
         self._encode = encode
         self._folder: EngineFolder | None = None
         self._tiers: TierMemory | None = None
-        if config.cache.kv_host_gib:
+        if config.cache.kv_host_gib or settings.vision is not None:
             remove_stale_folders()
             self._folder = EngineFolder()
+        if config.cache.kv_host_gib and self._folder is not None:
             self._tiers = open_tiers(config, settings, Endpoints(self._folder.path))
         self._inbox = _ThreadInbox()
         self.client = EngineClient(self._inbox)
@@ -130,7 +131,8 @@ class InProcessEngine:
             answers,
             encode=self._encode,
         )
-        tokenizer = assembly.make_tokenizer(self._config, self._settings, to_scheduler, to_main)
+        images = "" if self._folder is None else Endpoints(self._folder.path).images
+        tokenizer = assembly.make_tokenizer(self._config, self._settings, to_scheduler, to_main, image_folder=images)
         loop = assembly.make_scheduler_loop(
             self._config, self._settings, executor, to_scheduler, to_tokenizer, tiers=tiers
         )

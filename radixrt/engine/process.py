@@ -117,7 +117,9 @@ def run_tokenizer(setup: WorkerSetup) -> NoReturn:
     to_scheduler: ZmqOutbox[ToScheduler] = ZmqOutbox(context, endpoints.of(core, epoch))
     to_main: ZmqOutbox[ToMain] = ZmqOutbox(context, endpoints.of("main", epoch))
     setup.start_log.begin("tokenizer")
-    worker = assembly.make_tokenizer(setup.config, setup.settings, to_scheduler, to_main, threaded=True)
+    worker = assembly.make_tokenizer(
+        setup.config, setup.settings, to_scheduler, to_main, threaded=True, image_folder=endpoints.images
+    )
     setup.loaded()
     serve(worker, inbox, setup.heartbeat)
 

@@ -23,6 +23,7 @@ from radixrt.models.model_tasks import ModelTasks, load_tasks
 from radixrt.models.partition import check_partition
 from radixrt.models.precision import choose_precision
 from radixrt.models.stages import divide_layers
+from radixrt.models.vision_spec import VisionSpec
 from radixrt.parts.tiers.fingerprint import model_fingerprint
 from radixrt.parts.tiers.settings import tier_page
 
@@ -43,6 +44,7 @@ class EngineSettings:
         stage_layers: number of layers of each pipeline stage.
         fingerprint: identity of the model and of the options that keys and values on disk depend on, in hexadecimal
             digits; empty without a disk tier.
+        vision: tower of a model that reads images; None for text alone.
     """
 
     folder: str
@@ -58,6 +60,7 @@ class EngineSettings:
     tp: int = 1
     stage_layers: tuple[int, ...] = ()
     fingerprint: str = ""
+    vision: VisionSpec | None = None
 
     @property
     def stages(self) -> int:
@@ -124,6 +127,7 @@ def resolve_settings(config: Config, *, show_progress: bool) -> tuple[Config, En
         tasks=tasks,
         tp=tp,
         stage_layers=stage_layers,
+        vision=None if config.model.text_only else spec.vision,
     )
     if config.cache.kv_disk is not None:
         settings = dataclasses.replace(settings, fingerprint=_fingerprint(config, settings, device))

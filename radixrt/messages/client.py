@@ -287,6 +287,7 @@ class EngineReady(Message, frozen=True, array_like=True, tag=True):
         embedding, relevance: definitions of embeddings and scores of pairs in the model's files.
         activation: function that turns the logits of `labels` into scores.
         weights: formats of the weights; see `RunnerReady`.
+        reads_images: whether prompts may have images.
     """
 
     model: str
@@ -311,6 +312,7 @@ class EngineReady(Message, frozen=True, array_like=True, tag=True):
     relevance: RelevanceInfo = RelevanceInfo()
     kv_cache_dtype: str = ""
     weights: WeightsInfo = WeightsInfo()
+    reads_images: bool = False
 
 
 ToTokenizer = (

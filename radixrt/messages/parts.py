@@ -187,11 +187,28 @@ class FillInTokens(msgspec.Struct, frozen=True, array_like=True):
     end_ids: list[int] = []
 
 
+Detail = Literal["auto", "low", "high"]
+"""Tokens that a picture may take, by the client's choice: "low" for few, else as the model's files say."""
+
+
+class ImageInput(msgspec.Struct, frozen=True, array_like=True):
+    """Encoded picture of a prompt: a PNG, JPEG or WEBP file.
+
+    Attributes:
+        param: the sender's name of the part of the prompt that holds the picture, for errors.
+    """
+
+    data: bytes
+    detail: Detail = "auto"
+    param: str = "images"
+
+
 class ChatPrompt(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Conversation that the tokenizer process renders with the model's chat template.
 
     Attributes:
-        messages: JSON array of {"role", "content", ...} objects whose contents are strings or null.
+        messages: JSON array of {"role", "content", ...} objects whose contents are strings, null, or, in messages with
+            pictures, lists of {"type": "text", "text"} and {"type": "image"} objects.
         add_generation_prompt: end the prompt with the header of an assistant turn.
         continue_final_message: leave the last message open, so that the output continues it.
         template_kwargs: JSON object of additional template variables.
@@ -199,6 +216,7 @@ class ChatPrompt(msgspec.Struct, frozen=True, array_like=True, tag=True):
         allow_control_tokens: recognize control tokens in every text; otherwise only those that the template writes.
         answer_markers: control tokens that the model writes within its answers (reasoning, tool calls); they are
             recognized in messages of the assistant and the system too.
+        images: pictures of the {"type": "image"} objects, in their order.
     """
 
     messages: bytes
@@ -208,6 +226,7 @@ class ChatPrompt(msgspec.Struct, frozen=True, array_like=True, tag=True):
     tools: bytes | None = None
     allow_control_tokens: bool = False
     answer_markers: list[str] = []
+    images: list[ImageInput] = []
 
 
 class TemplateText(msgspec.Struct, frozen=True):

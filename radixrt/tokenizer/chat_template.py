@@ -30,6 +30,10 @@ CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 template strips message contents."""
 
 
+PROBE = "content of a message"
+"""Text of the message that shows whether a template renders a content that is a text."""
+
+
 class RenderedTooLong(RequestError):
     """Error: the rendered text is longer than the caller's limit."""
 
@@ -50,6 +54,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._environment = Sandbox()
         self._compiled: dict[str, jinja2.Template] = {}
+        self._only_parts: dict[str, bool] = {}  # whether a template renders lists of parts only, when first used
         self._traceable: dict[str, tuple[jinja2.Template, list[str]]] = {}  # compiled when first used
         for name, source in templates.items():
             try:
@@ -118,7 +123,7 @@ class ChatTemplate:
         name = self._choose(tools)
         final = self._open_final_message(messages, name) if continue_final_message else None
         values = self._special_tokens | self._checked_variables(variables)
-        values |= {"messages": messages, "tools": tools}
+        values |= {"messages": self._with_parts(messages, name), "tools": tools}
         values["add_generation_prompt"] = add_generation_prompt and not continue_final_message
         text = self._rendered(self._compiled[name], values, Budget(max_seconds, max_chars))
         if final is None:
@@ -161,6 +166,7 @@ class ChatTemplate:
         name = self._choose(tools)
         messages = [traced(message) for message in _normalized(messages)]
         final = self._open_final_message(messages, name) if continue_final_message else None
+        messages = self._with_parts(messages, name)
         given = {"tools": tools, **self._checked_variables(variables)}
         if by_others is not None:
             given = trace.cut_inside(by_others, given)
@@ -205,6 +211,34 @@ class ChatTemplate:
             )
         messages[-1]["content"] = content + CONTINUE_TAG
         return content
+
+    def _with_parts(self, messages: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+        """Return the messages with lists of parts in place of texts, if the template renders nothing else."""
+        if name not in self._only_parts:
+            self._only_parts[name] = '"text"' in self._sources[name].replace("'", '"') and self._renders_only_parts(
+                name
+            )
+        if not self._only_parts[name]:
+            return messages
+        return [
+            {**message, "content": [{"type": "text", "text": message["content"]}]}
+            if isinstance(message.get("content"), str)
+            else message
+            for message in messages
+        ]
+
+    def _renders_only_parts(self, name: str) -> bool:
+        """Return whether a template leaves out a message's content that is a text, but not one in a list of parts."""
+
+        def shows(content: Any) -> bool:
+            values = {**self._special_tokens, "messages": [{"role": "user", "content": content}], "tools": None}
+            try:
+                text = self._rendered(self._compiled[name], values, Budget(MAX_RENDER_S, MAX_RENDER_CHARS))
+            except RequestError:
+                return False
+            return PROBE in text
+
+        return not shows(PROBE) and shows([{"type": "text", "text": PROBE}])
 
     @staticmethod
     def _checked_variables(variables: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from radixrt.tokenizer.worker import TokenizerWorker
 def serve(worker: TokenizerWorker, inbox: ZmqInbox[ToTokenizer], heartbeat: Heartbeat) -> NoReturn:
     """Handle messages as they come, and start requests as soon as their prompts are encoded.
 
-    The heartbeat stands for both threads: it stops while the encoding of a text takes longer than it can.
+    The heartbeat stands for all threads: it stops while the encoding of a text, or the decoding of a picture, takes
+    longer than it can.
     """
     poller = zmq.Poller()
     poller.register(inbox.socket, zmq.POLLIN)
@@ -29,5 +30,5 @@ def serve(worker: TokenizerWorker, inbox: ZmqInbox[ToTokenizer], heartbeat: Hear
             worker.poll()
         else:
             worker.handle(message)
-        if not worker.queue.is_overdue():
+        if not worker.is_overdue():
             heartbeat.beat()

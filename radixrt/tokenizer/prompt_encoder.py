@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +18,8 @@ from radixrt.sampling_params import MAX_CHOICES
 from radixrt.tokenizer.chat_template import MAX_RENDER_CHARS, ChatTemplate, RenderedTooLong
 from radixrt.tokenizer.choices import ChoiceTokens, encode_choices
 from radixrt.tokenizer.generation_prompt import GenerationPrompts
+from radixrt.tokenizer.image_prompt import ImagePrompt
+from radixrt.tokenizer.image_reader import Picture
 from radixrt.tokenizer.prompt_parts import INPUT_PARTS, PartsEncoder
 from radixrt.tokenizer.template_trace import strings
 from radixrt.tokenizer.tokenizer import Tokenizer
@@ -43,6 +45,7 @@ class PromptEncoder:
         vocab_size: token ids of prompts must be below this.
         context_length: longest sequence of the model, in tokens.
         announce: called before a text is encoded, with its number of characters.
+        images: places the pictures of prompts; None for a model that reads none.
 
     Attributes:
         max_input_tokens: length of the longest prompt; lowered once the size of the KV pool is known.
@@ -55,9 +58,11 @@ class PromptEncoder:
         vocab_size: int,
         context_length: int,
         announce: Callable[[int], None] = lambda chars: None,
+        images: ImagePrompt | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._announce = announce
+        self._images = images
         self._parts = PartsEncoder(tokenizer, announce=announce)
         self._chats: dict[tuple[str, ...], PartsEncoder] = {}  # by the answer markers, of which a model has few
         template = tokenizer.chat_template
@@ -66,18 +71,27 @@ class PromptEncoder:
         self._context_length = context_length
         self.max_input_tokens = max_input_tokens(context_length, context_length)
 
-    def input_ids(self, given: Input, before: str = "", keep_last: int | None = None) -> bytes:
+    def input_ids(
+        self, given: Input, before: str = "", keep_last: int | None = None, pictures: Sequence[Picture] = ()
+    ) -> bytes:
         """Encode a prompt, other than a pair, as an int32 column.
 
         Args:
             before: written before a text.
             keep_last: maximum number of tokens; a longer prompt is cut to its last `keep_last` tokens. None: never cut.
+            pictures: of a conversation; an image token stands at each position of their images.
 
         Raises:
             RequestError: the prompt is not valid; the error names the prompt.
         """
         self._check_tokenizer(given)
-        ids, param = self._encoded(given, before)
+        if pictures:
+            assert isinstance(given, ChatPrompt)
+            ids, param = self._chat(given, pictures=pictures), "messages"
+            if keep_last is not None and len(ids) > 4 * keep_last:
+                raise RequestError("a prompt with images cannot be cut to its last tokens; shorten it", param=param)
+        else:
+            ids, param = self._encoded(given, before)
         return self._checked(ids if keep_last is None else ids[-4 * keep_last :], param)
 
     def turn_len(self, chat: Input, input_ids: bytes) -> int:
@@ -119,14 +133,27 @@ class PromptEncoder:
         except RequestError as error:
             raise RequestError(error.message, param=param, code=error.code, status=error.status) from error
 
-    def choices(self, given: Input, choices: list[str]) -> ChoiceTokens:
-        """Encode a prompt, other than a pair, and the choices after it; raises RequestError naming the field."""
+    def choices(self, given: Input, choices: list[str], pictures: Sequence[Picture] = ()) -> ChoiceTokens:
+        """Encode a prompt, other than a pair, and the choices after it; raises RequestError naming the field.
+
+        Args:
+            pictures: as for `input_ids`.
+        """
         self._check_tokenizer(given)
         self.check_text("choices")
         self._check_choices(choices)
         prefix, parts, param = self._scored_parts(given)
         encoder = self._chat_encoder(given) if isinstance(given, ChatPrompt) else self._parts
+        if pictures:
+            assert self._images is not None
+            parts = self._images.write(parts, pictures)
         tokens = encode_choices(encoder, prefix, parts, param, choices)
+        if pictures:
+            assert self._images is not None
+            expanded = self._images.expand(np.array(tokens.prompt_ids, np.int32), pictures).tolist()
+            # Images are before every choice: control tokens end a run of text that is tokenized with a choice.
+            kept = tokens.kept + len(expanded) - len(tokens.prompt_ids)
+            tokens = ChoiceTokens(expanded, kept, tokens.token_ids)
         self._checked(pack_i32(tokens.prompt_ids), param)
         if tokens.kept == 0:
             raise RequestError(
@@ -220,9 +247,14 @@ class PromptEncoder:
             self._chats[markers] = PartsEncoder(self._tokenizer, controls, self._announce)
         return self._chats[markers]
 
-    def _chat(self, chat: ChatPrompt, template: ChatTemplate | None = None) -> bytes:
+    def _chat(self, chat: ChatPrompt, template: ChatTemplate | None = None, pictures: Sequence[Picture] = ()) -> bytes:
         """Encode a conversation as an int32 column, by the model's own template unless another is given."""
-        return pack_i32(self._chat_encoder(chat).encode(self._chat_parts(chat, template), "messages"))
+        parts = self._chat_parts(chat, template)
+        if not pictures:
+            return pack_i32(self._chat_encoder(chat).encode(parts, "messages"))
+        assert self._images is not None
+        ids = self._chat_encoder(chat).encode(self._images.write(parts, pictures), "messages")
+        return pack_i32(self._images.expand(np.array(ids, np.int32), pictures))
 
     def _chat_parts(self, chat: ChatPrompt, template: ChatTemplate | None = None) -> list[PromptPart]:
         """Render a conversation to texts of the template and texts of the request."""

@@ -5,7 +5,8 @@ holds the GIL, which Python hands over every few milliseconds. So the outputs of
 prompts of others, and neither do requests that need no encoding.
 
 Clients take turns (`Turns`), and the rows of a request are turns of their own, so that a client waits for at most one
-text of each other client. The prompts of one client are encoded in order of arrival.
+text of each other client. The prompts of one client are encoded in order of arrival. While a request waits for its
+pictures, the prompts of other clients are encoded.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Generator
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from radixrt.task_thread import TaskThread
 from radixrt.tokenizer.turns import Turns
@@ -22,8 +24,9 @@ from radixrt.tokenizer.turns import Turns
 Start = Callable[[], None]
 """Remaining work of a request once its prompt is encoded, for the thread that detokenizes: registers the request and
 sends it to the scheduler."""
-Slices = Generator[None, None, Start]
-"""Work that yields where another client may have its turn, and returns the remaining work."""
+Slices = Generator[Future[Any] | None, None, Start]
+"""Work that yields where another client may have its turn, and returns the remaining work. If it yields a future, it
+continues once the future is done."""
 Prepare = Callable[[], Slices]
 
 EVERYTHING = ""
@@ -81,11 +84,11 @@ class PromptQueue:
             work = prepare()
             while self._tickets.get(rid) == ticket:
                 try:
-                    next(work)
+                    waits_for = next(work)
                 except StopIteration as end:
                     result: Start = end.value
                     return result
-                yield
+                yield waits_for
             return _nothing
 
         waits = encodes or self._actions[EVERYTHING] or self._actions[program]
@@ -153,8 +156,9 @@ class PromptQueue:
         thread = self._thread if waits else None
         client = self._enter(key.program, client)
         if thread is None:
-            while (done := _slice(key, slices)) is None:
-                pass
+            while not isinstance(done := _slice(key, slices), tuple):
+                if done is not None:
+                    wait([done])
             self._done.append(done)
             return
         self._turns.add(client, (key, slices), alone=not key.ticket and key.program == EVERYTHING)
@@ -164,12 +168,25 @@ class PromptQueue:
         """Run the next slice of the task whose turn it is; return the result if that ends the task."""
         assert self._thread is not None
         self._thread.expect(TASK_S)
-        client, task = self._turns.take()
+        taken = self._turns.take()
+        if taken is None:
+            return None
+        client, task = taken
         done = _slice(*task)
+        if isinstance(done, tuple):
+            return done
+        self._turns.put_back(client, task, park=done is not None)
         if done is None:
-            self._turns.put_back(client, task)
             self._thread.submit(None, self._take_turn)
-        return done
+        else:
+            done.add_done_callback(lambda _: self._resume(client))
+        return None
+
+    def _resume(self, client: str) -> None:
+        """Continue a client's first task, which has waited for a future. Called in any thread."""
+        assert self._thread is not None
+        for _ in range(self._turns.resume(client)):
+            self._thread.submit(None, self._take_turn)
 
     def _enter(self, program: str, client: str) -> str:
         """Count a task of a program; return whose turn the task takes. All tasks of a program that are in the queue at
@@ -205,15 +222,14 @@ class _Program:
     tasks: int = 0
 
 
-def _slice(key: _Key, slices: Slices) -> _Result | None:
-    """Run a task until it yields; return its result, or None if there is more to do."""
+def _slice(key: _Key, slices: Slices) -> _Result | Future[Any] | None:
+    """Run a task until it yields; return its result, or what it yields if there is more to do."""
     try:
-        next(slices)
+        return next(slices)
     except StopIteration as end:
         return key, end.value
     except Exception as error:
         return key, error
-    return None
 
 
 def _nothing() -> None: ...

@@ -13,6 +13,8 @@ import logging
 from functools import partial
 from typing import assert_never
 
+import msgspec
+
 from radixrt.channel import Outbox
 from radixrt.errors import RequestError
 from radixrt.messages.cache_events import FromWatched, PageWatch, PageWatched, ToWatched
@@ -30,7 +32,16 @@ from radixrt.messages.client import (
     ToTokenizer,
 )
 from radixrt.messages.fleet import FromRouter
-from radixrt.messages.parts import FINISH_ABORT, FINISH_STOP, Finish, FinishError, Timings, Usage
+from radixrt.messages.parts import (
+    FINISH_ABORT,
+    FINISH_STOP,
+    ChatPrompt,
+    Finish,
+    FinishError,
+    ImageInput,
+    Timings,
+    Usage,
+)
 from radixrt.messages.reads import check_prompt_reads
 from radixrt.messages.request import Request, Row
 from radixrt.messages.scheduler import (
@@ -46,13 +57,16 @@ from radixrt.messages.scheduler import (
 from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.messages.wire import pack_i32
 from radixrt.models.model_tasks import ModelTasks
+from radixrt.models.vision_spec import VisionSpec
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.fill_in import find_fill_in_tokens
+from radixrt.tokenizer.image_prompt import ImagePrompt
+from radixrt.tokenizer.image_reader import ImageJob, ImageReader, Picture
 from radixrt.tokenizer.info import tokenizer_info
 from radixrt.tokenizer.limits import check_envelope, check_logprobs
 from radixrt.tokenizer.pairs import PairEncoder
 from radixrt.tokenizer.prompt_encoder import PromptEncoder, max_input_tokens, needs_encoding
-from radixrt.tokenizer.prompt_queue import EVERYTHING, Prepare, PromptQueue, Slices, Start
+from radixrt.tokenizer.prompt_queue import EVERYTHING, PromptQueue, Slices, Start
 from radixrt.tokenizer.reads import ReadState, read_continuations, read_row
 from radixrt.tokenizer.request_state import RequestState, unpack_ids
 from radixrt.tokenizer.tokenizer import Tokenizer
@@ -72,9 +86,12 @@ class TokenizerWorker:
         context_length: longest sequence of the model, in tokens.
         tasks: tasks of the model besides generating.
         queue: encodes the prompts; default: `handle` encodes each prompt at once.
+        vision: tower of the model; None for a model that reads no images.
+        images: decodes the pictures of prompts, if there is a tower.
 
     Attributes:
         queue: requests whose prompts are not encoded yet.
+        images: see above.
 
     Raises:
         ModelLoadError: a reranker lacks a template, or the tokens of its answers.
@@ -91,11 +108,19 @@ class TokenizerWorker:
         to_main: Outbox[ToMain],
         tasks: ModelTasks | None = None,
         queue: PromptQueue | None = None,
+        vision: VisionSpec | None = None,
+        images: ImageReader | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self.queue = queue or PromptQueue(threaded=False)
+        self.images = images
+        self._image_prompt = None if vision is None else ImagePrompt(vision, tokenizer)
         self._prompts = PromptEncoder(
-            tokenizer, vocab_size=vocab_size, context_length=context_length, announce=self.queue.announce
+            tokenizer,
+            vocab_size=vocab_size,
+            context_length=context_length,
+            announce=self.queue.announce,
+            images=self._image_prompt,
         )
         self._model = model
         self._vocab_size = vocab_size
@@ -105,26 +130,23 @@ class TokenizerWorker:
         self._to_scheduler = to_scheduler
         self._to_main = to_main
         self._live: dict[str, State] = {}
+        self._jobs: dict[str, ImageJob] = {}  # pictures of requests, by rid, until the request has ended
 
     @property
     def num_live(self) -> int:
         """Number of requests that the scheduler has not finished yet."""
         return len(self._live)
 
+    def is_overdue(self) -> bool:
+        """Return whether encoding a text, or decoding a picture, takes longer than any does."""
+        return self.queue.is_overdue() or (self.images is not None and self.images.is_overdue())
+
     def handle(self, message: ToTokenizer) -> None:
         """Handle a message. The content of a request never makes this method raise."""
         if isinstance(message, TokenBatch):
             self._detokenize(message)
         elif isinstance(message, ClientRequest):
-            hint = message.envelope.program
-            encodes = any(needs_encoding(row.input) or row.continuations is not None for row in message.rows)
-            self._submit(
-                message.rid,
-                partial(self._prepare, message),
-                encodes=encodes or not message.computes,
-                program=EVERYTHING if hint is None or message.sampling is None else hint.program,
-                client=message.envelope.client,
-            )
+            self._submit(message)
         elif isinstance(message, AbortReq):
             self._abort(message)
         elif isinstance(message, (ReleaseReq, ControlReq)):
@@ -150,57 +172,103 @@ class TokenizerWorker:
                     raise result
                 result()
             except RequestError as error:
+                self._release_images(rid)
                 self._refuse(rid, FinishError(error.message, error.param, error.code, error.status))
             except Exception as error:
                 self._live.pop(rid, None)
+                self._release_images(rid)
                 logger.exception("request %s failed in the tokenizer", rid)
                 self._refuse(rid, FinishError(f"the request failed in the tokenizer: {error!r:.300}"))
 
-    def _submit(self, rid: str, prepare: Prepare, *, encodes: bool, program: str, client: str) -> None:
-        """Queue a request. An exception of `prepare`, or of the function that `prepare` returns, ends only this
-        request."""
-        if rid in self._live or rid in self.queue:
+    def _submit(self, req: ClientRequest) -> None:
+        """Queue a request. An exception of `_prepare`, or of the function that it returns, ends only this request."""
+        if req.rid in self._live or req.rid in self.queue:
             # The client still waits for the older request with this id, which an answer would end.
-            logger.error("dropped a request: its id %.128r is that of a live one", rid)
+            logger.error("dropped a request: its id %.128r is that of a live one", req.rid)
             return
-        self.queue.submit(rid, prepare, encodes=encodes, program=program, client=client)
+        hint = req.envelope.program
+        encodes = any(needs_encoding(row.input) or row.continuations is not None for row in req.rows)
+        self.queue.submit(
+            req.rid,
+            partial(self._prepare, req, self._begin_images(req)),
+            encodes=encodes or not req.computes,
+            program=EVERYTHING if hint is None or req.sampling is None else hint.program,
+            client=req.envelope.client,
+        )
 
-    def _prepare(self, req: ClientRequest) -> Slices:
+    def _begin_images(self, req: ClientRequest) -> ImageJob | Exception | None:
+        """Begin to decode the pictures of a request; return None without any, or the error of one of them."""
+        images = [image for row in req.rows for image in images_of(row)]
+        if not images:
+            return None
+        param = images[0].param
+        if self.images is None:
+            return RequestError(f"{param}: {self._model} reads no images; send text alone", param=param)
+        try:
+            job = self.images.begin(images, req.envelope.client, self._prompts.max_input_tokens)
+        except Exception as error:
+            return error
+        self._jobs[req.rid] = job
+        return job
+
+    def _release_images(self, rid: str) -> None:
+        job = self._jobs.pop(rid, None)
+        if job is not None:
+            job.release()
+
+    def _prepare(self, req: ClientRequest, job: ImageJob | Exception | None) -> Slices:
         """Encode the rows of a request, and yield between two rows; raises RequestError naming the field."""
         check_envelope(req.envelope)
+        if isinstance(job, Exception):
+            raise job
+        found = [] if job is None else (yield from job.wait())
+        pictures = [[found.pop(0) for _ in images_of(row)] for row in req.rows] if found else [[]] * len(req.rows)
         row = req.rows[0]
         if req.sampling is not None:
-            return self._generate(req, row, req.sampling)
+            return self._generate(req, row, req.sampling, pictures[0])
         if not req.computes:
-            return self._answer(req, row)
+            return self._answer(req, row, pictures[0])
         if row.targets or row.continuations is not None:
             self._check_generates()
         if row.continuations is not None:
             bos = self._prompts.begins_text() if row.continuations.unconditional else None
-            tokens = self._prompts.choices(row.input, row.continuations.texts)
+            tokens = self._prompts.choices(row.input, row.continuations.texts, pictures[0])
             state, rows, prefixes = read_continuations(req.rid, tokens, bos)
+            if pictures[0]:
+                assert self._image_prompt is not None
+                keyed = [self._image_prompt.keyed(each, prefixes[0], pictures[0]) for each in rows if not each.prefix]
+                rows = [*(each for each, _ in keyed), *(each for each in rows if each.prefix)]
+                prefixes[0] = keyed[0][1]
         else:
             state, prefixes = ReadState(req.rid), []
-            rows = [self._read_row(req, row)]
-            for each in req.rows[1:]:
-                yield
-                rows.append(self._read_row(req, each))
+            rows = [self._read_row(req, row, pictures[0])]
+            for each, shown in zip(req.rows[1:], pictures[1:], strict=True):
+                yield None
+                rows.append(self._read_row(req, each, shown))
         return lambda: self._begin(state, Request(req.envelope, rows, prefixes))
 
-    def _read_row(self, req: ClientRequest, row: InputRow) -> Row:
+    def _read_row(self, req: ClientRequest, row: InputRow, pictures: list[Picture]) -> Row:
         self._prompts.check_targets(row.targets)
-        return read_row(self._input_ids(req, row), row)
+        return self._keyed(read_row(self._input_ids(req, row, pictures), row), pictures)
 
-    def _input_ids(self, req: ClientRequest, row: InputRow) -> bytes:
-        """Return the prompt of a row as an int32 column; raises RequestError naming the prompt."""
+    def _keyed(self, row: Row, pictures: list[Picture]) -> Row:
+        """Return a row without a prefix, with the keys of its images."""
+        if not pictures:
+            return row
+        assert self._image_prompt is not None
+        return self._image_prompt.keyed(row, b"", pictures)[0]
+
+    def _input_ids(self, req: ClientRequest, row: InputRow, pictures: list[Picture]) -> bytes:
+        """Return the prompt of a row as an int32 column, with image tokens at the positions of images; raises
+        RequestError naming the prompt."""
         given, texts = row.input, req.texts
         if isinstance(given, PairInput):
             told = None if given.instruction < 0 else texts[given.instruction].text
             return self._pairs.encode(texts[given.query], texts[given.document], told)
         before = texts[given.before].text if isinstance(given, TextInput) and given.before >= 0 else ""
-        return self._prompts.input_ids(given, before, row.keep_last)
+        return self._prompts.input_ids(given, before, row.keep_last, pictures)
 
-    def _generate(self, req: ClientRequest, row: InputRow, sampling: SamplingParams) -> Start:
+    def _generate(self, req: ClientRequest, row: InputRow, sampling: SamplingParams, pictures: list[Picture]) -> Start:
         self._check_generates()
         sampling.validate(self._vocab_size)
         if sampling.n != 1:
@@ -209,7 +277,7 @@ class TokenizerWorker:
             self._prompts.check_text("stop")
         if sampling.constraint is not None:
             self._prompts.check_text(sampling.constraint.kind)
-        ids = self._input_ids(req, row)
+        ids = self._input_ids(req, row, pictures)
         check_logprobs(sampling, len(ids) // 4, self._context_length)
         check_prompt_reads(sampling, len(ids) // 4, self._tasks.embedding.size)
         state = RequestState(
@@ -222,6 +290,8 @@ class TokenizerWorker:
         )
         turn_len = self._prompts.turn_len(row.input, ids)
         tokenized = Request.continue_prompt(req.envelope, ids, sampling, turn_len)
+        if pictures:
+            tokenized = msgspec.structs.replace(tokenized, rows=[self._keyed(tokenized.rows[0], pictures)])
         return lambda: self._begin(state, tokenized)
 
     def _begin(self, state: State, tokenized: Request) -> None:
@@ -237,20 +307,26 @@ class TokenizerWorker:
                 param="model", code="model_only_classifies" if classifies else "model_only_embeds",
             )  # fmt: skip
 
-    def _answer(self, req: ClientRequest, row: InputRow) -> Start:
+    def _answer(self, req: ClientRequest, row: InputRow, pictures: list[Picture]) -> Start:
         """Answer a request that needs no forward pass, with the token ids of its prompt or with their text."""
         if row.decode is None:
-            output = RequestOutput(req.rid, finish=Finish(FINISH_STOP), prompt_ids=self._input_ids(req, row))
+            output = RequestOutput(req.rid, finish=Finish(FINISH_STOP), prompt_ids=self._input_ids(req, row, pictures))
         else:
             self._prompts.check_text("tokens")
             empty = isinstance(row.input, TokenInput) and not row.input.ids
-            ids = unpack_ids(b"" if empty else self._input_ids(req, row))
+            ids = unpack_ids(b"" if empty else self._input_ids(req, row, pictures))
             text = self._tokenizer.decode(list(ids), skip_special_tokens=row.decode)
             output = RequestOutput(req.rid, text, finish=Finish(FINISH_STOP))
-        return lambda: self._to_main.send(OutputBatch([output]))
+
+        def answer() -> None:
+            self._release_images(req.rid)
+            self._to_main.send(OutputBatch([output]))
+
+        return answer
 
     def _abort(self, req: AbortReq) -> None:
         if self.queue.cancel(req.rid):
+            self._release_images(req.rid)
             output = RequestOutput(req.rid, finish=Finish(FINISH_ABORT), usage=Usage(), timings=Timings())
             self._to_main.send(OutputBatch([output]))
         else:
@@ -298,6 +374,7 @@ class TokenizerWorker:
             outputs.append(sent)
         if delta.finish is not None:
             del self._live[delta.rid]
+            self._release_images(delta.rid)
         elif state.stop_found and not had_stop:
             self._to_scheduler.send(AbortReq(delta.rid, "stop"))
 
@@ -340,4 +417,10 @@ class TokenizerWorker:
             activation="none" if self._tasks.classifier is None else self._tasks.classifier.activation,
             relevance=self._pairs.info,
             weights=ready.weights,
+            reads_images=self.images is not None,
         )
+
+
+def images_of(row: InputRow) -> list[ImageInput]:
+    """Return the pictures of a row's prompt."""
+    return row.input.images if isinstance(row.input, ChatPrompt) else []

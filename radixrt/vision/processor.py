@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radixrt.errors import ModelLoadError
+from radixrt.messages.parts import Detail
 from radixrt.vision.decode import decode, pillow
 from radixrt.vision.header import Header, read_header
 from radixrt.vision.limits import ImageError
@@ -25,14 +26,11 @@ from radixrt.vision.sizes import Size, fit_longest_edge, fit_shortest_edge, fit_
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Detail = Literal["auto", "low", "high"]
-"""How many tokens a picture may take, by the client's choice: "low" for one tile or `LOW_TOKENS`, else as the model's
-files say."""
-
 Kind = Literal["qwen_vl", "idefics3", "llava"]
 Pixels = npt.NDArray[np.uint8]
 
 LOW_TOKENS = 256
+"""Most tokens of a picture with the detail "low", for models that do not divide pictures into tiles."""
 MIN_TOKENS = 4
 """Fewest tokens of an image, so that equal keys prove equal pixels (`radixrt.messages.images.PROVEN_KEYS`)."""
 
@@ -49,12 +47,14 @@ class Plan:
     Attributes:
         size: height and width after resizing in pixels, before the picture is divided into tiles.
         tiles: (rows, columns) of the tiles; (0, 0) if the picture is not divided.
+        image_size: height and width of each image in pixels.
         grid: (rows, columns) of an image's positions.
         num_images: number of images: tiles, and the whole picture as a tile behind them.
     """
 
     size: Size
     tiles: Size
+    image_size: Size
     grid: Size
     num_images: int
 
@@ -155,7 +155,7 @@ class PatchProcessor(ImageProcessor):
     def _plan(self, height: int, width: int, detail: Detail) -> Plan:
         high = min(self._high, LOW_TOKENS * self._unit**2) if detail == "low" else self._high
         size = smart_resize(height, width, self._unit, min(self._low, high), high)
-        return Plan(size, (0, 0), (size[0] // self._unit, size[1] // self._unit), 1)
+        return Plan(size, (0, 0), size, (size[0] // self._unit, size[1] // self._unit), 1)
 
     def _images(self, image: Image, plan: Plan) -> list[Pixels]:
         return [np.asarray(self._resized(image, plan.size))]
@@ -187,9 +187,9 @@ class TileProcessor(ImageProcessor):
             whole = fit_tiles(*size, tile)
             rows, columns = whole[0] // tile, whole[1] // tile
             if not divides or (rows, columns) == (1, 1):
-                return Plan(size, (0, 0), (side, side), 1)
+                return Plan(size, (0, 0), (tile, tile), (side, side), 1)
             if (rows * columns + 1) * side**2 <= self._max_tokens:
-                return Plan(size, (rows, columns), (side, side), rows * columns + 1)
+                return Plan(size, (rows, columns), (tile, tile), (side, side), rows * columns + 1)
             longest = (longest - 1) // tile * tile  # fewer tiles, until the picture fits
             divides = longest > tile
 
@@ -245,7 +245,7 @@ class SquareProcessor(ImageProcessor):
                 f"an image of this model takes {rows * columns} tokens, and may take {self._max_tokens} "
                 "(--max-image-tokens)"
             )
-        return Plan(size, (0, 0), (rows, columns), 1)
+        return Plan(size, (0, 0), self._size, (rows, columns), 1)
 
     def _images(self, image: Image, plan: Plan) -> list[Pixels]:
         if self._padding is not None and image.width != image.height:

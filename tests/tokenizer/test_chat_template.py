@@ -188,3 +188,27 @@ def test_where_templates_come_from(make_folder: MakeFolder, tmp_path: Path) -> N
     assert rendered() == "config"
     with pytest.raises(ModelLoadError, match="nothing"):
         rendered(chat_template_file=str(folder / "nothing.txt"))
+
+
+ONLY_PARTS = (
+    "{% for message in messages %}{{ message['role'] }}:{% for line in message['content'] %}"
+    "{% if line['type'] == 'text' %}{{ line['text'] }}{% elif line['type'] == 'image' %}<image>{% endif %}{% endfor %};"
+    "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+"""In the manner of SmolVLM's: contents that are texts are left out."""
+
+
+def test_texts_are_parts_for_a_template_that_renders_parts_only() -> None:
+    template = ChatTemplate({"default": ONLY_PARTS}, {})
+    messages = [{"role": "user", "content": "Hi"}, {"role": "user", "content": [{"type": "image"}]}]
+    assert template.render(messages) == "user:Hi;user:<image>;assistant:"
+    parts = template.render_parts(messages)
+    assert "".join(part if isinstance(part, str) else part.template for part in parts) == template.render(messages)
+    assert "Hi" in parts
+    opened = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "The"}]
+    assert template.render(opened, continue_final_message=True) == "user:Hi;assistant:The"
+
+
+def test_other_templates_get_texts() -> None:
+    source = "{% for message in messages %}{{ message['content'] }}{% endfor %}{# type 'text' #}"
+    assert ChatTemplate({"default": source}, {}).render([{"role": "user", "content": "Hi"}]) == "Hi"

@@ -62,7 +62,7 @@ def test_tiles(oracle):
     processor = TileProcessor(16, 4, SMOLVLM, 2048)
     for divides, detail in ((True, "auto"), (False, "low")):
         expect = oracle(**SMOLVLM, **RAW, do_image_splitting=divides, do_pad=False, return_row_col_info=True)
-        for seed, (height, width) in enumerate([(1, 1), (1, 200), (128, 128), (511, 512), *sizes(2, 20, 700)]):
+        for seed, (height, width) in enumerate([(1, 1), (1, 200), (128, 128), (511, 512), *sizes(2, 6, 700)]):
             image = random_image(seed, height, width)
             expected = expect(image)
             data = encoded(image)
