@@ -170,6 +170,9 @@ class GuardedGrammar(Grammar):
         self._ends = [0]  # length of the text at each position
         self._ahead: tuple[int, Position] | None = None  # the last token that was followed, and the position after it
         self._bans: frozenset[int] | None = None  # of the present position; None if the mask was not asked for
+        # The completion that `fits` has counted on: a later search may find a longer one.
+        self._closing: list[int] | None = None
+        self._closing_ahead: tuple[int, list[int]] | None = None  # the same of a token that may be accepted next
 
     def mask(self) -> Bitmask:
         row = self._inner.mask()
@@ -230,6 +233,8 @@ class GuardedGrammar(Grammar):
         self._text += self._table[token]
         self._positions.append(after)
         self._ends.append(len(self._text))
+        ahead, self._closing_ahead = self._closing_ahead, None
+        self._closing = ahead[1] if ahead is not None and ahead[0] == token else None
         self._ahead = None
         self._bans = None
 
@@ -242,6 +247,7 @@ class GuardedGrammar(Grammar):
             del self._positions[-num_tokens:]
             del self._ends[-num_tokens:]
             del self._text[self._ends[-1] :]
+            self._closing = self._closing_ahead = None
             self._ahead = None
             self._bans = None
 
@@ -266,11 +272,14 @@ class GuardedGrammar(Grammar):
         if place is None or not self._table[token]:
             return True
         closing = self._guard.completer.closing(place, after, self._text + self._table[token])
+        self._closing_ahead = token, closing
         return len(closing) <= remaining
 
     def closing(self) -> list[int]:
         if self._inner.is_ended or not (self._guard.counts or self._positions[-1].alive):
             return self._inner.closing()
+        if self._closing is not None:
+            return self._closing
         return self._guard.completer.closing(self._place, self._positions[-1], self._text)
 
     def ahead(self) -> Grammar:

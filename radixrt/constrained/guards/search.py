@@ -11,6 +11,7 @@ from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 from radixrt.constrained.guards.json_position import Position, Scope, advance
+from radixrt.constrained.guards.tails import Tails
 from radixrt.constrained.masks.closing import ParserState, code_points
 from radixrt.constrained.matcher import GrammarError
 from radixrt.constrained.productions import Special
@@ -41,6 +42,7 @@ class Completer:
         self._recognizer = recognizer
         self._vocabulary = vocabulary
         self._moves: dict[State, list[tuple[CharSet, State]]] = {}
+        self._tails = Tails(recognizer, vocabulary.encode_bytes)
 
     def num_next(self, state: State) -> int:
         """Return the number of characters that may follow a state."""
@@ -73,13 +75,23 @@ class Completer:
         Raises:
             GrammarError: the search takes too many steps.
         """
-        node = Node(*place, position, b"")
-        tokens: list[int] = []
+        state, pending = place
+        known = None if pending else self._tails.find(state, lambda text: self._is_good(position, before, text))
+        if known is not None:
+            return known
+        node = Node(state, pending, position, b"")
         while True:
             node, rest = self._follow(node, before)
             if rest is None:
-                return tokens + self._vocabulary.encode_bytes(node.extra)
+                break
             node = self._around(node, rest, before)
+        if not pending:
+            self._tails.add(state, node.extra)
+        return self._vocabulary.encode_bytes(node.extra)
+
+    def _is_good(self, position: Position, before: bytearray, text: bytes) -> bool:
+        """Return whether no unit of a text repeats another."""
+        return advance(position, before, b"", text) is not None
 
     def _follow(self, node: Node, before: bytearray) -> tuple[Node, int | None]:
         """Follow the grammar's shortest completion up to the unit that repeats another.
