@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.vision_shapes import PREPROCESSORS, VISION_CONFIGS
 from radixrt.layers.formats.base import Quantization
 from radixrt.layers.formats.online import OnlineQuantization
 from radixrt.models.decoder_spec import DecoderSpec
@@ -272,6 +273,7 @@ CONFIGS["tiny-hybrid"] = {
     "linear_value_head_dim": 16,
     "num_hidden_layers": 4,
 }
+CONFIGS |= VISION_CONFIGS
 """The config.json of each shape: the published values, and of three tiny ones to try a benchmark on any machine."""
 
 
@@ -386,10 +388,12 @@ def shape_folder(name: str, root: Path | None = None) -> Path:
     config = CONFIGS[name]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
+    if processing := PREPROCESSORS.get(config["architectures"][0]):
+        (folder / "preprocessor_config.json").write_text(json.dumps(processing, indent=1))
     tokenizer = folder / "tokenizer.json"
     if not tokenizer.is_file():
         unfinished = tokenizer.with_suffix(f".{os.getpid()}")
-        unfinished.write_text(made_up_tokenizer(config["vocab_size"]))
+        unfinished.write_text(made_up_tokenizer(config.get("text_config", config)["vocab_size"]))
         unfinished.replace(tokenizer)
     return folder
 

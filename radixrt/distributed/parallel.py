@@ -109,6 +109,15 @@ class TPGroup:
         shown = [part[:, :width] for part, width in zip(torch.split(parts, rows), widths, strict=True)]
         return torch.cat(shown, dim=1, out=out)
 
+    def all_gather_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """Concatenate [S, n] of all ranks along rows, in rank order; every rank brings as many rows. Returns
+        [size * S, n]."""
+        if self.size == 1:
+            return x
+        rows = x.new_empty(self.size * x.shape[0], x.shape[1])
+        self._all_gather(rows, x.contiguous(), group=self._group)
+        return rows
+
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         """Copy rank 0's x to every rank, in place; returns x."""
         if self.size > 1:

@@ -17,7 +17,7 @@ from radixrt.models.decoder_spec import DecoderSpec
 from radixrt.models.loading.model_files import check_folder
 from radixrt.models.model_config import ModelSpec, load_model_spec
 from radixrt.models.partition import check_partition
-from radixrt.models.precision import choose_precision
+from radixrt.models.precision import choose_precision, tower_precision
 from radixrt.models.stages import divide_layers, max_stages
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -31,7 +31,8 @@ class ModelNeeds:
     runs_on: the implementation that computes the model.
     dtype: of plain weights in memory.
     scheme: of quantized weights; empty if all are plain.
-    weight_bytes: of all weights in memory, about.
+    weight_bytes: of all weights in memory, about, with the tower of each rank.
+    tower_bytes: of a vision tower, which each rank of the first stage holds whole; 0 for a model of text.
     step_bytes: of the weights that a decode step of one request reads, about: of a mixture, those of its experts.
     readers: ranks whose devices read them side by side.
     token_bytes: of a token in the KV cache, on all ranks together.
@@ -52,6 +53,7 @@ class ModelNeeds:
     dtype: str = ""
     scheme: str = ""
     weight_bytes: int = 0
+    tower_bytes: int = 0
     step_bytes: int = 0
     readers: int = 1
     token_bytes: int = 0
@@ -101,6 +103,10 @@ def model_needs(
     weights, step = files, files
     if decoder is not None:
         weights, step = _decoder_bytes(spec, decoder, ITEM_BYTES[kind], device)
+    tower = 0
+    if spec.vision is not None:
+        tower = ITEM_BYTES[tower_precision(dtype, device).dtype] * spec.vision.num_parameters
+        weights += tp * tower
     attending = 0 if decoder is None else sum(not layer.is_recurrent for layer in decoder.layers)
     token = 0 if decoder is None else attending * 2 * decoder.num_kv_heads * decoder.head_dim * ITEM_BYTES[kind]
     fraction = DEVICE_DEFAULTS[device]["cache"]["memory_fraction"]
@@ -117,6 +123,7 @@ def model_needs(
         dtype=kind,
         scheme="" if decoder is None or decoder.quantization is None else decoder.quantization.scheme,
         weight_bytes=weights,
+        tower_bytes=tower,
         step_bytes=step,
         readers=tp if device == "cuda" else 1,
         token_bytes=token,
@@ -126,7 +133,7 @@ def model_needs(
         num_states=states,
         requests=requests,
         ranks=tuple(_ranks(spec)),
-        stages=1 if decoder is None else max_stages(decoder),
+        stages=max_stages(spec),
         notes=(*_notes(decoder, files, device), *_tool_notes(path)),
     )
 

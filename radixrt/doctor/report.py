@@ -79,6 +79,8 @@ def _model(needs: ModelNeeds, bandwidth: int) -> Iterator[tuple[str, str]]:
     yield "model", f"{needs.architecture} on {needs.runs_on}, {needs.dtype}, {needs.context_length} tokens of context"
     scheme = f", {needs.scheme}" if needs.scheme else ""
     yield "weights", f"about {_size(needs.weight_bytes)} in memory{scheme}"
+    if needs.tower_bytes:
+        yield "tower", f"{_size(needs.tower_bytes)} of the weights, on each rank of the first stage"
     if bandwidth and needs.step_bytes:
         rate = needs.readers * bandwidth
         speed = f"at most {rate / needs.step_bytes:,.0f} tokens/s for one request"

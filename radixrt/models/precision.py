@@ -61,6 +61,13 @@ def choose_precision(dtype: str, device: str, num_parameters: int = 0) -> Precis
     return Precision(dtype, "float32", "float32", FLOAT32_MIN_TOKENS if slow else None)
 
 
+def tower_precision(dtype: str, device: str) -> Precision:
+    """Choose the dtypes of a vision tower on a device; arguments as of `choose_precision`. All products of a tower have
+    many rows: on a CPU that multiplies many rows faster in float32 than in bfloat16, the weights are float32."""
+    precision = choose_precision(dtype, device)
+    return choose_precision("float32", device) if precision.float32_min_tokens is not None else precision
+
+
 def torch_dtype(name: str) -> torch.dtype:
     """Return the torch dtype of a resolved name (not "auto")."""
     import torch

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from radixrt.errors import ConfigError, shown
-from radixrt.models.decoder_spec import DecoderSpec
 from radixrt.models.model_config import ModelSpec
 
 HEAD_SHARE = 0.25
@@ -73,21 +72,28 @@ def divide_layers(spec: ModelSpec, stages: int, wanted: str | None = None) -> tu
             f"pp={stages}: {spec.architecture} runs through transformers' modeling code, which is not divided into"
             " stages; use pp=1"
         )
-    attend = [not layer.is_recurrent for layer in decoder.layers]
-    most = max_stages(decoder)
+    attend, first = [not layer.is_recurrent for layer in decoder.layers], least_first_layers(spec)
+    most = max_stages(spec)
     if stages > most:
+        own = f", and the first stage the first {first} layers, behind which rows of images are added" if first else ""
         raise ConfigError(
-            f"pp={stages}: {spec.architecture} has {most} layers with attention, and every stage needs one;"
+            f"pp={stages}: {spec.architecture} has {sum(attend)} layers with attention, and every stage needs one{own};"
             f" pp may be 1 to {most}"
         )
     if wanted is not None:
-        return _given(wanted, stages, attend)
+        return _given(wanted, stages, attend, first)
     costs = [float(decoder.linear_parameters(layer)) for layer in decoder.layers]
     costs[-1] += HEAD_SHARE * spec.vocab_size * decoder.hidden_size
-    return _divide(costs, attend, stages)
+    return _divide(costs, attend, stages, first)
 
 
-def _given(wanted: str, stages: int, attend: Sequence[bool]) -> tuple[int, ...]:
+def least_first_layers(spec: ModelSpec) -> int:
+    """Return the least number of layers of the first stage: it has the tower, and adds the deepstack rows of images
+    behind the first layers."""
+    return 0 if spec.vision is None else len(spec.vision.deepstack)
+
+
+def _given(wanted: str, stages: int, attend: Sequence[bool], first: int) -> tuple[int, ...]:
     parts = [part.strip() for part in wanted.split(",")]
     layers = tuple(int(part) for part in parts if part.isdecimal())
     if len(layers) != len(parts) or len(layers) != stages or sum(layers) != len(attend) or 0 in layers:
@@ -98,15 +104,26 @@ def _given(wanted: str, stages: int, attend: Sequence[bool]) -> tuple[int, ...]:
     for index in range(stages):
         if not any(attend[i] for i in stage_of(index, layers).layers):
             raise ConfigError(f"pp_layers={wanted}: stage {index} would have no layer with attention; it needs one")
+    if layers[0] < first:
+        raise ConfigError(
+            f"pp_layers={wanted}: rows of images are added behind each of the first {first} layers, on stage 0; give"
+            f" stage 0 at least {first} layers, not {layers[0]}"
+        )
     return layers
 
 
-def _divide(costs: Sequence[float], attend: Sequence[bool], stages: int) -> tuple[int, ...]:
-    """Divide layers so that the largest cost of a stage is least, then the sum of squares (dynamic programming)."""
+def _divide(costs: Sequence[float], attend: Sequence[bool], stages: int, least: int) -> tuple[int, ...]:
+    """Divide layers so that the largest cost of a stage is least, then the sum of squares (dynamic programming).
+
+    Args:
+        least: number of layers of the first stage.
+    """
     sums, attending = [0.0, *accumulate(costs)], [0, *accumulate(attend)]
 
     def cost(first: int, end: int) -> float:
-        return sums[end] - sums[first] if attending[end] > attending[first] else math.inf
+        if attending[end] == attending[first] or (first == 0 and end < least):
+            return math.inf
+        return sums[end] - sums[first]
 
     # By number of layers divided so far: (largest cost, sum of squares, layers of each stage).
     best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, ())}
@@ -122,6 +139,9 @@ def _divide(costs: Sequence[float], attend: Sequence[bool], stages: int) -> tupl
     return best[len(costs)][2]
 
 
-def max_stages(decoder: DecoderSpec) -> int:
-    """Return the largest number of stages of a decoder."""
-    return sum(not layer.is_recurrent for layer in decoder.layers)
+def max_stages(spec: ModelSpec) -> int:
+    """Return the largest number of stages of a model; 1 for one that is not divided."""
+    if spec.decoder is None:
+        return 1
+    attend, first = [not layer.is_recurrent for layer in spec.decoder.layers], least_first_layers(spec)
+    return sum(attend[first:]) + (any(attend[:first]) if first else 0)

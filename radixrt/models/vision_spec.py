@@ -97,6 +97,38 @@ class VisionSpec:
         """Numbers of a position of an image: its row, then its deepstack rows."""
         return self.out_size * (1 + len(self.deepstack))
 
+    @property
+    def num_parameters(self) -> int:
+        """Parameters in memory: the weights of a patch's frames are added up."""
+        hidden, wide = self.hidden, self.hidden * self.merge**2
+        block = 4 * hidden**2 + 2 * hidden * self.intermediate + 9 * hidden + self.intermediate
+        before = 3 * self.patch**2 * hidden + self.table_side**2 * hidden
+        before += 4 * hidden if self.class_token else hidden  # a class, its position and a norm, or the patches' bias
+        behind = self._projector_weights * (1 + len(self.deepstack)) + 2 * hidden * self.final_norm
+        if self.kind == "qwen_vl":
+            behind += (wide + self.out_size) * (1 + len(self.deepstack)) + 2 * wide * len(self.deepstack)
+        elif self.projector_bias:
+            behind += 2 * self.out_size
+        return before + self.depth * block + behind
+
+    @property
+    def _projector_weights(self) -> int:
+        """Weights of the linear layers that make a row."""
+        wide = self.hidden * self.merge**2
+        if self.kind == "idefics3":
+            return wide * self.out_size
+        return (wide + self.out_size) * (wide if self.kind == "qwen_vl" else self.out_size)
+
+    def flops(self, height: int, width: int) -> int:
+        """Return the operations of the matrix products for an image of a size in pixels."""
+        rows, columns = self.grid(height, width)
+        patches = rows * columns * self.merge**2
+        tokens = patches + self.class_token
+        weights = 4 * self.hidden**2 + 2 * self.hidden * self.intermediate
+        block = 2 * tokens * weights + 4 * tokens**2 * self.hidden
+        behind = 2 * rows * columns * self._projector_weights * (1 + len(self.deepstack))
+        return 2 * patches * 3 * self.patch**2 * self.hidden + self.depth * block + behind
+
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """Return the rows and columns of positions of an image of a size in pixels."""
         return height // self.patch // self.merge, width // self.patch // self.merge

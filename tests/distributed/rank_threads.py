@@ -49,6 +49,9 @@ class ThreadGroup(TPGroup):
         everyones = torch.cat(self._all("all_gather_columns", x), dim=1)[:, :columns].contiguous()
         return everyones if out is None else out.copy_(everyones)
 
+    def all_gather_rows(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat(self._all("all_gather_rows", x))
+
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         return x.copy_(self._all("broadcast", x.clone())[0])
 

@@ -170,6 +170,19 @@ def tensors_of(weight: Any) -> list[Any]:
     return [weight] if isinstance(weight, torch.Tensor) else []
 
 
+def test_the_tower_of_a_vision_model(tmp_path: Path) -> None:
+    config = CONFIGS["qwen3-vl-2b"]
+    found, both = (needs(tmp_path, config, tp=tp) for tp in (1, 2))
+    text = {**config, "architectures": ["Qwen3ForCausalLM"], **config["text_config"]}
+    without = needs(tmp_path, {key: value for key, value in text.items() if key != "rope_scaling"})
+    assert found.tower_bytes == pytest.approx(2 * 0.407e9, rel=0.01)
+    assert found.weight_bytes - without.weight_bytes == found.tower_bytes
+    assert both.weight_bytes - found.weight_bytes == found.tower_bytes, "each rank has the whole tower"
+    assert without.tower_bytes == 0
+    assert (found.kv_tokens < without.kv_tokens, found.stages, without.stages) == (True, 26, 28)
+    assert "tower 775 MiB of the weights, on each rank" in " ".join(as_text(on(GPU_MACHINE, found), []).split())
+
+
 @pytest.mark.parametrize("kind", ["none", "fp8", "int8", "int4"])
 def test_bytes_are_those_of_the_loaded_weights(kind: str, tmp_path: Path, cache_folder: Path) -> None:
     """Of a model so large that norms do not count."""

@@ -189,6 +189,17 @@ def test_every_stage_has_attention() -> None:
         divide_layers(hybrid, 3)
 
 
+def test_the_first_stage_adds_the_deepstack_rows_of_images() -> None:
+    spec = parse_model_spec(CONFIGS["qwen3-vl-2b"], {})
+    assert divide_layers(spec, 2) == (15, 13)
+    assert divide_layers(spec, 26) == (3, *[1] * 25)
+    with pytest.raises(ConfigError, match=r"28 layers with attention.* the first 3 layers.* pp may be 1 to 26"):
+        divide_layers(spec, 27)
+    assert divide_layers(spec, 2, "3,25") == (3, 25)
+    with pytest.raises(ConfigError, match="give stage 0 at least 3 layers, not 2"):
+        divide_layers(spec, 2, "2,26")
+
+
 def test_layers_may_be_given() -> None:
     hybrid = spec_of("llama-3.1-8b", num_hidden_layers=8, recurrent=[2, 3, 4, 5, 6])
     assert divide_layers(hybrid, 2, "1, 7") == (1, 7)

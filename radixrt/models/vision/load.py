@@ -10,7 +10,7 @@ from radixrt.errors import ModelLoadError
 from radixrt.layers.ops import LayerOps, TorchOps
 from radixrt.models.loading.weights import Checkpoint, check_tensors, draw_parameters, read_parameters
 from radixrt.models.model_config import DTYPES, ModelSpec
-from radixrt.models.precision import Precision, choose_precision
+from radixrt.models.precision import tower_precision
 from radixrt.models.vision.idefics3 import Idefics3Tower
 from radixrt.models.vision.llava import LlavaTower
 from radixrt.models.vision.normalization import read_normalization
@@ -60,10 +60,3 @@ def load_tower(
             read_parameters(tower, sources, checkpoint, device, show_progress=show_progress)
     tower.finalize()
     return tower.eval()
-
-
-def tower_precision(dtype: str, device: str) -> Precision:
-    """Return the dtypes of a tower on a device. All of its products have many rows: on a CPU that multiplies many rows
-    faster in float32 than in bfloat16, the weights are float32."""
-    precision = choose_precision(dtype, device)
-    return choose_precision("float32", device) if precision.float32_min_tokens is not None else precision
