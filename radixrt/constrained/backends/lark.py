@@ -166,7 +166,7 @@ class _Writer:
             most = expr.low if expr.high is None else expr.high
             if most > MAX_COUNT:
                 raise NotExpressible(f"a repetition of {most} times; llguidance counts to {MAX_COUNT}")
-            return item + _count(expr.low, expr.high), _REPEATED, depth
+            return item + written_count(expr.low, expr.high), _REPEATED, depth
         if isinstance(expr, Ref):
             return self._names[expr.rule], _ATOM, 0
         if isinstance(expr, Term):
@@ -236,7 +236,7 @@ class _Writer:
         if isinstance(regex, Complement):
             return f"{_ANY_UTF8} & ~{self.terminal(regex.item)}"
         if isinstance(regex, Repeat):
-            return self.terminal(regex.item) + _count(regex.low, regex.high)
+            return self.terminal(regex.item) + written_count(regex.low, regex.high)
         if isinstance(regex, Concat):
             return " ".join(self.terminal(part) for part in regex.chain())
         if isinstance(regex, Alternate):
@@ -293,7 +293,8 @@ def _with_any_bytes(regex: Regex) -> str:
     return " ".join([*before, f"/{to_rust(inner)}/", *after])
 
 
-def _count(low: int, high: int | None) -> str:
+def written_count(low: int, high: int | None) -> str:
+    """Return the suffix for a repetition, as Lark and EBNF have it."""
     if high is None:
         return "*" if low == 0 else "+" if low == 1 else f"{{{low},}}"
     return "?" if (low, high) == (0, 1) else f"{{{low},{high}}}"
@@ -426,11 +427,7 @@ def _grouped(written: tuple[str, int], needed: int) -> str:
 def _counts(low: int, high: int | None) -> str:
     if max(low, high or 0) > MAX_REGEX_COUNT:
         raise RegexTooComplex("an expression repeats something more than four billion times")
-    if high is None:
-        return "*" if low == 0 else "+" if low == 1 else f"{{{low},}}"
-    if low == high:
-        return f"{{{low}}}"
-    return "?" if (low, high) == (0, 1) else f"{{{low},{high}}}"
+    return f"{{{low}}}" if low == high else written_count(low, high)
 
 
 def _escape(text: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from radixrt.constrained.backends.borders import Borders
+from radixrt.constrained.backends.lark import written_count
 from radixrt.constrained.grammar import Bitmask, bitmask_words
 from radixrt.constrained.matcher import GrammarBackend, GrammarError, Matcher
 from radixrt.constrained.productions import (
@@ -234,7 +235,7 @@ class _Writer:
         if max(low, high or 0) > MAX_COUNT:
             raise NotExpressible(f"a repetition of {max(low, high or 0)} times; xgrammar is given at most {MAX_COUNT}")
         if high is not None or low > 1 or _is_class(expr.item):
-            return (f"({item})" if item[-1] in "*+?}" else item) + _count(low, high)
+            return (f"({item})" if item[-1] in "*+?}" else item) + written_count(low, high)
         more = self._name(name)
         self._lines.append(f'{more} ::= {item} {more} | ""')
         return more if low == 0 else f"{item} {more}"
@@ -246,7 +247,7 @@ class _Writer:
         if regex.text is not None:
             return quoted(regex.text)
         if isinstance(regex, Repeat) and isinstance(regex.item, Chars) and max(regex.low, regex.high or 0) <= MAX_COUNT:
-            return _class(regex.item.charset) + _count(regex.low, regex.high)
+            return _class(regex.item.charset) + written_count(regex.low, regex.high)
         known = self._terminals.get(regex)
         if known is None:
             known = self._terminals[regex] = self._terminal_rules(regex)
@@ -330,12 +331,6 @@ def _escaped(char: str) -> str:
         return char
     point = ord(char)
     return f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
-
-
-def _count(low: int, high: int | None) -> str:
-    if high is None:
-        return "*" if low == 0 else "+" if low == 1 else f"{{{low},}}"
-    return "?" if (low, high) == (0, 1) else f"{{{low},{high}}}"
 
 
 def _is_class(expr: Expr) -> bool:

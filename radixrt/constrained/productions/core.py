@@ -97,7 +97,7 @@ class Productions:
                     self._validate_parts(name, expr)
         cycle = left_recursion(self)
         if cycle:
-            raise InvariantError("left recursion: " + " -> ".join([*cycle, cycle[0]]))
+            raise InvariantError(f"left recursion through {', '.join(cycle)}")
 
     def _validate_parts(self, rule: str, expr: AnyOrder) -> None:
         bounds = [(part.low, part.high) for part in expr.parts]
@@ -210,28 +210,49 @@ def left_calls(body: Expr, shortest: Mapping[str, int]) -> set[str]:
 
 
 def left_recursion(productions: Productions) -> list[str]:
-    """Rules of one cycle of calls that read nothing in between, in calling order; empty if there is none."""
+    """Rules that call one another in a circle and read nothing in between; empty if there are none."""
     shortest = productions.shortest
-    calls = {name: sorted(left_calls(body, shortest)) for name, body in productions.rules.items()}
-    done: set[str] = set()
-    for root in productions.rules:
-        path: list[str] = []
-        on_path: set[str] = set()
-        stack = [(root, False)]
-        while stack:
-            name, leaving = stack.pop()
-            if leaving:
-                path.pop()
-                on_path.discard(name)
-                done.add(name)
-            elif name in on_path:
-                return path[path.index(name) :]
-            elif name not in done and name in calls:
-                path.append(name)
-                on_path.add(name)
-                stack.append((name, True))
-                stack.extend((callee, False) for callee in calls[name])
-    return []
+    calls = {name: left_calls(body, shortest) for name, body in productions.rules.items()}
+    return next((found for found in components(calls) if is_circle(found, calls)), [])
+
+
+def components(calls: Mapping[str, set[str]]) -> list[list[str]]:
+    """The strongly connected components of calls, callees before their callers (Tarjan's algorithm, iterative)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    component: list[str] = []
+    open_rules: set[str] = set()
+    found: list[list[str]] = []
+    for root in calls:
+        path = [(root, iter(sorted(calls[root])))] if root not in index else []
+        while path:
+            name, callees = path[-1]
+            if name not in index:
+                index[name] = low[name] = len(index)
+                component.append(name)
+                open_rules.add(name)
+            callee = next((one for one in callees if one in calls and (one not in index or one in open_rules)), None)
+            if callee is not None:
+                if callee in index:
+                    low[name] = min(low[name], index[callee])
+                else:
+                    path.append((callee, iter(sorted(calls[callee]))))
+                continue
+            # All callees are done: pass the low link on, and close the component if this rule is its root.
+            path.pop()
+            if path:
+                low[path[-1][0]] = min(low[path[-1][0]], low[name])
+            if low[name] == index[name]:
+                first = component.index(name)
+                found.append(component[first:])
+                open_rules.difference_update(component[first:])
+                del component[first:]
+    return found
+
+
+def is_circle(component: list[str], calls: Mapping[str, set[str]]) -> bool:
+    """Return True if the rules of a component call one another."""
+    return len(component) > 1 or component[0] in calls[component[0]]
 
 
 def _pruned(expr: Expr, below: list[Expr]) -> Expr:

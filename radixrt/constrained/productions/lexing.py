@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from radixrt.constrained.productions.core import Productions
+from radixrt.constrained.productions.core import Productions, components
 from radixrt.constrained.productions.expressions import (
     Alt,
     Expr,
@@ -79,8 +79,13 @@ class _Draft:
         self._apart: set[int] = set()
         self._cuts: dict[int, set[int]] = {}
         joined = productions.rewrite(_with_joined_literals)
-        for rule in _callees_first(joined):
-            self._rules[rule] = self._group_regular(joined.rules[rule])
+        calls = {
+            rule: {expr.rule for expr in postorder([body]) if isinstance(expr, Ref)}
+            for rule, body in joined.rules.items()
+        }
+        for component in components(calls):
+            for rule in component:
+                self._rules[rule] = self._group_regular(joined.rules[rule])
 
     def take_apart(self, source: _Source, length: int) -> None:
         """Split an expression that was a single terminal. A literal is split after `length` characters."""
@@ -199,27 +204,6 @@ def _language(expr: Expr, below: list[Regex]) -> Regex | None:
     if isinstance(expr, Rep):
         return repeat(below[0], expr.low, expr.high)
     return below[0] if isinstance(expr, Ref) and below else None
-
-
-def _callees_first(productions: Productions) -> list[str]:
-    """Return the rules in an order in which callees precede their callers, except where rules call one another."""
-    order: list[str] = []
-    seen: set[str] = set()
-    calls = {
-        rule: [expr.rule for expr in postorder([body]) if isinstance(expr, Ref)]
-        for rule, body in productions.rules.items()
-    }
-    for root in productions.rules:
-        stack = [(root, False)]
-        while stack:
-            rule, done = stack.pop()
-            if done:
-                order.append(rule)
-            elif rule not in seen:
-                seen.add(rule)
-                stack.append((rule, True))
-                stack.extend((callee, False) for callee in calls[rule])
-    return order
 
 
 def _with_joined_literals(expr: Expr) -> Expr:

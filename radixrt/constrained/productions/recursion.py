@@ -8,10 +8,9 @@ expression before a recursive call that may be empty is split into its empty and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
-from radixrt.constrained.productions.core import Productions, left_calls, length_of
+from radixrt.constrained.productions.core import Productions, components, is_circle, left_calls, length_of
 from radixrt.constrained.productions.expressions import (
     NO_TEXT,
     NOTHING,
@@ -58,8 +57,9 @@ def without_left_recursion(productions: Productions) -> Productions:
     shortest = dict(productions.shortest)
     calls = {name: left_calls(body, shortest) for name, body in productions.rules.items()}
     rules = dict(productions.rules)
-    for circle in _circles(calls):
-        _Circle(rules, circle, shortest).break_up()
+    for component in components(calls):
+        if is_circle(component, calls):
+            _Circle(rules, sorted(component, key=list(calls).index), shortest).break_up()
     return Productions(rules, productions.start)
 
 
@@ -217,46 +217,6 @@ class _Circle:
 
 def _nonempty_name(rule: str) -> str:
     return f"{rule}~"  # no name that a user can give
-
-
-def _circles(calls: Mapping[str, set[str]]) -> list[list[str]]:
-    """The strongly connected components with a cycle, in the order of the rules (Tarjan's algorithm, iterative)."""
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    component: list[str] = []
-    open_rules: set[str] = set()
-    found: list[list[str]] = []
-    for root in calls:
-        if root in index:
-            continue
-        path = [(root, iter(sorted(calls[root])))]
-        index[root] = low[root] = len(index)
-        component.append(root)
-        open_rules.add(root)
-        while path:
-            name, callees = path[-1]
-            callee = next((one for one in callees if one in calls and (one not in index or one in open_rules)), None)
-            if callee is not None:
-                if callee in index:
-                    low[name] = min(low[name], index[callee])
-                    continue
-                index[callee] = low[callee] = len(index)
-                component.append(callee)
-                open_rules.add(callee)
-                path.append((callee, iter(sorted(calls[callee]))))
-                continue
-            # All callees are done: pass the low link on, and close the component if this rule is its root.
-            path.pop()
-            if path:
-                low[path[-1][0]] = min(low[path[-1][0]], low[name])
-            if low[name] == index[name]:
-                first = component.index(name)
-                members = component[first:]
-                del component[first:]
-                open_rules.difference_update(members)
-                if len(members) > 1 or name in calls[name]:
-                    found.append(sorted(members, key=list(calls).index))
-    return found
 
 
 def _written_size(expr: Expr) -> tuple[int, int]:

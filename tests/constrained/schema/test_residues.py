@@ -7,8 +7,7 @@ import pytest
 from radixrt.constrained.regex import alternate
 from radixrt.constrained.regex.automaton import Dfa
 from radixrt.constrained.schema import SchemaRefused, normalize
-from radixrt.constrained.schema.normal_form.numbers import NumberSet
-from radixrt.constrained.schema.normal_form.residues import fewest_states
+from radixrt.constrained.schema.normal_form.numbers import NumberSet, fewest_states
 
 
 def numbers(*, of: str | None = None, not_of: tuple[str, ...] = (), high: int | None = None) -> NumberSet:

@@ -30,8 +30,7 @@ from radixrt.constrained.schema.normal_form.nodes import (
     Node,
     ObjectShape,
 )
-from radixrt.constrained.schema.normal_form.numbers import NumberSet
-from radixrt.constrained.schema.normal_form.residues import fewest_states
+from radixrt.constrained.schema.normal_form.numbers import NumberSet, fewest_states
 from radixrt.constrained.schema.normal_form.strings import Source, StringSet
 from radixrt.constrained.schema.values import key, text_of
 
