@@ -17,6 +17,7 @@ from radixrt.errors import ConfigError
 from radixrt.messages.client import ToMain, ToTokenizer
 from radixrt.messages.runner import FromRunner, RunnerReady
 from radixrt.messages.scheduler import SchedulerReady, ToScheduler
+from radixrt.parts.media.settings import CPU_FLOPS_PER_S, GPU_FLOPS_PER_S, MediaSettings, encoder_rows
 from radixrt.start_log import StartLog
 
 if TYPE_CHECKING:
@@ -127,6 +128,11 @@ def make_runner(
         from radixrt.parts.tiers.runner.staging import STAGING_BYTES
 
         staging_bytes = STAGING_BYTES
+    make_inputs, image_rows = None, 0
+    if settings.vision is not None:
+        from radixrt.parts.media.runner import ImageReader
+
+        make_inputs, image_rows = ImageReader.of, encoder_rows(config.model.max_image_tokens)
 
     return ModelRunner(
         RunnerConfig(
@@ -154,11 +160,12 @@ def make_runner(
             stage_layers=settings.stage_layers,
             host_tier_bytes=0 if tiers is None else tiers.host_bytes // tiers.ranks,
             staging_bytes=staging_bytes,
-            text_only=config.model.text_only,
+            image_rows=image_rows,
         ),
         progress,
         start_log,
         StepReader.of,
+        make_inputs,
     )
 
 
@@ -238,6 +245,7 @@ def make_scheduler_loop(
         cascade=None if config.executor.cascade == "off" else ready.cascade,
         stages=settings.stages,
         tiers=None if tiers is None else _make_tiers(tiers, executor.pool_bytes, on_cpu=ready.device == "cpu"),
+        media=_media_settings(config, settings, on_cpu=ready.device == "cpu"),
     )
     # Pipeline stages need a step in flight for each stage, unless the user turned overlapping off.
     depth = config.scheduler.max_inflight_steps
@@ -266,6 +274,24 @@ def make_scheduler_loop(
         )
     )
     return loop
+
+
+def _media_settings(config: Config, settings: EngineSettings, *, on_cpu: bool) -> MediaSettings | None:
+    """Return what the scheduler needs to know of the model's vision tower; None for a model that reads text alone."""
+    vision = settings.vision
+    if vision is None:
+        return None
+    return MediaSettings(
+        token=vision.image_token_id,
+        rows=encoder_rows(config.model.max_image_tokens),
+        blocks=vision.depth,
+        patch=vision.patch,
+        hidden=vision.hidden,
+        intermediate=vision.intermediate,
+        is_rotary=bool(vision.rotary_axes),
+        flops_per_s=CPU_FLOPS_PER_S if on_cpu else GPU_FLOPS_PER_S,
+        shares_memory=config.executor.executor != "ray",
+    )
 
 
 def _make_tiers(settings: TierSettings, sizes: list[PoolBytes], *, on_cpu: bool) -> Tiers:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode, SharedGroups
+from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode, SharedGroups, StepInputs
 from radixrt.forward_batch.padding import bucket_for, padded
 from radixrt.forward_batch.state_rows import StateColumns, StateRows
 from radixrt.forward_batch.upload import Uploader
@@ -38,11 +38,14 @@ class BatchBuilder:
         sample_sizes: ascending sizes to which the number of sampling rows of an EXTEND step is padded. On CUDA, a GEMM
             with a new number of rows may wait until the device is idle while cuBLAS loads a kernel for that size.
         max_given: maximum number of input ids for `give`.
+        has_offsets: rows may have rotary positions that differ from their positions.
 
     Attributes:
         req_to_token: int32 [max_requests + 1, context_length], slots of each row's positions.
         future_token_ids: int64 [max_requests + 1 + max_given], the last sampled token of each row, by req_pool_idx; -1
             (CUDA: 0) before the first token. The last max_given entries hold the ids of `give`.
+        rotary_offsets: int64 [max_requests + 1], rotary position minus position of each row's next tokens; None for a
+            model whose rows have none.
     """
 
     def __init__(
@@ -52,6 +55,8 @@ class BatchBuilder:
         device: torch.device,
         sample_sizes: Sequence[int] = (),
         max_given: int = 0,
+        *,
+        has_offsets: bool = False,
     ) -> None:
         self.sample_sizes = sample_sizes
         self._uploader = Uploader(device)
@@ -61,6 +66,9 @@ class BatchBuilder:
         nothing = 0 if device.type == "cuda" else -1
         size = max_requests + 1 + max_given
         self.future_token_ids = torch.full((size,), nothing, dtype=torch.int64, device=device)
+        self.rotary_offsets: torch.Tensor | None = None
+        if has_offsets:
+            self.rotary_offsets = torch.zeros(max_requests + 1, dtype=torch.int64, device=device)
         self._given = self.future_token_ids[max_requests + 1 :].view(torch.uint8)
         self._write_many = _write_kernel() if device.type == "cuda" else None
 
@@ -89,6 +97,16 @@ class BatchBuilder:
             self.req_to_token[write.req_pool_idx, write.start : write.start + count] = slots[first : first + count]
             first += count
 
+    def set_offsets(self, rows: Int32Array, offsets: Int32Array) -> None:
+        """Set the rotary offsets of rows (int32 [k] each)."""
+        assert self.rotary_offsets is not None
+        index, values = self._upload(rows, offsets)
+        self.rotary_offsets[index] = values
+
+    def rotary_positions(self, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Return int64 [n], the rotary positions of tokens at positions of rows of req_to_token (int64 [n] each)."""
+        return positions if self.rotary_offsets is None else positions + self.rotary_offsets[rows]
+
     def give(self, ids: Int32Array) -> Int32Array:
         """Store input ids behind the future tokens, for a captured step that gathers its ids there (CUDA only).
 
@@ -103,12 +121,13 @@ class BatchBuilder:
         first = len(self.future_token_ids) - self._given.numel() // given.itemsize
         return np.arange(first, first + len(ids), dtype=I32)
 
-    def build(self, step: ForwardStep, *, narrow: bool = False) -> ForwardBatch:
+    def build(self, step: ForwardStep, *, narrow: bool = False, inputs: StepInputs | None = None) -> ForwardBatch:
         """Create the batch of a step and write its new slots into req_to_token.
 
         Args:
             narrow: the model supports `ForwardBatch.narrowed`. The narrowed batch is created if only hidden states of
                 the last tokens of rows are needed, and enough tokens are excluded.
+            inputs: inputs besides tokens, of an EXTEND step.
         """
         idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
         out_cache_loc = unpack_i32(step.out_cache_loc)
@@ -129,6 +148,7 @@ class BatchBuilder:
             self._state_rows(step, extend_lens),
             narrow=read is not None,
             read=read,
+            inputs=inputs,
         )
 
     def _state_rows(self, step: ForwardStep, lens: Int32Array) -> StateRows | None:
@@ -158,6 +178,7 @@ class BatchBuilder:
         *,
         narrow: bool = False,
         read: npt.NDArray[np.bool_] | None = None,
+        inputs: StepInputs | None = None,
     ) -> ForwardBatch:
         """Create a batch of prompt chunks and decode rows (shapes: see `ForwardStep`).
 
@@ -214,7 +235,7 @@ class BatchBuilder:
         return ForwardBatch(
             ForwardMode.EXTEND,
             ids,
-            at,
+            self.rotary_positions(at, token_rows),
             idx,
             lens_there,
             loc,
@@ -229,6 +250,7 @@ class BatchBuilder:
             states,
             None if wanted is sampled or sampled[wanted].all() else sample_index,
             wanted_tokens if narrow else None,
+            inputs,
         )
 
     def _padded_to_bucket(self, index: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -273,7 +295,7 @@ class BatchBuilder:
         self.req_to_token[rows, positions] = slots.to(torch.int32)
         return ForwardBatch.of_decode_rows(
             ids[0] if ids else self.future_token_ids[rows],
-            positions,
+            self.rotary_positions(positions, rows),
             rows,
             lens,
             slots,

@@ -90,12 +90,30 @@ class SharedGroups:
 
 
 @dataclass(frozen=True)
+class StepInputs:
+    """Inputs of a step besides tokens. Index tensors are int64 on the runner's device.
+
+    Attributes:
+        places: [m], ascending indices of the new tokens whose embeddings `rows` replace.
+        rows: [m, hidden].
+        added: for each of the first layers, [m, hidden]: added to the hidden states of `places` after the layer.
+        positions: [3, T], rotary positions on three axes; None if a token has one position, that of the batch.
+    """
+
+    places: torch.Tensor
+    rows: torch.Tensor
+    added: tuple[torch.Tensor, ...] = ()
+    positions: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
 class ForwardBatch:
     """B rows and T new tokens (T == B in DECODE). Index tensors are int64 on the runner's device.
 
     Attributes:
         input_ids: [T].
-        positions: [T], 0-based position of each new token in its sequence.
+        positions: [T], rotary position of each new token: its position in its sequence, plus the offset of a row with
+            images.
         req_pool_indices: [B], row of each sequence in req_to_token.
         seq_lens: [B], length of each sequence including its new tokens.
         out_cache_loc: [T], slots for the new keys and values.
@@ -114,6 +132,7 @@ class ForwardBatch:
             without recurrent layers, and in a narrowed batch.
         sample_index: [S or more, then padding], entries of logits_index that sample; None if all entries sample.
         wanted_tokens: int32 on the host, ascending, tokens of the rows of `narrowed`; None without `narrowed`.
+        inputs: inputs besides tokens; None for a step of tokens alone.
     """
 
     mode: ForwardMode
@@ -133,6 +152,7 @@ class ForwardBatch:
     states: StateRows | None = None
     sample_index: torch.Tensor | None = None
     wanted_tokens: Int32Array | None = None
+    inputs: StepInputs | None = None
 
     @staticmethod
     def of_decode_rows(

@@ -9,8 +9,11 @@ import numpy.typing as npt
 
 from radixrt.forward_batch.forward_batch import COUNT, FIRST, ForwardMode, SharedGroups
 from radixrt.messages.runner import ForwardStep
-from radixrt.messages.sections import READS, STATES, StateSection, decode
+from radixrt.messages.sections import MEDIA, READS, STATES, StateSection, decode
 from radixrt.messages.wire import I32, Int32Array, unpack_i32
+
+_ROWS = {STATES, MEDIA}
+"""Sections with inputs for each row or token of an EXTEND step."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,10 @@ class TokenRows:
     @staticmethod
     def of(step: ForwardStep) -> TokenRows | None:
         """Return the rows of a step. Steps that read values, steps without sampling rows, and EXTEND steps of a model
-        with recurrent layers return None."""
-        if READS in step.sections or (STATES in step.sections and step.mode != ForwardMode.DECODE):
+        with recurrent layers or with a section for images return None."""
+        if step.sections and (
+            READS in step.sections or (step.mode != ForwardMode.DECODE and _ROWS & step.sections.keys())
+        ):
             return None
         req_pool_idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
         slots = unpack_i32(step.out_cache_loc)

@@ -13,7 +13,7 @@ from torch import nn
 
 from radixrt.attention.base import AttentionBackend
 from radixrt.distributed.partial_sum import PartialSum
-from radixrt.forward_batch.forward_batch import ForwardBatch
+from radixrt.forward_batch.forward_batch import ForwardBatch, StepInputs
 from radixrt.layers.classification_head import ClassificationHead
 from radixrt.layers.formats.base import Quantization
 from radixrt.layers.formats.checkpoint import CheckpointTensor, ParameterSources, replicated, split_by_output
@@ -132,6 +132,7 @@ class Decoder(nn.Module):
         labels = () if spec.classifier is None or not stage.is_last else spec.classifier.labels
         self.classifier = ClassificationHead(decoder.hidden_size, len(labels)) if labels else None
         self._rotary_table: torch.Tensor | None = None
+        self._rotary_axes: torch.Tensor | None = None
         self.progress: Callable[[], None] = no_progress
 
     def finalize(self) -> None:
@@ -145,6 +146,9 @@ class Decoder(nn.Module):
             torch_dtype(self._precision.rotary),
             self._device,
         )
+        if spec.vision is not None and spec.vision.rotary_axes:
+            # The table has the frequencies twice, once for each half of the rotated dimensions.
+            self._rotary_axes = torch.tensor(spec.vision.rotary_axes * 2, device=self._device)
 
     @property
     def _device(self) -> torch.device:
@@ -172,6 +176,8 @@ class Decoder(nn.Module):
         residual: torch.Tensor
         if received is None:
             residual, added = self._embed(input_ids)
+            if batch.inputs is not None:
+                _replace_embeddings(residual, added, batch.inputs)
         else:
             residual, added = received[:, 0].contiguous(), PartialSum(received[:, 1].contiguous())
         return self.run_layers(residual, added, positions, batch, attention)
@@ -200,9 +206,13 @@ class Decoder(nn.Module):
         """
         assert self._rotary_table is not None, "finalize was not called"
         inputs = MixerInputs(positions, self._rotary_table, batch, attention)
+        if batch.inputs is not None and batch.inputs.positions is not None:
+            inputs = self._on_axes(inputs, batch.inputs.positions)
         *before, last = self.layers
-        for layer in before:
+        for i, layer in enumerate(before):
             residual, added = layer(residual, added, inputs)
+            if batch.inputs is not None and self._stage.is_first and i < len(batch.inputs.added):
+                residual.index_add_(0, batch.inputs.places, batch.inputs.added[i].to(residual.dtype))
             self.progress()
         residual, added = last(residual, added, inputs, batch.narrowed)
         if not residual.shape[0]:
@@ -214,6 +224,20 @@ class Decoder(nn.Module):
         return self._ops.all_reduce_add_rms_norm(
             residual, added, self.norm, self._eps, self._activation_dtype, self._group
         )
+
+    def _on_axes(self, inputs: MixerInputs, positions: torch.Tensor) -> MixerInputs:
+        """Return the inputs with a rotary table of this step: each token has a row, in which each frequency comes from
+        the token's position on the frequency's axis.
+
+        Args:
+            positions: int64 [3, T].
+        """
+        assert self._rotary_table is not None
+        assert self._rotary_axes is not None, "a model of text has one axis"
+        rows = positions[self._rotary_axes].t().contiguous()[:, None, :]  # [T, 1, columns of the table]
+        sides = torch.arange(2, device=rows.device)[None, :, None]
+        table = self._rotary_table[rows, sides, torch.arange(rows.shape[2], device=rows.device)]
+        return replace(inputs, positions=torch.arange(rows.shape[0], device=rows.device), rotary_table=table)
 
     def _embed(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, PartialSum | None]:
         """Return the residual stream before the first layer and its first addend. With several ranks each has the rows
@@ -307,6 +331,17 @@ class Decoder(nn.Module):
     def _vocabulary_rows(self, tensor: str) -> tuple[CheckpointTensor, ...]:
         shape = self._model_spec.vocab_size, self._context.spec.hidden_size
         return (CheckpointTensor(tensor, shape, 0, self._part.vocab, self._part.vocab_rows),)
+
+
+def _replace_embeddings(residual: torch.Tensor, added: PartialSum | None, inputs: StepInputs) -> None:
+    """Replace the embeddings of a step's tokens by the rows of other inputs, in place.
+
+    Args:
+        residual, added: the residual stream [T, hidden] and its addend, of which ranks have a part each.
+    """
+    residual[inputs.places] = inputs.rows.to(residual.dtype)
+    if added is not None:
+        added.x[inputs.places] = 0
 
 
 def _elsewhere(decoder: DecoderSpec, stage: Stage) -> tuple[str, ...]:

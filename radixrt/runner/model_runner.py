@@ -34,13 +34,14 @@ from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode
 from radixrt.forward_batch.padding import graph_buckets, max_graph_rows
 from radixrt.forward_batch.token_rows import TokenRows
 from radixrt.kernels.threads import unbind_thread
+from radixrt.layers.ops import LayerOps
 from radixrt.messages.runner import CascadeCosts, ForwardStep, GrammarMask, WeightsInfo
 from radixrt.messages.state_slots import RESERVED_STATES
 from radixrt.messages.wire import Int32Array, unpack_i32
 from radixrt.models.loading.weights import load_model
-from radixrt.models.model_config import load_model_spec
+from radixrt.models.model_config import ModelSpec, load_model_spec
 from radixrt.models.precision import torch_dtype
-from radixrt.models.registry import Model
+from radixrt.models.registry import Model, no_progress
 from radixrt.runner.graphs.memory import graph_bytes, longest_captured_prompt
 from radixrt.runner.kv_cache_dtype import KVCacheDtype, resolve_kv_cache_dtype
 from radixrt.runner.pool_sizes import bytes_in_flight, least_states, shared_costs, size_pools
@@ -58,7 +59,14 @@ from radixrt.runner.runner_config import (
 )
 from radixrt.runner.sampling.sampler import Sampler
 from radixrt.runner.sampling.sampling_tables import SamplingTables
-from radixrt.runner.step_result import LogitsProcessorOutput, SampledStep, SampleResult, StepValues, ValueReader
+from radixrt.runner.step_result import (
+    InputReader,
+    LogitsProcessorOutput,
+    SampledStep,
+    SampleResult,
+    StepValues,
+    ValueReader,
+)
 from radixrt.runner.warm_up import compile_kernels, verify_kernels
 from radixrt.runner.weights_info import weights_info
 from radixrt.start_log import StartLog
@@ -70,6 +78,9 @@ if TYPE_CHECKING:
     from radixrt.runner.graphs.prompt_graph_runner import PromptGraphRunner
 
 logger = logging.getLogger(__name__)
+
+MakeInputs = Callable[[RunnerConfig, ModelSpec, torch.device, LayerOps, Callable[[], None]], InputReader]
+"""Creates an `InputReader` of a model on a device, with kernels and a function to call after each piece of work."""
 
 LOADING_S = 3.0
 """Longest time, in seconds, that the start waits for compiled attention kernels to be loaded. Kernels that have yet to
@@ -94,6 +105,7 @@ class ModelRunner:
         progress: called after each layer of a step that the host computes or launches; a replayed graph calls nothing.
         start_log: gets the phases of `initialize`.
         make_reader: creates the reader of values other than samples; None: steps read none.
+        make_inputs: creates the reader of inputs other than tokens of a model; None: steps have none.
     """
 
     def __init__(
@@ -102,8 +114,11 @@ class ModelRunner:
         progress: Callable[[], None] | None = None,
         start_log: StartLog | None = None,
         make_reader: Callable[[Model], ValueReader] | None = None,
+        make_inputs: MakeInputs | None = None,
     ) -> None:
         self._config = config
+        self._make_inputs = make_inputs
+        self._inputs: InputReader | None = None
         self._make_reader = make_reader
         self._progress = progress
         self._start_log = start_log or StartLog(None)
@@ -183,6 +198,8 @@ class ModelRunner:
             ops=ops,
         )
         divide_threads(self._model, ops, self._threads)
+        if self._make_inputs is not None:
+            self._inputs = self._make_inputs(c, self._spec, self.device, ops, self._progress or no_progress)
         self.weights = weights_info(self._model, self._spec)
         if self.weights.scheme:
             share, kernels = 100 * self.weights.quantized, ", ".join(self.weights.kernels)
@@ -212,9 +229,18 @@ class ModelRunner:
         self.kv_cache = KVCache(self._model.attention_layers, num_slots, c.page_size, c.pool_dtype, self.device)
         on_cuda = self.device.type == "cuda"
         sizes, max_given = (graph_buckets(max_requests), max_graph_rows(max_requests)) if on_cuda else ([], 0)
-        self.batches = BatchBuilder(max_requests, c.context_length, self.device, sizes, max_given)
+        vision = self._spec.vision if self._inputs is not None else None
+        self.batches = BatchBuilder(
+            max_requests,
+            c.context_length,
+            self.device,
+            sizes,
+            max_given,
+            has_offsets=vision is not None and bool(vision.rotary_axes),
+        )
         self._tables = SamplingTables(max_requests, self.vocab_size, self.device)
-        self._sampler = Sampler(self._tables)
+        never = () if vision is None else (vision.image_token_id, *vision.marker_ids)
+        self._sampler = Sampler(self._tables, never=never)
         self._reader = None if self._make_reader is None else self._make_reader(self._model)
         self._graphs: CudaGraphRunner | None = None
         self._prompt_graphs: PromptGraphRunner | None = None
@@ -246,6 +272,8 @@ class ModelRunner:
         for step in steps:
             self._run_once(step)
         self._run_once(steps[-1], narrow=self._model.narrows)
+        if self._inputs is not None:
+            self._inputs.measure()
         torch.cuda.synchronize(self.device)
         peak = torch.cuda.max_memory_allocated(self.device) - before
         self._longest_prompt = longest_captured_prompt(self._model, c.max_step_tokens, self._group)
@@ -346,10 +374,14 @@ class ModelRunner:
         self.batches.write_rows(step.row_writes)
         for row in step.sampling_rows if self._links.is_last else ():
             self._tables.write(row)
+        inputs = (
+            self._inputs.of_step(step.sections, self.batches) if self._inputs is not None and step.sections else None
+        )
         if (staged := self._stage(step)) is not None:
             return staged
-        is_captured = self._prompt_graphs is not None and self._prompt_graphs.has(len(step.out_cache_loc) // 4)
-        return self.batches.build(step, narrow=self._model.narrows and not is_captured)
+        prompts = self._prompt_graphs
+        is_captured = inputs is None and prompts is not None and prompts.has(len(step.out_cache_loc) // 4)
+        return self.batches.build(step, narrow=self._model.narrows and not is_captured, inputs=inputs)
 
     def _stage(self, step: ForwardStep) -> StagedStep | None:
         """Stage a step of few tokens for a CUDA graph; return None if no graph fits."""
@@ -404,6 +436,7 @@ class ModelRunner:
         if not last.shape[0]:
             return LogitsProcessorOutput(hidden.new_empty(0, self.vocab_size), hidden, tokens)
         logits = self._model.compute_logits(last, self._logits_buffer(last.shape[0]))
+        self._sampler.suppress(logits)
         return LogitsProcessorOutput(logits[: batch.sample_rows.shape[0]], hidden, tokens)
 
     def _logits_buffer(self, rows: int) -> torch.Tensor | None:
@@ -488,6 +521,6 @@ class ModelRunner:
 
     def shutdown(self) -> None:
         """Release the model and the pools."""
-        tensors = "_graphs _prompt_graphs _model kv_cache states _attention batches _tables _sampler _reader"
+        tensors = "_inputs _graphs _prompt_graphs _model kv_cache states _attention batches _tables _sampler _reader"
         for name in tensors.split():
             self.__dict__.pop(name, None)

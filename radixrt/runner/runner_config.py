@@ -32,7 +32,7 @@ class RunnerConfig:
         host_tier_bytes: host memory for keys and values of this rank that leave the pool, which grows later. A pool in
             host memory leaves room for it.
         staging_bytes: device memory for keys and values that move, allocated after a pool in device memory.
-        text_only: load no vision tower.
+        image_rows: rows of the encoder pool; 0 to read text alone.
     """
 
     folder: str
@@ -59,7 +59,7 @@ class RunnerConfig:
     quantization: str = "auto"
     host_tier_bytes: int = 0
     staging_bytes: int = 0
-    text_only: bool = False
+    image_rows: int = 0
 
     def stage(self, spec: ModelSpec) -> Stage:
         """Return this rank's pipeline stage of a model."""

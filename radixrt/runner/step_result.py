@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from radixrt.forward_batch.batch_builder import BatchBuilder
+from radixrt.forward_batch.forward_batch import StepInputs
 from radixrt.messages.parts import LogprobColumns, ReadValues
 from radixrt.messages.wire import Int32Array
 from radixrt.runner.logprobs import LogprobTensors
@@ -92,6 +94,22 @@ class ValueReader(Protocol):
 
     def of_step(self, sections: dict[str, bytes], output: LogitsProcessorOutput) -> StepValues | None:
         """Return the values that a step reads; None for a step without reads."""
+        ...
+
+
+class InputReader(Protocol):
+    """Computes the inputs besides tokens that a section of a step names."""
+
+    def of_step(self, sections: dict[str, bytes], batches: BatchBuilder) -> StepInputs | None:
+        """Do the work that a step asks for; return the inputs of its tokens, None for a step of tokens alone.
+
+        Args:
+            batches: owner of the rows' rotary offsets.
+        """
+        ...
+
+    def measure(self) -> None:
+        """Do the largest piece of work, so that its memory is counted and its kernels are loaded."""
         ...
 
 

@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+CPU_FLOPS_PER_S, GPU_FLOPS_PER_S = 1e11, 3e14
+"""Speeds of towers that are assumed until steps have shown them."""
+IMAGES_IN_POOL = 4
+"""Largest images that the encoder pool holds at the same time."""
+
+
+def encoder_rows(max_image_tokens: int) -> int:
+    """Return the number of rows of the encoder pool."""
+    return IMAGES_IN_POOL * max_image_tokens
+
 
 @dataclass(frozen=True)
 class MediaSettings:

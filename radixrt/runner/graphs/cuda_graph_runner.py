@@ -384,7 +384,8 @@ class CudaGraphRunner:
         table[inputs.req_pool_idx, positions] = inputs.slots.to(torch.int32)
         self._attention.begin_graph(batch, part)
         received = None if self._received is None else self._received[: inputs.rows]
-        hidden = self._model.forward(ids, positions, batch, self._backend, received)
+        rotary = self._builder.rotary_positions(positions, inputs.req_pool_idx)
+        hidden = self._model.forward(ids, rotary, batch, self._backend, received)
         if self._sent is not None:
             self._sent[: inputs.rows] = hidden
             return None
@@ -394,6 +395,9 @@ class CudaGraphRunner:
             made = self._model.compute_logits(hidden, logits)
             if made.data_ptr() != logits.data_ptr():
                 logits.copy_(made)
+            self._sampler.suppress(logits)
+        else:
+            self._sampler.suppress(own, self._group.rank * own.shape[1])
         return own
 
     def _sample(self, inputs: _Inputs, logits: torch.Tensor, own: torch.Tensor | None) -> SampleResult:

@@ -143,7 +143,7 @@ class PromptGraphRunner:
             the output of `Model.forward`. None, without any work, if no graph fits the step or is captured yet.
         """
         tokens = bucket_for(batch.num_tokens, self._buckets)
-        if tokens is None or batch.mode is not ForwardMode.EXTEND:
+        if tokens is None or batch.mode is not ForwardMode.EXTEND or batch.inputs is not None:
             return None
         captured = self._captures.get_or_make(tokens, larger_buckets(tokens, self._buckets), self._capture)
         if captured is None:

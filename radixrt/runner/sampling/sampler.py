@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,10 +62,20 @@ class Sampler:
     Args:
         rowwise: draw filtered rows one by one in numpy (see `radixrt.runner.sampling.draw`); the default on the CPU.
         fused: use the Triton kernels; the default on CUDA where Triton is installed.
+        never: token ids that no row may sample.
     """
 
-    def __init__(self, tables: SamplingTables, *, rowwise: bool | None = None, fused: bool | None = None) -> None:
+    def __init__(
+        self,
+        tables: SamplingTables,
+        *,
+        rowwise: bool | None = None,
+        fused: bool | None = None,
+        never: Sequence[int] = (),
+    ) -> None:
         self._tables = tables
+        self._never = tuple(never)
+        self._never_columns: dict[int, torch.Tensor] = {}
         self._rowwise = tables.device.type == "cpu" if rowwise is None else rowwise
         self._kernels = Kernels() if (_has_kernels(tables.device) if fused is None else fused) else None
         self._masks: DeviceMasks | None = None
@@ -130,6 +141,20 @@ class Sampler:
         found = kernels.sample(logits, temperature, u, workspace)
         kernels.filtered_sample(logits, temperature, u, workspace, *there)
         return found
+
+    def suppress(self, logits: torch.Tensor, first: int = 0) -> None:
+        """Set the logits of the tokens that no row may sample to -inf, in place.
+
+        Args:
+            logits: [S, columns].
+            first: token id of the first column, of logits that ranks have parts of.
+        """
+        if not self._never:
+            return
+        if first not in self._never_columns:
+            columns = [token - first for token in self._never if 0 <= token - first < logits.shape[1]]
+            self._never_columns[first] = torch.tensor(columns, dtype=torch.int64, device=logits.device)
+        logits.index_fill_(1, self._never_columns[first], -torch.inf)
 
     # --- for captured graphs ---
 

@@ -1,0 +1,125 @@
+"""Runner end of images: the encoder pool, and the inputs of a step that come from the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from radixrt.forward_batch.batch_builder import BatchBuilder
+from radixrt.forward_batch.forward_batch import StepInputs
+from radixrt.layers.ops import LayerOps
+from radixrt.messages.sections import MEDIA, EncodePiece, MediaSection, decode
+from radixrt.messages.wire import unpack_i32
+from radixrt.models.model_config import ModelSpec
+from radixrt.models.vision.load import load_tower
+from radixrt.models.vision.tower import Encoding, VisionTower
+from radixrt.models.vision_spec import VisionSpec
+from radixrt.runner.runner_config import RunnerConfig
+
+
+class ImageReader:
+    """Encodes the images of steps, and keeps their rows. The `InputReader` of a model with a vision tower.
+
+    Args:
+        tower: the tower; None on a pipeline stage behind the first, which reads positions alone.
+        num_rows: rows of the encoder pool.
+        progress: called before each block of the tower.
+    """
+
+    def __init__(
+        self, tower: VisionTower | None, spec: VisionSpec, num_rows: int, device: torch.device,
+        progress: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._tower, self._spec, self._device, self._progress = tower, spec, device, progress
+        self._num_rows = num_rows
+        self._begun: tuple[int, Encoding] | None = None
+        self._pool: torch.Tensor | None = None
+        if tower is not None:
+            dtype = tower.context.activation_dtype
+            self._pool = torch.zeros(num_rows, tower.out_columns, dtype=dtype, device=device)
+
+    @staticmethod
+    def of(
+        config: RunnerConfig, spec: ModelSpec, device: torch.device, ops: LayerOps, progress: Callable[[], None]
+    ) -> ImageReader:
+        """Load the tower of a model and allocate the encoder pool.
+
+        Raises:
+            ModelLoadError: the tower cannot be loaded; the message names the cause.
+        """
+        assert spec.vision is not None
+        tower = None
+        if config.stage(spec).is_first:
+            tower = load_tower(
+                Path(config.folder),
+                spec,
+                dtype=config.dtype,
+                device=device,
+                load_format=config.load_format,
+                seed=config.random_seed,
+                show_progress=config.show_progress,
+                ops=ops,
+            )
+        return ImageReader(tower, spec.vision, config.image_rows, device, progress)
+
+    def of_step(self, sections: dict[str, bytes], batches: BatchBuilder) -> StepInputs | None:
+        """As `InputReader.of_step`."""
+        section = decode(sections, MEDIA, MediaSection)
+        if section is None:
+            return None
+        if self._tower is not None:
+            for piece in section.encode:
+                self._encode(self._tower, piece)
+        if section.offsets:
+            batches.set_offsets(*unpack_i32(section.offsets).reshape(-1, 2).T)
+        if not section.places and not section.positions:
+            return None
+        places, source, positions = self._upload(section.places, section.source, section.positions)
+        on_axes = positions.view(3, -1) if section.positions else None
+        if self._pool is None:
+            return StepInputs(places, torch.empty(0, device=self._device), (), on_axes)
+        rows, *added = torch.split(self._pool[source], self._spec.out_size, dim=1)
+        return StepInputs(places, rows, tuple(added), on_axes)
+
+    def measure(self) -> None:
+        """Encode an image with a quarter of the pool's rows, or one of the only size."""
+        if self._tower is None:
+            return
+        side = self._spec.patch * self._spec.merge
+        height = self._spec.image_size or side * max(1, int((self._num_rows / 4) ** 0.5))
+        self._tower.encode(torch.zeros(height, height, 3, dtype=torch.uint8, device=self._device))
+
+    def _encode(self, tower: VisionTower, piece: EncodePiece) -> None:
+        """Run some blocks of the tower for an image; after the last block, write the image's rows."""
+        if piece.first == 0:
+            self._begun = piece.key, tower.begin(self._pixels(piece))
+        assert self._begun is not None
+        assert self._begun[0] == piece.key, "pieces of two images are mixed"
+        encoding = self._begun[1]
+        for block in range(piece.first, piece.first + piece.count):
+            self._progress()
+            encoding.run(block, 1)
+        if piece.first + piece.count == tower.num_blocks:
+            rows = encoding.rows()
+            assert self._pool is not None
+            self._pool[piece.row : piece.row + len(rows)] = rows
+            self._begun = None
+
+    def _pixels(self, piece: EncodePiece) -> torch.Tensor:
+        """Return uint8 [height, width, 3] on the device."""
+        data = np.frombuffer(bytearray(piece.data), np.uint8) if piece.data else np.fromfile(piece.pixels, np.uint8)
+        pixels = torch.from_numpy(data).view(piece.height, piece.width, 3)
+        if self._device.type != "cuda":
+            return pixels
+        return pixels.pin_memory().to(self._device, non_blocking=True)
+
+    def _upload(self, *columns: bytes) -> list[torch.Tensor]:
+        """Return int32 columns as int64 tensors on the device, by one copy."""
+        arrays = [unpack_i32(column) for column in columns]
+        packed = torch.from_numpy(np.concatenate(arrays).astype(np.int64))
+        if self._device.type == "cuda":
+            packed = packed.pin_memory().to(self._device, non_blocking=True)
+        return list(torch.split(packed, [len(array) for array in arrays]))
