@@ -39,6 +39,8 @@ class Option:
             return "10.0.0.1, fd00::/8"
         if self.name == "decision_temperature":
             return "1.25"
+        if self.name == "roles":
+            return "both"
         if self.kind is str:
             return "something else"
         if self.name == "max_inflight_steps":

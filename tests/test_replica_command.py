@@ -16,9 +16,9 @@ from radixrt.cli.replicas import change_replicas, table
 from radixrt.errors import ConfigError
 
 REPLICA: dict[str, Any] = {
-    "replica": 1, "state": "serving", "reason": "", "pids": {}, "open": 3, "queued": 2, "predicted_wait_s": 0.25,
-    "fences": 0, "running": 3, "waiting": 0, "slots_total": 1000, "slots_free": 500, "slots_evictable": 250,
-    "prompt_tokens": 200, "cached_tokens": 150, "generated_tokens": 10,
+    "replica": 1, "state": "serving", "reason": "", "pids": {}, "role": "both", "open": 3, "queued": 2,
+    "predicted_wait_s": 0.25, "fences": 0, "running": 3, "waiting": 0, "slots_total": 1000, "slots_free": 500,
+    "slots_evictable": 250, "prompt_tokens": 200, "cached_tokens": 150, "generated_tokens": 10,
 }  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def test_each_action_asks_its_route(url: str) -> None:
     assert lines[0] == "replica 1 is starting; requests go there once its state is serving"
     said = [line for line in lines if line.startswith("replica 1 ")]
     assert len(set(said)) == 4, "drain and remove are told apart"
-    assert lines[2].split() == ["1", "serving", "3", "2", "3", "0.25", "75%", "25%"]
+    assert lines[2].split() == ["1", "both", "serving", "3", "2", "3", "0.25", "75%", "25%"]
 
 
 def test_errors_are_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,6 +82,7 @@ LONGEST = (
     "tests/equivalence/test_constrained.py",
     "tests/process/test_restarts.py",
     "tests/process/test_replicas.py",
+    "tests/process/test_roles.py",
     "tests/examples/test_programs.py",
     "tests/kernels/test_triton_tensor_parallel.py",
     "tests/server/test_pooling_servers.py",

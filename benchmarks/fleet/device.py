@@ -5,6 +5,7 @@ A step trace is what `radixrt launch --step-trace FILE` writes (`radixrt.runner.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,7 @@ class Device:
         times: model of the seconds that a step takes.
         num_slots: tokens that the KV pool holds.
         context_length: longest sequence, in tokens.
-        max_running_requests, chunked_prefill_size: options of the scheduler.
+        max_running_requests, chunked_prefill_size, max_gap_ms: options of the scheduler.
         noise: standard deviation of the logarithm of a step's time.
         move_s: seconds that the keys and values of a token take from the pool of one replica to the pool of another,
             for the policy `moves`.
@@ -48,6 +49,7 @@ class Device:
     chunked_prefill_size: int = 8192
     noise: float = 0.0
     move_s: float = KV_BYTES / 25e9
+    max_gap_ms: float = math.inf
 
 
 class TracedStep(NamedTuple):

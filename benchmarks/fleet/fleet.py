@@ -72,6 +72,7 @@ class Outcome:
         ttft: from a request's arrival at the router until its first token has come back there.
         request_s: until its finish.
         program_s: from the first call of a program until the end of its last.
+        gaps: seconds between two tokens of a request, in the order of the later ones; only if they are measured.
         refused: number of requests that ended with an error.
         elapsed_s: simulated time from the first arrival to the last finish.
     """
@@ -82,6 +83,7 @@ class Outcome:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    gaps: list[float] = field(default_factory=list)
     refused: int = 0
     elapsed_s: float = 0.0
 
@@ -91,11 +93,14 @@ class Fleet:
 
     Args:
         router: of as many replicas.
+        measures_gaps: see `Outcome.gaps`.
     """
 
     def __init__(
-        self, device: Device, router: FleetRouter, replicas: int, *, lag_s: float, event_lag_s: float, seed: int = 0
+        self, device: Device, router: FleetRouter, replicas: int, *, lag_s: float, event_lag_s: float, seed: int = 0,
+        measures_gaps: bool = False,
     ) -> None:  # fmt: skip
+        self._token_at: dict[str, float] | None = {} if measures_gaps else None
         self._outputs: dict[str, list[int]] = {}
         self.replicas = [SimulatedReplica(device, self._outputs, seed * 1000 + i) for i in range(replicas)]
         self.router = router
@@ -292,8 +297,16 @@ class Fleet:
         self.router.receive(replica, epoch, message, self._now)
         self._route()
 
+    def _measure_gaps(self, batch: TokenBatch, token_at: dict[str, float]) -> None:
+        for rid in (*batch.rids, *(delta.rid for delta in batch.deltas if delta.token_ids)):
+            if rid in token_at:
+                self.outcome.gaps.append(self._now - token_at[rid])
+            token_at[rid] = self._now
+
     def _deliver(self, batch: TokenBatch) -> None:
         outcome = self.outcome
+        if self._token_at is not None:
+            self._measure_gaps(batch, self._token_at)
         for delta in batch.deltas:
             if delta.finish is None:
                 continue

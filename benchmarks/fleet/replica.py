@@ -48,6 +48,7 @@ class SimulatedReplica(SimulatedRunner):
         config = SchedulerConfig(
             max_running_requests=device.max_running_requests, chunked_prefill_size=device.chunked_prefill_size,
             max_queued_requests=1_000_000, max_queue_wait_s=math.inf, request_timeout_s=1e9,
+            max_gap_ms=device.max_gap_ms,
         )  # fmt: skip
         scheduler = make_scheduler(
             config, device.num_slots, context_length=device.context_length, eos_ids=[END_TOKEN], vocab_size=32

@@ -8,11 +8,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.fleet.baselines import BASELINES, FleetRouter
 from benchmarks.fleet.device import Device
+from radixrt.config.roles import Role
 from radixrt.router.placement import Placement
 from radixrt.router.prices import wait_s
 from radixrt.router.replica_load import ReplicaInfo, ReplicaLoad
@@ -42,15 +43,20 @@ VARIANTS: dict[str, Callable[[], Placement]] = {
 POLICIES: tuple[str, ...] = (*BASELINES, *VARIANTS)
 
 
-def make_router(policy: str, replicas: int, device: Device) -> FleetRouter:
+def make_router(policy: str, replicas: int, device: Device, roles: Sequence[Role] = ()) -> FleetRouter:
     """Return a new router of one of POLICIES. The engine's own knows nothing of the speed of its empty replicas, which
-    neither die nor stall: a long step is no silence."""
+    neither die nor stall: a long step is no silence.
+
+    Args:
+        roles: of each replica, for the engine's own router; default: both.
+    """
     if policy in BASELINES:
         return BASELINES[policy](replicas)
     limits: dict[str, Any] = {"request_timeout_s": NO_LIMIT_S, "stall_s": NO_LIMIT_S}
     router = Router(placement=VARIANTS[policy](), context_length=device.context_length, **limits)
-    info = ReplicaInfo(device.num_slots, device.max_running_requests, device.chunked_prefill_size)
-    for replica in range(replicas):
-        router.add_replica(replica, info, 0.0)
+    sizes = (device.num_slots, device.max_running_requests, device.chunked_prefill_size)
+    everything: Role = "both"
+    for replica, role in enumerate(roles or [everything] * replicas):
+        router.add_replica(replica, ReplicaInfo(*sizes, max_gap_s=device.max_gap_ms / 1e3, role=role), 0.0)
         router.placement.loads[replica].pull_token_s = device.move_s
     return router

@@ -11,7 +11,7 @@ from radixrt.errors import ConfigError, shown
 from radixrt.openai_api import error_message, no_answer, server_root
 
 TIMEOUT_S = 30.0
-COLUMNS = ("replica", "state", "open", "queued", "running", "wait s", "hit rate", "slots used", "reason")
+COLUMNS = ("replica", "role", "state", "open", "queued", "running", "wait s", "hit rate", "slots used", "reason")
 
 EFFECTS = {
     "add": "is starting; requests go there once its state is serving",
@@ -80,6 +80,7 @@ def _row(replica: dict[str, Any]) -> tuple[str, ...]:
     used = total - replica["slots_free"] - replica["slots_evictable"]
     return (
         str(replica["replica"]),
+        replica["role"],
         replica["state"],
         str(replica["open"]),
         str(replica["queued"]),

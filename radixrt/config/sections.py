@@ -156,6 +156,11 @@ class ExecutorConfig:
         "too, so that others can be added; default: one engine without a router",
         low=1,
     )
+    roles: str | None = option(
+        None,
+        "work of each replica, such as prefill,decode: prefill computes prompts for those that decode; both: what it "
+        "answers; the prefixes go from one to the other by kv_host_gib; default: both for all",
+    )
     cluster: str | None = option(
         None, "Ray cluster on whose nodes all ranks run: same as executor ray with this ray_address (auto: its default)"
     )

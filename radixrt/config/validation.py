@@ -11,6 +11,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any
 
+from radixrt.config.roles import check_roles
 from radixrt.config.sections import HOMES, SECTIONS, Config
 from radixrt.errors import ConfigError, shown
 from radixrt.peer_options import nearest_value, same_value
@@ -109,6 +110,7 @@ def _check_together(config: Config) -> None:
             f"replicas={config.executor.replicas} needs processes that this engine starts; use executor=mp or ray, not "
             f"{config.executor.executor}"
         )
+    check_roles(config.executor.roles, config.executor.replicas)
     for name in ("tokenizer", "chat_template", "score_template"):
         if config.model.skip_tokenizer_init and getattr(config.model, name) is not None:
             raise ConfigError(f"{name} is of no use with skip_tokenizer_init; leave one of them out")

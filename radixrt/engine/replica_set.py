@@ -28,6 +28,7 @@ import zmq
 from radixrt.channel import Outbox
 from radixrt.client.engine_client import EngineClient, EngineStatus
 from radixrt.config import Config
+from radixrt.config.roles import Role, parse_roles
 from radixrt.engine.endpoints import Endpoints, replica_kinds
 from radixrt.engine.process_group import ProcessGroup
 from radixrt.engine.settings import EngineSettings
@@ -57,6 +58,7 @@ class ReplicaStatus:
         reason: why the replica is restarting or has failed.
         pids: process ids by process name.
         stats: the latest report; None before the first.
+        role: the work that the router gives to the replica.
     """
 
     replica: int
@@ -64,6 +66,7 @@ class ReplicaStatus:
     reason: str
     pids: dict[str, int]
     stats: ReplicaStats | None
+    role: Role = "both"
 
 
 class _Replica:
@@ -140,6 +143,7 @@ class ReplicaSet:
         give_up: Callable[[str], None],
     ) -> None:
         self._config = config
+        self._roles = parse_roles(config.executor.roles)
         self._settings = settings
         self._folder = folder
         self._context = context
@@ -275,7 +279,11 @@ class ReplicaSet:
             elif replica.is_draining:
                 state = "drained" if self._is_idle(replica) else "draining"
         pids = {} if state == "failed" else replica.supervisor.pids
-        return ReplicaStatus(replica.number, state, status.reason, pids, latest)
+        return ReplicaStatus(replica.number, state, status.reason, pids, latest, self._role_of(replica))
+
+    def _role_of(self, replica: _Replica) -> Role:
+        """Return the role of a replica; one that was added beyond the listed roles answers what it computes."""
+        return self._roles[replica.number] if replica.number < len(self._roles) else "both"
 
     def _get(self, number: int) -> _Replica:
         replica = self._replicas.get(number)
@@ -410,9 +418,8 @@ class ReplicaSet:
             return
         endpoint = Endpoints(replica.supervisor.folder).of("scheduler", replica.supervisor.core_epoch)
         takes_new = replica.has_runner and not replica.is_draining
-        self._tell(
-            ReplicaNotice(replica.number, replica.life, replica.is_up, takes_new, endpoint, replica.info, leaves)
-        )
+        number, life, role = replica.number, replica.life, self._role_of(replica)
+        self._tell(ReplicaNotice(number, life, replica.is_up, takes_new, endpoint, replica.info, leaves, role))
 
 
 def _config_of(config: Config, number: int) -> Config:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from radixrt.config import CacheConfig, Config
+from radixrt.config.roles import parse_roles
 from radixrt.errors import ConfigError, shown
 from radixrt.models.loading.source import cache_folder
 from radixrt.private_files import is_trusted
@@ -14,7 +15,7 @@ from radixrt.private_files import is_trusted
 GIB = 2**30
 PERSIST_HOST_GIB = 4.0
 PERSIST_PART = 0.25
-"""Largest part of the free memory that `persist` gives to the host tier."""
+"""Largest part of the free memory that `persist` gives to a host tier, and `roles` to all of them."""
 DISK_GIB = 16.0
 CGROUPS = Path("/sys/fs/cgroup")
 
@@ -32,9 +33,10 @@ def check_tiers(config: Config) -> None:
             f"{wanted} needs host memory, by way of which keys and values go to disk; add kv_host_gib=4, for example"
         )
     wanted = f"kv_host_gib={cache.kv_host_gib:g}" if cache.kv_host_gib else wanted
+    wanted = f"roles={shown(config.executor.roles)}" if _needs_moves(config) else wanted
     if wanted and not cache.prefix_cache:
         raise ConfigError(
-            f"{wanted} keeps prefixes of the prefix cache, and prefix_cache is off; leave one of them out"
+            f"{wanted} keeps or moves prefixes of the prefix cache, and prefix_cache is off; leave one of them out"
         )
     if wanted and config.executor.executor in ("ray", "external"):
         raise ConfigError(
@@ -43,17 +45,26 @@ def check_tiers(config: Config) -> None:
         )
 
 
+def check_roles_move(config: Config, architecture: str) -> None:
+    """Raise ConfigError if prefixes should move between replicas, for a model with recurrent layers."""
+    if _needs_moves(config):
+        raise ConfigError(
+            f"roles={shown(config.executor.roles)}: {architecture} has recurrent layers, whose states do not move "
+            "between replicas; leave roles out"
+        )
+
+
 def with_tiers(config: Config) -> Config:
     """Return the config with values for all options of the tiers, `persist` replaced by the options that it stands for,
-    and a `kv_disk` that exists.
+    a host tier for `roles`, and a `kv_disk` that exists.
 
     Raises:
         ConfigError: the machine's memory or the folder does not allow the tiers.
     """
     cache = config.cache
-    if not cache.persist and not cache.kv_host_gib:
+    if not cache.persist and not cache.kv_host_gib and not _needs_moves(config):
         return config
-    free = available_memory()
+    free, replicas = available_memory(), config.executor.replicas or 1
     if cache.persist:
         cache = dataclasses.replace(
             cache,
@@ -61,7 +72,9 @@ def with_tiers(config: Config) -> Config:
             kv_host_gib=cache.kv_host_gib or min(PERSIST_HOST_GIB, PERSIST_PART * free / GIB),
             kv_disk=cache.kv_disk or str(default_folder()),
         )
-    replicas = config.executor.replicas or 1
+    elif not cache.kv_host_gib:
+        gib = min(PERSIST_HOST_GIB, PERSIST_PART * free / GIB / replicas)
+        cache = dataclasses.replace(cache, kv_host_gib=gib)
     if cache.kv_host_gib * replicas * GIB > free:
         each = "" if replicas == 1 else f" for each of {replicas} replicas"
         raise ConfigError(
@@ -72,6 +85,11 @@ def with_tiers(config: Config) -> Config:
         folder = _own_folder(cache)
         cache = dataclasses.replace(cache, kv_disk=str(folder), kv_disk_gib=cache.kv_disk_gib or DISK_GIB)
     return dataclasses.replace(config, cache=cache)
+
+
+def _needs_moves(config: Config) -> bool:
+    """Return True if prefixes go from replicas that compute prompts to replicas that answer."""
+    return "prefill" in parse_roles(config.executor.roles)
 
 
 def default_folder() -> Path:

@@ -16,6 +16,7 @@ from typing import Literal
 
 import msgspec
 
+from radixrt.config.roles import Role
 from radixrt.messages.cache_events import FromWatched, PageWatched
 from radixrt.messages.peers import FromPeer
 from radixrt.messages.scheduler import ControlReply, SchedulerReady, TokenBatch, ToScheduler
@@ -34,6 +35,7 @@ class ReplicaNotice(Message, frozen=True, array_like=True, tag=True):
         endpoint: inbox of the scheduler.
         ready: sizes of the scheduler's pools; None if the scheduler is not up.
         leaves: the replica is about to be stopped, has no requests any more, and hands its prefixes over.
+        role: see `Role`.
     """
 
     replica: int
@@ -43,6 +45,7 @@ class ReplicaNotice(Message, frozen=True, array_like=True, tag=True):
     endpoint: str = ""
     ready: SchedulerReady | None = None
     leaves: bool = False
+    role: Role = "both"
 
 
 ReplicaState = Literal["serving", "draining", "fenced"]
@@ -58,6 +61,7 @@ class RouterView(msgspec.Struct, frozen=True, array_like=True):
         predicted_wait_s: predicted seconds until a small request that arrives now has its first token.
         fences: number of times that the replica was fenced since the router was started.
         has_handed_over: other replicas have what they take of the replica's prefixes (`ReplicaNotice.leaves`).
+        prefills: number of prompts that the replica has computed for other replicas.
     """
 
     state: ReplicaState
@@ -66,6 +70,7 @@ class RouterView(msgspec.Struct, frozen=True, array_like=True):
     predicted_wait_s: float
     fences: int = 0
     has_handed_over: bool = False
+    prefills: int = 0
 
 
 class ReplicaStats(Message, frozen=True, array_like=True, tag=True):

@@ -269,10 +269,12 @@ class RouterLoop:
             self._chunk,
             has_states=has_states,
             max_gap_s=self._max_gap_s,
+            role=notice.role,
         )
         epoch = self._router.add_replica(replica, info, now, takes_new=notice.takes_new)
         self._reset(replica, epoch, Reset(keeps_cache=True))  # a scheduler that served an earlier router has a cache
-        logger.info("replica %d has joined, with %d slots", replica, ready.num_slots)
+        role = "" if notice.role == "both" else f", for {notice.role}"
+        logger.info("replica %d has joined, with %d slots%s", replica, ready.num_slots, role)
 
     def _lose(self, replica: int, now: float) -> None:
         load = self._router.placement.loads[replica]
@@ -334,7 +336,9 @@ class RouterLoop:
         state: ReplicaState = "fenced" if load.is_fenced else "draining" if load.is_draining else "serving"
         wait = wait_s(load, Work(1, 1, 0.0))
         has_handed_over = self._router.placement.transfers.has_handed_over(replica)
-        view = RouterView(state, len(load.open), len(load.queue), wait, self._fences[replica], has_handed_over)
+        view = RouterView(
+            state, len(load.open), len(load.queue), wait, self._fences[replica], has_handed_over, load.prefills
+        )
         found = ReplicaStats(replica, known.notice.life, view, known.stats, len(self._router.unbound))
         if found != known.told:
             known.told = found

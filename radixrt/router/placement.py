@@ -10,8 +10,9 @@ from radixrt.messages.parts import ProgramHint
 from radixrt.router.prices import EVICTION, divide_fork, price_s, wait_s
 from radixrt.router.replica_index import ReplicaIndex
 from radixrt.router.replica_load import ReplicaLoad
+from radixrt.router.roles import Roles
 from radixrt.router.routed_request import RoutedRequest, Work
-from radixrt.router.transfers import Transfers
+from radixrt.router.transfers import Transfer, Transfers
 
 MAX_PROGRAMS = 65_536
 """Maximum number of programs, and of forks, that are remembered; the least recently seen are forgotten first."""
@@ -31,12 +32,14 @@ class Placement:
         loads: replicas by number, fenced and draining ones too.
         index: prefixes of these replicas.
         transfers: prefixes that replicas get from one another.
+        roles: replicas that compute prompts for others.
     """
 
     def __init__(self, *, moves: bool = False) -> None:
         self.loads: dict[int, ReplicaLoad] = {}
         self.index = ReplicaIndex()
         self.transfers = Transfers(self.loads, self.index, is_on=moves)
+        self.roles = Roles(self.loads)
         self._forks: OrderedDict[_ForkKey, dict[int, int]] = OrderedDict()
         self._programs: OrderedDict[str, tuple[int, set[int]]] = OrderedDict()  # first seq, replicas
 
@@ -74,31 +77,62 @@ class Placement:
         loads = {replica: load for replica, load in self.loads.items() if load.takes_new}
         if not loads:
             return None
+        request.output = output
+        loads = self.roles.candidates(request, loads)
         hits = self.hits(request, loads)
-        length = request.length
 
         def price(replica: int) -> float:
             load, hit = loads[replica], hits.get(replica, 0)
             if load.queue.size:
                 hit += load.queue.shared(request.prefix, hit)
-            return self.price_s(request, load, Work(length - hit, length, output))
+            return self.price_s(request, load, self._work(request, load, hit))
 
-        best = self._fork_place(request, loads, hits, output) if len(loads) > 1 else next(iter(loads))
-        if best is None:
-            best = min(loads, key=price)
-        request.work = Work(length - hits.get(best, 0), length, output)
+        best = next(iter(loads))
+        if len(loads) > 1:
+            prefill = [replica for replica, load in loads.items() if self.roles.prefills(request, load)]
+            answering = {replica: load for replica, load in loads.items() if replica not in prefill}
+            placed = self._fork_place(request, answering, hits, output)
+            best = min(loads if placed is None else [placed, *prefill], key=price)
+        request.work = self._work(request, loads[best], hits.get(best, 0))
         return best
 
     def price_s(self, request: RoutedRequest, load: ReplicaLoad, work: Work, *, is_first: bool = False) -> float:
-        """Return the price of a replica for a request; see `prices.py`. Simulations override it to compare prices."""
-        transfer = self.transfers.find(request, load.number, work.length - work.miss)
-        if transfer is None:
-            return price_s(load, work, is_first=is_first)
+        """Return the price of a replica for a request; see `prices.py`. Simulations override it to compare prices.
+
+        If the replica computes the prompt for another one, the price includes the move and the answer there.
+        """
+        hit = work.length - work.miss
+        transfer = self.transfers.find(request, load.number, hit)
+        price = price_s(load, work, is_first=is_first)
+        if transfer is not None:
+            price = self._moved_price_s(load, work, transfer, is_first=is_first)
+        if self.roles.prefills(request, load):
+            price += self._answer_s(request, load)
+        return price
+
+    def _moved_price_s(self, load: ReplicaLoad, work: Work, transfer: Transfer, *, is_first: bool = False) -> float:
+        """Return the price of a replica that gets a prefix from another one."""
         price = price_s(load, work._replace(miss=work.miss - transfer.tokens), is_first=is_first) + transfer.seconds
         if load.free < work.miss:  # moved and computed prefixes evict the same number of tokens
             others = len(load.open) + load.queue.size
             price += (EVICTION - 1) * transfer.tokens * load.times.token * others
         return price
+
+    def _answer_s(self, request: RoutedRequest, source: ReplicaLoad) -> float:
+        """Return the lowest price of a decode replica for a request once another replica has computed the prompt."""
+        decoding = {load.number: load for load in self.roles.decoding()}
+        hits = self.hits(request, decoding)
+        prices = []
+        for number, load in decoding.items():
+            work = Work(request.length - hits.get(number, 0), request.length, request.output)
+            transfer = self.transfers.of_prompt(request, source.number, load, hits.get(number, 0))
+            prices.append(price_s(load, work) if transfer is None else self._moved_price_s(load, work, transfer))
+        return min(prices)
+
+    def _work(self, request: RoutedRequest, load: ReplicaLoad, hit: int) -> Work:
+        """Return the request's work on a replica that has the first `hit` tokens."""
+        output = 1.0 if self.roles.prefills(request, load) else request.output
+        return Work(request.length - hit, request.length, output)
 
     def hits(self, request: RoutedRequest, loads: Iterable[int]) -> dict[int, int]:
         """Return the number of cached input tokens on each replica; replicas without any may be missing."""
@@ -110,7 +144,7 @@ class Placement:
 
     def work(self, request: RoutedRequest, replica: int) -> Work:
         """Return the request's work on a replica with its present cache."""
-        return request.work._replace(miss=request.length - self.hits(request, (replica,)).get(replica, 0))
+        return self._work(request, self.loads[replica], self.hits(request, (replica,)).get(replica, 0))
 
     def predicted_wait_s(self, request: RoutedRequest, replica: int) -> float:
         """Return the predicted seconds until a replica has computed the input of a request that arrives now."""
@@ -139,7 +173,7 @@ class Placement:
             for i, request in enumerate(load.queue):
                 if i == MAX_LOOK:
                     break
-                if not self.loads[idle].takes(request, now):
+                if not self.roles.may_get(request, self.loads[idle]) or not self.loads[idle].takes(request, now):
                     continue
                 here = self.price_s(request, load, request.work, is_first=i == 0)
                 if here <= best_gain:
@@ -165,7 +199,7 @@ class Placement:
         """
         hint = request.message.envelope.program
         granules = 0 if hint is None else min(hint.fork_len // GRANULE_TOKENS, len(request.prefix.hashes))
-        if hint is None or hint.siblings < 2 or not granules or request.deaths:
+        if hint is None or hint.siblings < 2 or not granules or request.deaths or request.prefilled is not None:
             return None
         key = (hint.program, request.prefix.hashes[granules - 1])
         left = self._forks.get(key)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from radixrt.config.roles import Role
 from radixrt.messages.scheduler_stats import SchedulerStats, StepTimes
 from radixrt.router.output_tokens import OutputTokens
 from radixrt.router.request_queue import RequestQueue
@@ -30,6 +31,7 @@ class ReplicaInfo:
         max_running_requests, chunked_prefill_size, max_gap_s: options of its scheduler.
         has_states: the model has recurrent layers.
         times: model of step times that counts until a replica has fitted one.
+        role: see `radixrt.router.roles`.
     """
 
     num_slots: int
@@ -38,6 +40,7 @@ class ReplicaInfo:
     has_states: bool = False
     times: StepTimes = PRIOR
     max_gap_s: float = math.inf
+    role: Role = "both"
 
 
 class ReplicaLoad:
@@ -61,6 +64,8 @@ class ReplicaLoad:
         fitted: model of step times from the replica's scheduler; None before the scheduler has fitted one.
         times: model that prices use: the mean over all replicas (`share_times`).
         pull_token_s: predicted seconds of a token that comes from another replica (`TierStats.pull_token_s`).
+        prefilling: number of open requests whose prompts the replica computes for other replicas.
+        prefills: number of prompts that the replica has computed for other replicas.
     """
 
     def __init__(self, info: ReplicaInfo, epoch: int, now: float, number: int = 0) -> None:
@@ -82,6 +87,7 @@ class ReplicaLoad:
         self.reachable = float(info.num_slots)
         self.free = float(info.num_slots)
         self.pull_token_s = 0.0
+        self.prefilling = self.prefills = 0
 
     @property
     def takes_new(self) -> bool:
@@ -144,6 +150,7 @@ class ReplicaLoad:
     def sent(self, request: RoutedRequest) -> None:
         """Count a request that is sent now."""
         self.open[request.rid] = request
+        self.prefilling += request.is_prefill
         self.sampled.add(request.rid, request.work.output)
         self.unstarted_rows += 1
         self.unstarted_tokens += request.work.miss
@@ -160,6 +167,7 @@ class ReplicaLoad:
     def ended(self, request: RoutedRequest) -> None:
         """Stop counting a request."""
         del self.open[request.rid]
+        self.prefilling -= request.is_prefill
         self.sampled.drop(request.rid)
         self.outputs -= request.work.output
         if request.has_started:

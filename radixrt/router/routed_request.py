@@ -7,9 +7,15 @@ from typing import NamedTuple
 
 import msgspec
 
+from radixrt.messages.parts import Timings, Usage
 from radixrt.messages.request import Request, Row
+from radixrt.messages.scheduler import TokenDelta
 from radixrt.parts.overload.prediction import Arrival, arrival_of
 from radixrt.router.replica_index import Prefix
+from radixrt.sampling_params import SamplingParams
+
+PROMPT_ALONE = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+"""Sampling parameters with which a replica computes a prompt for another one. The token is dropped."""
 
 
 class Work(NamedTuple):
@@ -26,6 +32,18 @@ class Work(NamedTuple):
     output: float
 
 
+class Prefill(NamedTuple):
+    """Report on a prompt that a replica has computed for another one.
+
+    Attributes:
+        replica: the replica that has computed it.
+    """
+
+    replica: int
+    usage: Usage
+    timings: Timings
+
+
 class RoutedRequest:
     """One open request. Written by `Router` alone.
 
@@ -40,6 +58,9 @@ class RoutedRequest:
         replica: replica to which the request is bound; None if no replica is up.
         is_sent: the replica has the request; otherwise the request waits in the router.
         work: work on this replica.
+        output: expected number of output tokens.
+        is_prefill: the replica computes the prompt for another replica.
+        prefilled: set once a replica has done that.
         booked: booking in the index, while the request is sent.
         resumed_ids: int32 column of output tokens that replicas sent before they died.
         is_aborted: the replica has been told to end the request.
@@ -62,6 +83,9 @@ class RoutedRequest:
         self.is_sent = False
         self.sent_at = now
         self.work = Work(0, 0, 0.0)
+        self.output = 0.0
+        self.is_prefill = False
+        self.prefilled: Prefill | None = None
         self.booked: Sequence[int] = ()
         self.resumed_ids = b""
         self.is_aborted = False
@@ -92,6 +116,31 @@ class RoutedRequest:
         """KV slots that the request is expected to take on its replica, beyond the cached prefix."""
         return self.work.miss + self.work.output
 
+    @property
+    def can_prefill(self) -> bool:
+        """A replica may compute the prompt for another one, which has not been done yet."""
+        return self.message.sampling is not None and self.prefilled is None and not self.resumed_ids
+
+    def prompt_alone(self, now: float) -> Request:
+        """Return the message with which a replica computes the prompt for another one."""
+        message = self.resumed(now)
+        rows = [msgspec.structs.replace(row, logprobs=None, hidden=None) for row in message.rows]
+        envelope = msgspec.structs.replace(message.envelope, program=None)
+        return msgspec.structs.replace(message, envelope=envelope, rows=rows, sampling=PROMPT_ALONE)
+
+    def whole(self, delta: TokenDelta) -> TokenDelta:
+        """Return the last output with the counts and times of all replicas: the wait in the router is time in the
+        queue, and a token that any replica has computed for this request is no cached token."""
+        timings, usage = delta.timings, delta.usage
+        before = Timings() if self.prefilled is None else self.prefilled.timings
+        if timings is not None and self.sent_at > self.arrived_at:
+            waited = timings.queue_s + self.sent_at - self.arrived_at - before.prefill_s
+            prefill_s = timings.prefill_s + before.prefill_s
+            timings = msgspec.structs.replace(timings, queue_s=max(waited, 0.0), prefill_s=prefill_s)
+        if usage is not None and self.prefilled is not None:
+            usage = _not_twice(usage, self.prefilled.usage)
+        return msgspec.structs.replace(delta, timings=timings, usage=usage)
+
     def resumed(self, now: float) -> Request:
         """Return the message to send now: with the output so far, and the rest of the request's time."""
         changes: dict[str, object] = {}
@@ -103,3 +152,25 @@ class RoutedRequest:
             left = max(self.deadline - now, 1e-3)
             changes["envelope"] = msgspec.structs.replace(self.message.envelope, timeout_s=left)
         return msgspec.structs.replace(self.message, **changes) if changes else self.message
+
+
+def _not_twice(usage: Usage, before: Usage) -> Usage:
+    """Return the usage of a request whose prompt another replica has computed before.
+
+    Args:
+        before: usage there.
+    """
+    computed = before.prompt_tokens - before.cached_tokens
+    cached = max(usage.cached_tokens - computed, 0)
+    # Computed tokens came from the other replica, so they count as fetched from there.
+    excess, fetched = usage.cached_tokens - cached, dict(usage.fetched_tokens)
+    for tier in sorted(fetched, key="peer".__ne__):
+        taken = min(fetched[tier], excess)
+        fetched[tier] -= taken
+        excess -= taken
+    return msgspec.structs.replace(
+        usage,
+        cached_tokens=cached,
+        matched_tokens=usage.matched_tokens - usage.cached_tokens + cached,
+        fetched_tokens={tier: tokens for tier, tokens in fetched.items() if tokens},
+    )

@@ -10,12 +10,16 @@ A request that was open at two deaths ends with an error, because the request ma
 for `stall_s` while requests are open there is *fenced*: the replica counts as dead, and the router drops its messages
 until the replica has been told to forget everything. Each *life* of a replica has an epoch, which tags its messages.
 
+A replica may compute a prompt for another one (`roles.py`): the request is sent there for its prompt alone, and bound
+to a replica that answers once the prompt has been computed, or could not be.
+
 Every request has exactly one finish.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -40,7 +44,7 @@ from radixrt.parts.overload.output_lengths import OutputLengths
 from radixrt.parts.overload.scheduler import MIN_WAIT_SHARE, SERVICE_MARGIN
 from radixrt.router.placement import Placement
 from radixrt.router.replica_load import ReplicaInfo, ReplicaLoad, share_times
-from radixrt.router.routed_request import RoutedRequest
+from radixrt.router.routed_request import Prefill, RoutedRequest
 
 TOKENIZER = -1
 """Target of messages to the tokenizer."""
@@ -156,10 +160,11 @@ class Router:
         self._rebind(load, now)
         for request in lost:
             request.deaths += 1
-            request.resumed_ids += load.sampled.of(request.rid)
+            if not request.is_prefill:
+                request.resumed_ids += load.sampled.of(request.rid)
             request.booked, request.replica = (), None
             self.placement.transfers.ended(request.rid)
-            request.is_sent = request.has_started = False
+            request.is_sent = request.has_started = request.is_prefill = False
             if request.is_aborted:
                 self._finish(request, Finish(FINISH_ABORT))
             elif request.deaths >= MAX_DEATHS:
@@ -301,6 +306,11 @@ class Router:
         """Pass output on to the tokenizer, and count its tokens."""
         opened, sampled = load.open, load.sampled
         ended = False
+        if load.prefilling:
+            batch, prompts = _without_prompts(batch, opened)
+            for delta in prompts:
+                self._prefilled(opened[delta.rid], load, delta, now)
+            ended = bool(prompts)
         if batch.rids:
             for rid in sampled.step(batch.rids, batch.token_ids):
                 load.started(opened[rid])
@@ -311,17 +321,31 @@ class Router:
                     load.started(request)
                 continue
             ended = True
-            # The time in the router's queue counts as time in the queue.
-            if request.sent_at > request.arrived_at and delta.timings is not None:
-                waited = delta.timings.queue_s + request.sent_at - request.arrived_at
-                timings = msgspec.structs.replace(delta.timings, queue_s=waited)
-                batch.deltas[i] = msgspec.structs.replace(delta, timings=timings)
+            if request.sent_at > request.arrived_at:
+                batch.deltas[i] = request.whole(delta)
             self._close(request, load)
             if delta.usage is not None and delta.finish.error is None and request.arrival.max_output:
                 self._outputs.ended(request.arrival.max_output, delta.usage.completion_tokens)
-        self._outgoing.append(Send(TOKENIZER, 0, batch))
+        if batch.deltas or batch.rids:
+            self._outgoing.append(Send(TOKENIZER, 0, batch))
         if ended or load.queue.tokens or not load.unstarted_rows:
             self._share(now)
+
+    def _prefilled(self, request: RoutedRequest, load: ReplicaLoad, delta: TokenDelta, now: float) -> None:
+        """Bind a request to a replica that answers, now that another one has computed the prompt. If that one has ended
+        the request with an error, the next replica computes the prompt, and reports the error if it is the prompt's."""
+        assert delta.finish is not None
+        self.placement.index.release(load.number, request.booked)
+        self.placement.transfers.ended(request.rid)
+        load.ended(request)
+        request.booked, request.replica = (), None
+        request.is_sent = request.is_prefill = False
+        request.prefilled = Prefill(load.number, delta.usage or Usage(), delta.timings or Timings())
+        if request.is_aborted or delta.finish.reason == FINISH_ABORT:
+            self._finish(request, Finish(FINISH_ABORT))
+            return
+        load.prefills += delta.finish.error is None
+        self._bind(request, now)
 
     # --- binding and sending ---
 
@@ -411,6 +435,7 @@ class Router:
     def _send_request(self, request: RoutedRequest, replica: int, load: ReplicaLoad, now: float) -> None:
         request.is_sent = True
         request.sent_at = now
+        request.is_prefill = self.placement.roles.prefills(request, load)
         hit = request.work.length - request.work.miss
         request.booked = self.placement.index.book(replica, request.prefix, hit)
         self.placement.went(request.message.envelope.program, replica)
@@ -423,7 +448,7 @@ class Router:
         if transfer is not None:
             self._send(replica, PrefixComing(request.rid, transfer.end))
             self._send(transfer.source, self.placement.transfers.begin(request, replica, transfer))
-        self._send(replica, request.resumed(now))
+        self._send(replica, request.prompt_alone(now) if request.is_prefill else request.resumed(now))
         if load.queue.size:
             self.placement.advance(replica, request.booked)
 
@@ -456,6 +481,16 @@ class Router:
     def _write(self, rid: str, finish: Finish, usage: Usage) -> None:
         delta = TokenDelta(rid, pack_i32([]), finish=finish, usage=usage, timings=Timings())
         self._outgoing.append(Send(TOKENIZER, 0, TokenBatch([delta])))
+
+
+def _without_prompts(batch: TokenBatch, opened: Mapping[str, RoutedRequest]) -> tuple[TokenBatch, list[TokenDelta]]:
+    """Return a batch without the output of prompts that are computed for other replicas, and the last deltas of these
+    prompts."""
+    deltas = [delta for delta in batch.deltas if opened[delta.rid].is_prefill]
+    if not deltas:
+        return batch, []
+    kept = [delta for delta in batch.deltas if not opened[delta.rid].is_prefill]
+    return TokenBatch(kept, batch.rids, batch.token_ids), [delta for delta in deltas if delta.finish is not None]
 
 
 def _overdue(request: RoutedRequest, now: float) -> Finish:

@@ -83,10 +83,22 @@ class Transfers:
         if not self._is_on or request.length - hit < LEAST_TOKENS or request.message.sampling is None:
             return None
         end, holders = self._index.longest(request.prefix)
+        if request.prefilled is not None and request.prefilled.replica in self._loads:
+            end, holders = len(request.prefix.hashes) * GRANULE_TOKENS, [request.prefilled.replica]
         sources = [replica for replica in holders if replica != target and not self._loads[replica].is_fenced]
         if end - hit < LEAST_TOKENS or not sources or target in holders or self._loads[target].info.has_states:
             return None
         return self._transfer(min(sources, key=self._answer_s), self._loads[target], end, hit)
+
+    def of_prompt(self, request: RoutedRequest, source: int, target: ReplicaLoad, hit: int) -> Transfer | None:
+        """Return the transfer of a prompt that a replica is about to compute for another one; None if computing the
+        prompt there would take less time.
+
+        Args:
+            hit: as for `find`.
+        """
+        end = len(request.prefix.hashes) * GRANULE_TOKENS
+        return self._transfer(source, target, end, hit) if end - hit >= LEAST_TOKENS else None
 
     def _transfer(self, source: int, target: ReplicaLoad, end: int, hit: int) -> Transfer | None:
         """Return a transfer of the tokens [hit, end); None if computing them takes less time, of all requests."""

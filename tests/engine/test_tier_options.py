@@ -61,8 +61,37 @@ def test_options_that_contradict_one_another_are_refused(tiny: str, tmp_path: Pa
     assert "kv_disk_gib=2 needs a folder" in refusal(model=tiny, kv_disk_gib=2)
     assert "add kv_host_gib=4" in refusal(model=tiny, kv_disk=str(tmp_path))
     assert "prefix_cache is off" in refusal(model=tiny, kv_host_gib=1, prefix_cache=False)
-    assert "persist keeps prefixes" in refusal(model=tiny, persist=True, prefix_cache=False)
+    assert "persist keeps or moves prefixes" in refusal(model=tiny, persist=True, prefix_cache=False)
     assert "use executor=mp or uni, not external" in refusal(model=tiny, kv_host_gib=1, executor="external")
+
+
+def test_roles_need_a_host_tier(tiny: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tier_options, "available_memory", lambda: 100 * GIB)
+    layout: dict[str, Any] = {"model": tiny, "replicas": 2, "roles": "prefill, decode"}
+    assert resolved(**layout)[0].cache.kv_host_gib == 4
+    assert resolved(**layout, kv_host_gib=1)[0].cache.kv_host_gib == 1
+    assert resolved(model=tiny, replicas=2, roles="both,both")[0].cache.kv_host_gib == 0
+    monkeypatch.setattr(tier_options, "available_memory", lambda: 8 * GIB)
+    assert resolved(**layout)[0].cache.kv_host_gib == 1
+    assert "prefix_cache is off" in refusal(**layout, prefix_cache=False)
+    assert "use executor=mp or uni, not ray" in refusal(**layout, executor="ray", ray_address="local")
+    hybrid = str(make_tiny_model(tmp_path / "lfm2", "lfm2"))
+    assert "recurrent layers, whose states do not move" in refusal(**{**layout, "model": hybrid})
+
+
+@pytest.mark.parametrize(
+    ("roles", "replicas", "error"),
+    [
+        ("prefill,decode", None, "needs replicas; use replicas=2"),
+        ("prefill,decode", 3, "has 2 roles for replicas=3; use replicas=2, or one role for each replica"),
+        ("prefill,prefill", 2, "needs a replica with the role decode too"),
+        ("both,decode", 2, "needs a replica with the role prefill too"),
+        ("prefill,decoder", 2, "each of both, prefill, decode, not 'prefill,decoder'"),
+        ("", 1, "each of both, prefill, decode, not ''"),
+    ],
+)
+def test_roles_that_cannot_work_are_refused(roles: str, replicas: int | None, error: str) -> None:
+    assert error in refusal(roles=roles, replicas=replicas)
 
 
 def test_memory_for_no_state_is_refused_by_name(tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
+from radixrt.config.roles import Role
 from radixrt.mem_cache.granules import HASH_BYTES, prompt_hashes
 from radixrt.messages.cache_events import CacheAck, CacheEvents, WatchCacheReq
 from radixrt.messages.parts import FINISH_ERROR, Finish, FinishError
@@ -114,11 +116,13 @@ class FakeFleet:
         seed: int = 0,
         num_states: int = 0,
         moves: bool = False,
+        roles: Sequence[Role] = (),
         **options: Any,
     ) -> None:
         self.rng = random.Random(seed)
         self.options = options
         self.moves = moves
+        self.roles = roles
         self.router = self._new_router()
         self.routers = 1
         self.num_slots, self.num_states = num_slots, num_states
@@ -144,7 +148,8 @@ class FakeFleet:
         self.route()
 
     def _join(self, replica: int) -> int:
-        info = ReplicaInfo(self.num_slots, 4, 1024, has_states=self.num_states > 0)
+        role = self.roles[replica] if replica < len(self.roles) else "both"
+        info = ReplicaInfo(self.num_slots, 4, 1024, has_states=self.num_states > 0, role=role)
         return self.router.add_replica(replica, info, self.now)
 
     def restart_router(self) -> None:

@@ -100,6 +100,7 @@ class ServerInfo(Answer, kw_only=True):
     kv_cache_tokens: int
     max_running_requests: int
     tool_call_format: str
+    roles: list[Literal["both", "prefill", "decode"]] | UnsetType = UNSET
 
 
 class Aborted(Answer):
@@ -150,10 +151,12 @@ class Replica(Answer):
     state: Literal["starting", "serving", "restarting", "draining", "drained", "fenced", "failed"]
     reason: str
     pids: dict[str, int]
+    role: Literal["both", "prefill", "decode"] = "both"
     open: int = 0
     queued: int = 0
     predicted_wait_s: float = 0.0
     fences: int = 0
+    prefills: int = 0
     running: int = 0
     waiting: int = 0
     slots_total: int = 0

@@ -137,21 +137,25 @@ class ReplicasCollector(Collector):
         counts = {field: counter(name, text) for name, (field, text) in _STATS.items()}
         usage = gauge("kv_cache_usage_perc", "Part of the replica's KV pool in use, from 0 to 1.")
         fences = counter("fences", "Times that it was silent for too long, and counted as dead.")
+        prefills = counter("prefills", "Prompts that it has computed for other replicas.")
+        roles = GaugeMetricFamily("radixrt_replica_info", "1; its role is a label.", labels=["replica", "role"])
         found = self._replicas.describe()
         for info in found:
             label = [str(info.replica)]
             for state in get_args(replica_set.State):
                 states.add_metric([*label, state], float(state == info.state))
+            roles.add_metric([*label, info.role], 1)
             if info.stats is None:
                 continue
             for field, family in views.items():
                 family.add_metric(label, getattr(info.stats.view, field))
             fences.add_metric(label, info.stats.view.fences)
+            prefills.add_metric(label, info.stats.view.prefills)
             if info.stats.stats is not None:
                 for field, total in counts.items():
                     total.add_metric(label, getattr(info.stats.stats, field))
                 usage.add_metric(label, used_slots(info.stats.stats) / info.stats.stats.slots_total)
-        yield from (states, *views.values(), *counts.values(), usage, fences)
+        yield from (states, roles, *views.values(), *counts.values(), usage, fences, prefills)
         unbound = max((info.stats.unbound for info in found if info.stats is not None), default=0)
         text = "Requests that wait in the router because no replica takes new ones."
         yield GaugeMetricFamily("radixrt_router_unbound_requests", text, value=unbound)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -79,6 +80,7 @@ async def server_info(service: Service, request: Request) -> Response:
             kv_cache_tokens=info.num_slots,
             max_running_requests=info.max_running_requests,
             tool_call_format=service.dialect.format_name,
+            roles=UNSET if service.replicas is None else [each.role for each in service.replicas.describe()],
         )
     )
 

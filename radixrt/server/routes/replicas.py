@@ -47,11 +47,11 @@ remove_decoder = msgspec.json.Decoder(RemoveRequest)
 
 def replica_answer(info: ReplicaStatus) -> Replica:
     """Return a replica as the API shows it."""
-    shown = Replica(info.replica, info.state, info.reason, info.pids)
+    shown = Replica(info.replica, info.state, info.reason, info.pids, info.role)
     if info.stats is None:
         return shown
     view, stats = info.stats.view, info.stats.stats
-    shown.open, shown.queued, shown.fences = view.open, view.queued, view.fences
+    shown.open, shown.queued, shown.fences, shown.prefills = view.open, view.queued, view.fences, view.prefills
     shown.predicted_wait_s = round(view.predicted_wait_s, 4)
     for name in () if stats is None else SCHEDULER_NUMBERS:
         setattr(shown, name, getattr(stats, name))

@@ -29,7 +29,7 @@ export class Fleet {
     const cell = (words, name = "number") => make("td", { class: name }, words);
     const shows = row.replica === this.shown;
     return make("tr", { class: shows ? "shown" : "", title: row.reason || `show the tree of replica ${row.replica}`, onclick: () => this.choose(row.replica) },
-      cell(make("button", { type: "button", "aria-pressed": shows }, `replica ${row.replica}`), ""),
+      cell(make("button", { type: "button", "aria-pressed": shows }, row.role === "both" ? `replica ${row.replica}` : `replica ${row.replica}, ${row.role}`), ""),
       cell(make("span", {}, make("span", { class: `dot ${MARKS[row.state] ?? ""}` }), row.fences && row.state === "serving" ? `serving, fenced ${row.fences} times before` : row.state), ""),
       cell(count(row.open)), cell(count(row.queued)), cell(time(row.predicted_wait_s)), cell(short(rate)),
       cell(row.prompt_tokens ? percent(row.cached_tokens, row.prompt_tokens) : "–"), cell(bar, "bar"));
