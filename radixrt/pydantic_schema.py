@@ -102,18 +102,6 @@ class _Generator(GenerateJsonSchema):
         pattern = {"int": INTEGER_KEY, "float": NUMBER_KEY}.get(schema.get("keys_schema", {}).get("type", ""))
         return out if pattern is None else out | {"propertyNames": {"pattern": pattern}}
 
-    def set_schema(self, schema: core_schema.SetSchema) -> JsonSchemaValue:
-        return self._set(super().set_schema(schema))
-
-    def frozenset_schema(self, schema: core_schema.FrozenSetSchema) -> JsonSchemaValue:
-        return self._set(super().frozenset_schema(schema))
-
-    def _set(self, out: JsonSchemaValue) -> JsonSchemaValue:
-        """Describe a set as an array. Python drops repeated items, so only a minimum size requires distinct items."""
-        if out.get("minItems", 0) <= 1:
-            out.pop("uniqueItems", None)
-        return out
-
     def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
         """Describe a Decimal as a number; pydantic's own schema also admits any string."""
         bounds = {name: schema.get(name) for name in DECIMAL_BOUNDS}

@@ -6,20 +6,33 @@ A grammar without obligations runs without guards.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
+DISTINCT_MARK: Final = "!"
+"""Last character of the names of rules that derive arrays whose items must differ."""
+REPEATING_MARK: Final = "?"
+"""Last character of the names of rules that derive arrays of which two items must be equal."""
 
-class Obligation(msgspec.Struct, frozen=True, array_like=True):
+
+class Obligation(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """A condition on the units of a scope, which crosses processes with the compiled constraint.
 
     Attributes:
-        kind: "keys": no object repeats a key.
+        kind: "keys": no object repeats a key; "items": marked arrays do not repeat an item; "repeats": marked arrays
+            repeat an item.
         counts: some shortest completion may have to write several units that must differ.
         finite: some unit has a finite language, so that all of its texts may be used up.
+        ordered: the members of objects in items have a fixed order.
+        pointer: of the keyword, where a condition that `counts` may turn out to be impossible.
+        prefix: of "keys" and "items": first characters of the names of the rules that derive JSON, where the grammar
+            has other text around JSON.
     """
 
-    kind: Literal["keys"]
+    kind: Literal["keys", "items", "repeats"]
     counts: bool = False
     finite: bool = False
+    ordered: bool = True
+    pointer: str = ""
+    prefix: str = ""

@@ -133,7 +133,7 @@ class Explainer:
         if not compiled.productions:
             raise RequestError(f"no text can be explained; {compiled.ignored[0]}", param="ebnf", code="not_translated")
         productions = Productions.decode(compiled.productions)
-        checker = TextChecker(productions, self._vocabulary, is_guarded=bool(compiled.obligations))
+        checker = TextChecker(productions, self._vocabulary, compiled.obligations)
         shortest = checker.shortest()
         return {
             "backend": compiled.backend,

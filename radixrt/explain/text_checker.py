@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from radixrt.constrained.guards.json_position import repeated_unit
+from radixrt.constrained.guards.scanner import Scanner
+from radixrt.constrained.obligations import Obligation
 from radixrt.constrained.productions import Productions, Special, postorder
 from radixrt.constrained.recognizer import Recognizer, State
 
@@ -24,12 +26,14 @@ class TextChecker:
     """Checks texts against productions; a text spells the grammar's control tokens as their text.
 
     Args:
-        is_guarded: the constraint has obligations.
+        obligations: of the constraint.
     """
 
-    def __init__(self, productions: Productions, vocabulary: Vocabulary, *, is_guarded: bool = False) -> None:
-        self._is_guarded = is_guarded
+    def __init__(
+        self, productions: Productions, vocabulary: Vocabulary, obligations: Sequence[Obligation] = ()
+    ) -> None:
         self._recognizer = Recognizer(productions, vocabulary.control_tokens)
+        self._scanner = Scanner(self._recognizer, obligations) if obligations else None
         specials = {e.text for e in postorder(productions.rules.values()) if isinstance(e, Special)}
         self._specials = re.compile("(" + "|".join(map(re.escape, sorted(specials))) + ")") if specials else None
 
@@ -37,7 +41,7 @@ class TextChecker:
         """Return whether the text is a sentence of the grammar."""
         state, good = self._follow(text)
         is_sentence = good == len(text) and self._recognizer.is_complete(state)
-        return is_sentence and not (self._is_guarded and repeated_unit(text.encode()) is not None)
+        return is_sentence and self._violation(text) is None
 
     def shortest(self) -> str:
         """Return a shortest sentence."""
@@ -46,8 +50,10 @@ class TextChecker:
     def problem(self, text: str) -> str | None:
         """Return the position where the text leaves the grammar, and possible continuations; None for a sentence."""
         state, good = self._follow(text)
-        if self._is_guarded and (end := repeated_unit(text[:good].encode())) is not None:
-            return f"position {len(text.encode()[:end].decode())}: the key before repeats an earlier key of the object"
+        end = self._violation(text[:good])
+        if end is not None:
+            what = "the key before repeats an earlier key of the object, or the item before repeats an earlier item"
+            return f"position {end}: {what}"
         if good == len(text):
             if self._recognizer.is_complete(state):
                 return None
@@ -55,6 +61,11 @@ class TextChecker:
         before = text[max(0, good - CONTEXT_CHARS) : good]
         place = f"position {good}, after {before!r}" if before else "position 0"
         return f"{place}: {text[good]!r} cannot stand there; {self._possible(state)}"
+
+    def _violation(self, text: str) -> int | None:
+        """Return the offset in characters behind the first unit that breaks an obligation."""
+        end = None if self._scanner is None else self._scanner.violation(text.encode())
+        return None if end is None else len(text.encode()[:end].decode())
 
     def _follow(self, text: str) -> tuple[State, int]:
         """Return the recognizer's state after the longest valid prefix of the text, and the length of that prefix."""

@@ -10,7 +10,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from radixrt.constrained.guards.json_position import repeated_unit
+from radixrt.constrained.guards.scanner import Scanner
+from radixrt.constrained.recognizer import Recognizer
 from radixrt.constrained.schema import Limits, NormalSchema, SchemaRefused, normalize
 from radixrt.explain.value_check import accepts
 from tests.constrained.external_data import rows
@@ -86,9 +87,10 @@ def test_every_text_of_the_grammars_is_valid() -> None:
         cls = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
         validator = cls(schema, format_checker=cls.FORMAT_CHECKER)
         sampler = Sampler(normal.productions(), number)
+        scanner = Scanner(Recognizer(normal.productions()), normal.obligations)
         for _ in range(2):
             text = sampler.text(30)
-            if normal.obligations and repeated_unit(text.encode()) is not None:
+            if scanner.violation(text.encode()) is not None:
                 continue  # a guard keeps such texts away
             if len(text) > 4000 or any(mark in text for mark in ("\\n", "\\r", "\u2028", "\u2029")):
                 continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,6 +17,8 @@ import msgspec
 
 from radixrt.constrained.backends.choice import BackendName, Backends, probe
 from radixrt.constrained.guards.guarded_grammar import GuardedTemplate
+from radixrt.constrained.guards.scanner import Scanner
+from radixrt.constrained.guards.search import Completer
 from radixrt.constrained.lark_input.syntax import NotTranslated
 from radixrt.constrained.masks.closing import Completions
 from radixrt.constrained.masks.grammar_template import GrammarTemplate
@@ -116,7 +118,7 @@ def compile_constraint(
     # The shortest output, in tokens, is the least `max_tokens` of a request, and the text with which libraries are
     # probed.
     exit = make_completions(productions, vocabulary)
-    shortest = exit.closing(exit.start)
+    shortest = _shortest(exit, vocabulary, parsed.obligations, kind)
     try:
         choice = backends.choose(productions, constraint.options.backend, shortest, thorough=thorough)
     except GrammarError as error:
@@ -163,6 +165,22 @@ def load(compiled: CompiledConstraint, backends: Backends) -> GrammarTemplate:
         make_completions=lambda: make_completions(Productions.decode(compiled.productions), vocabulary),
         masks=backends.masks,
     )
+
+
+def _shortest(exit: Completions, vocabulary: Vocabulary, obligations: Sequence[Obligation], kind: str) -> list[int]:
+    """Return the tokens of a shortest output. Raises RequestError if there is none because of an obligation."""
+    counted = [one for one in obligations if one.counts]
+    if not counted:
+        return exit.closing(exit.start)
+    scanner = Scanner(exit.recognizer, obligations)
+    try:
+        return Completer(exit.recognizer, vocabulary, scanner).closing(exit.start, scanner.start, bytearray())
+    except GrammarError:
+        found = next((one for one in counted if one.kind == "items"), None)
+        if found is None:
+            raise
+        reason = "no array of different items was found that is as long as minItems asks"
+        raise Unsupported(found.pointer, "uniqueItems", reason, "Lower minItems, or allow more values.") from None
 
 
 def _compile_opaque(constraint: Constraint, backends: Backends, reason: str, started: float) -> CompiledConstraint:

@@ -2,20 +2,23 @@
 
 The mask is the grammar's, without the tokens behind which every completion would break an obligation. So the mask is
 never empty, and forced text needs no other treatment: where the grammar leaves no choice, some completion begins with
-the forced text. While no used key begins with the key that is being written, the mask is the grammar's own array.
+the forced text. While no used key or item begins with the one that is being written, the mask is the grammar's own
+array.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from radixrt.constrained.grammar import Bitmask, Grammar
-from radixrt.constrained.guards.json_position import START, Position, advance
-from radixrt.constrained.guards.search import Completer
+from radixrt.constrained.guards.json_position import Position
+from radixrt.constrained.guards.scanner import Scanner, start_of
+from radixrt.constrained.guards.search import Completer, many_for
 from radixrt.constrained.guards.tables import tables_of
 from radixrt.constrained.masks.closing import ParserState
 from radixrt.constrained.masks.text_grammar import TextGrammar, TextTemplate
@@ -25,8 +28,6 @@ MAX_KEPT: Final = 256
 """Maximum number of masks with bans that are cached, and of masks whose opening tokens are."""
 MAX_CANDIDATES: Final = 20_000
 """Maximum number of used texts whose candidates for bans are cached."""
-MANY: Final = 256
-"""Number of used texts up to which a choice of more characters than these lets any unit become another one."""
 NO_TOKENS: Final[frozenset[int]] = frozenset()
 SPARE_TOKENS: Final = 256
 SPARE_FACTOR: Final = 8
@@ -50,34 +51,52 @@ class Guard:
 
     Attributes:
         counts: a shortest completion may contain several units that must differ.
+        start: the position before a text.
+        tables: tokens by their bytes.
     """
 
     def __init__(self, template: TextTemplate, obligations: Sequence[Obligation]) -> None:
         self._template = template
+        self._obligations = obligations
+        self._ordered = all(one.ordered for one in obligations)
         self.counts = any(one.counts for one in obligations)
         self._finite = any(one.finite for one in obligations)
+        self._arrays = any(one.kind != "keys" for one in obligations)
+        self.start = start_of(obligations)
         self.tables = tables_of(template.vocabulary)
-        self._along: dict[tuple[ParserState, bytes, bool], tuple[int, ...]] = {}
+        self._along: dict[tuple[ParserState, bytes, int | None], tuple[int, ...]] = {}
         self._joined: dict[tuple[int, frozenset[int]], tuple[Bitmask, Bitmask]] = {}
-        self._opening: dict[tuple[int, int], tuple[Bitmask, list[int]]] = {}
+        self._some: dict[tuple[int, str], tuple[Bitmask, list[int]]] = {}
+
+    @cached_property
+    def scanner(self) -> Scanner:
+        """Follows texts."""
+        return Scanner(self._template.completions.recognizer, self._obligations)
 
     @cached_property
     def completer(self) -> Completer:
         """Searches for completions."""
-        return Completer(self._template.completions.recognizer, self._template.vocabulary)
+        return Completer(self._template.completions.recognizer, self._template.vocabulary, self.scanner)
 
-    def after(self, position: Position, text: bytearray, token: int) -> Position | None:
-        """Return the position after a token; None if the token repeats a unit."""
-        return advance(position, text, b"", self._template.vocabulary.table[token])
+    def after(self, position: Position, place: ParserState, text: bytearray, token: int) -> Position | None:
+        """Return the position after a token; None if the token breaks an obligation."""
+        return self.scanner.advance(position, place, text, b"", self._template.vocabulary.table[token])
 
     def bans(self, position: Position, place: ParserState, text: bytearray, row: Bitmask) -> frozenset[int]:
         """Return tokens of a mask behind which no completion keeps the obligations."""
         scope = position.scope
-        tokens = set(self._opening_tokens(row, position.mode))
+        opening = self.tables.opening(position.mode, barely=self._finite, arrays=self._arrays)
+        tokens = set(self._allowed(row, *opening))
+        if position.repeating:
+            tokens.update(self._allowed(row, "closing", self.tables.closing))
+        many = many_for(position)
         while scope is not None and scope.alive:
-            matched, many = scope.matched, len(scope.live) > MANY
+            matched = scope.matched
             for used in scope.live:
-                tokens.update(self._candidates(place, used[matched:] if matched else used, many=many))
+                if matched < len(used):
+                    tokens.update(self._candidates(place, used[matched:] if matched else used, many))
+                else:
+                    tokens.update(self._allowed(row, "delimiters", self.tables.delimiters))
             scope = scope.parent
         if not tokens:
             return NO_TOKENS
@@ -87,52 +106,57 @@ class Guard:
             if row[token >> 5] >> (token & 31) & 1 and not self.takes(position, place, text, token)
         )
 
-    def _candidates(self, place: ParserState, rest: bytes, *, many: bool) -> tuple[int, ...]:
+    def _candidates(self, place: ParserState, rest: bytes, many: int | None) -> tuple[int, ...]:
         """Return the tokens that may have to be banned because of a used text.
 
         Args:
             rest: the used text behind the unit's text so far.
-            many: there are more than MANY such texts.
+            many: see `many_for`.
         """
         key = place, rest, many
         known = self._along.get(key)
         if known is None:
-            few = not many and self._leaves_choice(place, rest)
-            found = self.tables.beginning(rest) if few else self.tables.along(rest)
             if len(self._along) >= MAX_CANDIDATES:
                 self._along.clear()
-            known = self._along[key] = tuple(found)
+            known = self._along[key] = tuple(self._find_candidates(place, rest, many))
         return known
 
-    def _leaves_choice(self, place: ParserState, rest: bytes) -> bool:
-        """Return whether at every point inside of a text more than MANY characters may follow, so that a token that
-        ends there leaves a completion that becomes equal to none of MANY used texts."""
+    def _find_candidates(self, place: ParserState, rest: bytes, many: int | None) -> Iterator[int]:
+        # Members in another order are followed by all tokens that go beyond the place where a member may begin.
+        part = rest if self._ordered else rest[: _next_member(rest)]
+        found = list(self.tables.along(part))
+        # A token that ends before a point with many choices leaves a completion. A token may end inside of a character,
+        # which few characters complete.
         state, pending = place
-        if pending or not rest.isascii():
-            return False  # a token may end inside of a character, which few characters complete
-        for char in rest[:-1].decode():
-            after = self._template.completions.recognizer.advance(state, char)
-            if after is None:
-                return True  # the grammar allows no token beyond this point
-            if self.completer.num_next(after) <= MANY:
-                return False
-            state = after
-        return True
+        last = None
+        if found and many is not None and not pending:
+            last = self.completer.last_choice(state, rest, many, max(end for _, end in found))
+        vocabulary = self._template.vocabulary
+        for token, end in found:
+            is_short = last is not None and len(vocabulary.table[token]) == end <= last
+            if not is_short or vocabulary.split(token)[1]:
+                yield token
 
-    def _opening_tokens(self, row: Bitmask, mode: int) -> list[int]:
-        key = id(row), mode
-        known = self._opening.get(key)
+    def _allowed(self, row: Bitmask, name: str, ids: npt.NDArray[np.int64]) -> list[int]:
+        """Return the tokens among some that a mask allows.
+
+        Args:
+            name: identifies the tokens.
+        """
+        if not len(ids):
+            return []
+        key = id(row), name
+        known = self._some.get(key)
         if known is None:
-            if len(self._opening) >= MAX_KEPT:
-                self._opening.clear()
-            ids = self.tables.opening(mode, barely=self._finite)
+            if len(self._some) >= MAX_KEPT:
+                self._some.clear()
             allowed = ids[(row[ids >> 5] >> (ids & 31).astype(np.uint32) & 1).astype(bool)]
-            known = self._opening[key] = row, allowed.tolist()  # the row is kept alive, because the key is its id
+            known = self._some[key] = row, allowed.tolist()  # the row is kept alive, because the key is its id
         return known[1]
 
     def takes(self, position: Position, place: ParserState, text: bytearray, token: int) -> bool:
         """Return whether a token that the grammar allows leaves a completion that keeps the obligations."""
-        after = self.after(position, text, token)
+        after = self.after(position, place, text, token)
         if after is None:
             return False
         if not after.alive:
@@ -166,7 +190,7 @@ class GuardedGrammar(Grammar):
         self._inert = guard.tables.inert
         self._table = inner.template.vocabulary.table
         self._text = bytearray()
-        self._positions = [START]  # before the first token, and after each
+        self._positions = [guard.start]  # before the first token, and after each
         self._ends = [0]  # length of the text at each position
         self._ahead: tuple[int, Position] | None = None  # the last token that was followed, and the position after it
         self._bans: frozenset[int] | None = None  # of the present position; None if the mask was not asked for
@@ -224,7 +248,7 @@ class GuardedGrammar(Grammar):
             return None
         if not self._table[token]:
             return here
-        after = self._guard.after(here, self._text, token)
+        after = self._guard.after(here, self._place, self._text, token)
         if after is not None:
             self._ahead = token, after
         return after
@@ -293,3 +317,10 @@ class GuardedGrammar(Grammar):
         copied = GuardedGrammar(self._inner.copy(), self._guard)
         copied._text, copied._positions, copied._ends = self._text.copy(), self._positions.copy(), self._ends.copy()
         return copied
+
+
+def _next_member(text: bytes) -> int:
+    """Return an offset before which no member of an object begins: behind the first comma, or the first bracket that
+    opens an object; the length of the text if there is none."""
+    found = [at + 1 for at in (text.find(b","), text.find(b"{")) if at >= 0]
+    return min(found, default=len(text))

@@ -1,15 +1,17 @@
-"""`Position`: the open objects and arrays of a JSON text so far, with the texts of the objects' keys.
+"""`Position`: the open objects and arrays of a JSON text so far, with the texts of keys and items that matter.
 
 The text is one that a grammar of JSON allows, so the scanner does not check the syntax. It reads bytes, because tokens
 may end inside a character. Positions and scopes are immutable, so that a copy of a position is a pointer, and going
 back to an earlier position costs nothing.
 
-A *unit* is a key of an object. A unit that is written twice in its scope is a violation. Units are compared as texts,
-so equal units must have equal texts.
+A *unit* is a key of an object, or an item of an array whose items must differ. A unit that is written twice in its
+scope is a violation. Units are compared as texts: the grammar gives equal keys, and equal items, the same text but for
+the order of the members of objects.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 VALUE: Final = 0
@@ -25,12 +27,23 @@ SCALAR: Final = 6
 COLON: Final = 7
 AFTER: Final = 8
 """After a value."""
+OUTSIDE: Final = 9
+"""In text around JSON."""
 
 _QUOTE, _BACKSLASH, _COMMA, _COLON = b'"\\,:'
 _OPEN_ARRAY, _CLOSE_ARRAY, _OPEN_OBJECT, _CLOSE_OBJECT = b"[]{}"
 _SPACE: Final = frozenset(b" \t\n\r")
 DELIMITERS: Final = b",]} \t\n\r"
 """Bytes that end a number, true, false or null."""
+
+FREE: Final = 0
+"""Kind of a scope whose units may be equal."""
+DISTINCT: Final = 1
+"""Kind of a scope whose units must differ."""
+REPEATING: Final = 2
+"""Kind of an array of which two items must be equal. After an item that repeats another the scope is FREE."""
+NO_JSON: Final = -1
+"""In place of a kind: the character opens no scope, because it is text around JSON."""
 
 
 class Scope:
@@ -39,19 +52,24 @@ class Scope:
     Attributes:
         parent: the scope around it; None for the outermost.
         is_array: whether it is an array.
-        used: the texts of its units so far.
+        kind: FREE, DISTINCT or REPEATING.
+        used: the texts of its units so far, if it is not FREE.
         start: offset in the text of the unit that is being written; -1 where none is.
-        live: the used texts that begin with the unit's text so far. While a unit is expected, all used texts.
+        live: of DISTINCT: the used texts that begin with the unit's text so far. While a unit is expected, all used
+            texts.
         matched: number of bytes of the unit's text so far, while `live` is not empty.
         alive: `live` of this scope, or of one around it, is not empty.
+        num_live: number of texts in `live` of this scope and of those around it.
+        repeating: this scope, or one around it, is REPEATING.
     """
 
-    __slots__ = ("alive", "is_array", "live", "matched", "parent", "start", "used")
+    __slots__ = ("alive", "is_array", "kind", "live", "matched", "num_live", "parent", "repeating", "start", "used")
 
     def __init__(
         self,
         parent: Scope | None,
         is_array: bool,
+        kind: int,
         used: tuple[bytes, ...] = (),
         start: int = -1,
         live: tuple[bytes, ...] = (),
@@ -59,25 +77,33 @@ class Scope:
     ) -> None:
         self.parent = parent
         self.is_array = is_array
+        self.kind = kind
         self.used = used
         self.start = start
         self.live = live
         self.matched = matched
-        self.alive: bool = bool(live) or (parent is not None and parent.alive)
+        self.num_live: int = len(live) + (parent.num_live if parent is not None else 0)
+        self.alive = self.num_live > 0
+        self.repeating: bool = kind == REPEATING or (parent is not None and parent.repeating)
 
     def expecting(self) -> Scope:
         """Return the scope behind a comma."""
-        return self if self.is_array else Scope(self.parent, False, self.used, -1, self.used)
+        if self.kind != DISTINCT:
+            return self
+        return Scope(self.parent, self.is_array, DISTINCT, self.used, -1, self.used)
 
     def begun(self, start: int) -> Scope:
         """Return the scope where a unit begins at an offset of the text."""
-        return Scope(self.parent, False, self.used, start, self.live)
+        return Scope(self.parent, self.is_array, self.kind, self.used, start, self.live)
 
     def ended(self, text: bytes) -> Scope | None:
-        """Return the scope after a unit with this text; None if the text is used."""
-        if self.live and text in self.live:
-            return None
-        return Scope(self.parent, False, (*self.used, text))
+        """Return the scope after a unit with this text; None if the unit may not be equal to a used one, and is."""
+        if self.kind == DISTINCT:
+            if self.live and text in self.live:
+                return None
+            return Scope(self.parent, self.is_array, DISTINCT, (*self.used, text))
+        kind = FREE if text in self.used else self.kind
+        return Scope(self.parent, self.is_array, kind, (*self.used, text))
 
     def fed(self, at: int, data: bytes) -> Scope:
         """Return the scope, and the scopes around it, after bytes of their units.
@@ -95,7 +121,55 @@ class Scope:
             matched += len(chunk)
         elif parent is self.parent:
             return self
-        return Scope(parent, self.is_array, self.used, self.start, live, matched)
+        return Scope(parent, self.is_array, self.kind, self.used, self.start, live, matched)
+
+    def respelled(self) -> Scope:
+        """Return the scope where a member of an object is expected, within items of arrays around the object: any of
+        the members that are left in a used item may come next."""
+        parent = self.parent
+        if parent is not None and parent.alive:
+            parent = parent.respelled()
+        live = self.live
+        if live and self.is_array and self.start >= 0:
+            live = tuple(dict.fromkeys([one for text in live for one in _rotations(text, self.matched)]))
+        elif parent is self.parent:
+            return self
+        return Scope(parent, self.is_array, self.kind, self.used, self.start, live, self.matched)
+
+
+def _rotations(text: bytes, at: int) -> list[bytes]:
+    """Return the text with each of the members that are left in an object as the next.
+
+    Args:
+        at: offset at which a member begins.
+    """
+    members: list[bytes] = []
+    start, depth, quoted = at, 0, False
+    end = at
+    while end < len(text):
+        byte = text[end]
+        if quoted:
+            if byte == _BACKSLASH:
+                end += 1
+            elif byte == _QUOTE:
+                quoted = False
+        elif byte == _QUOTE:
+            quoted = True
+        elif byte in b"{[":
+            depth += 1
+        elif byte in b"}]":
+            if depth == 0:
+                break
+            depth -= 1
+        elif byte == _COMMA and depth == 0:
+            members.append(text[start:end])
+            start = end + 1
+        end += 1
+    members.append(text[start:end])
+    if len(members) == 1:
+        return [text]
+    others = [b",".join([one, *members[:place], *members[place + 1 :]]) for place, one in enumerate(members)]
+    return [text[:at] + one + text[end:] for one in others]
 
 
 class Position:
@@ -105,28 +179,50 @@ class Position:
         mode: kind of the part that is being read.
         scope: the innermost open object or array; None at the top.
         alive: some used text begins with the text of a unit so far, so that the unit could become equal.
+        repeating: some open array is REPEATING.
     """
 
-    __slots__ = ("alive", "mode", "scope")
+    __slots__ = ("alive", "mode", "repeating", "scope")
 
     def __init__(self, mode: int, scope: Scope | None) -> None:
         self.mode = mode
         self.scope = scope
         self.alive: bool = scope is not None and scope.alive
+        self.repeating: bool = scope is not None and scope.repeating
 
 
 START: Final = Position(VALUE, None)
 """Before a value."""
+START_OUTSIDE: Final = Position(OUTSIDE, None)
+"""Before text around JSON."""
 
 
-def advance(position: Position, before: bytearray, extra: bytes, data: bytes) -> Position | None:
-    """Return the position after more bytes; None if a unit is repeated.
+def advance(
+    position: Position,
+    before: bytearray,
+    extra: bytes,
+    data: bytes,
+    kind_of: Callable[[int, bool], int],
+    *,
+    keys: int = DISTINCT,
+    ordered: bool = True,
+    embedded: bool = False,
+) -> Position | None:
+    """Return the position after more bytes; None after a violation.
 
     Args:
         before, extra: the text before the bytes, in two parts.
+        kind_of: returns the kind of the array that the byte at an index opens. Where the second argument says that the
+            byte, a `[` or a `{`, is outside of JSON, NO_JSON if the byte is text around JSON.
+        keys: kind of objects.
+        ordered: the members of objects in items that must differ have a fixed order.
+        embedded: there may be other text around JSON.
     """
     mode, scope = position.mode, position.scope
+    if mode == OUTSIDE and _OPEN_OBJECT not in data and _OPEN_ARRAY not in data:
+        return position
     at = len(before) + len(extra)
+    fed = 0  # number of bytes that the scopes have read
 
     def unit(start: int, end: int) -> bytes:
         if start >= at:
@@ -135,60 +231,71 @@ def advance(position: Position, before: bytearray, extra: bytes, data: bytes) ->
         return written + data[:end]
 
     for index, byte in enumerate(data):
+        ends = False  # a value ends with this byte
+        member = False  # a member is expected after this byte
         if mode == IN_STRING:
             if byte == _QUOTE:
-                mode = AFTER
+                mode, ends = AFTER, True
             elif byte == _BACKSLASH:
                 mode = STRING_ESCAPE
         elif mode == IN_KEY:
             if byte == _QUOTE:
                 assert scope is not None
-                mode, scope = COLON, scope.ended(unit(scope.start, index + 1))
-                if scope is None:
-                    return None
+                mode = COLON
+                if scope.kind:
+                    scope = scope.ended(unit(scope.start, index + 1))
+                    if scope is None:
+                        return None
             elif byte == _BACKSLASH:
                 mode = KEY_ESCAPE
         elif mode in (KEY_ESCAPE, STRING_ESCAPE):
             mode -= 2
         else:
+            if mode == OUTSIDE and byte != _OPEN_OBJECT and byte != _OPEN_ARRAY:
+                continue
             if mode == SCALAR and byte in DELIMITERS:
                 mode = AFTER
+                if scope is not None and scope.is_array and scope.kind:
+                    scope = scope.ended(unit(scope.start, index))
+                    if scope is None:
+                        return None
             if byte in _SPACE or mode == SCALAR:
                 continue
             if byte == _COMMA:
                 assert scope is not None
-                mode, scope = VALUE if scope.is_array else KEY, scope.expecting()
+                member = not scope.is_array
+                mode, scope = KEY if member else VALUE, scope.expecting()
             elif byte in (_CLOSE_OBJECT, _CLOSE_ARRAY):
                 assert scope is not None
-                mode, scope = AFTER, scope.parent
+                if scope.kind == REPEATING:
+                    return None
+                scope = scope.parent
+                mode, ends = OUTSIDE if embedded and scope is None else AFTER, True
             elif byte == _COLON:
                 mode = VALUE
             else:
                 # A key or a value begins.
-                if mode == KEY:
-                    assert scope is not None
+                outside = mode == OUTSIDE
+                opened = kind_of(index, outside) if outside or byte == _OPEN_ARRAY else FREE
+                if opened == NO_JSON:
+                    continue
+                if scope is not None and scope.kind and (mode == KEY or scope.is_array):
                     scope = scope.begun(at + index)
                 if byte == _QUOTE:
                     mode = IN_KEY if mode == KEY else IN_STRING
                 elif byte == _OPEN_OBJECT:
-                    mode, scope = KEY, Scope(scope, False)
+                    mode, scope, member = KEY, Scope(scope, False, keys), True
                 elif byte == _OPEN_ARRAY:
-                    mode, scope = VALUE, Scope(scope, True)
+                    mode, scope = VALUE, Scope(scope, True, opened)
                 else:
                     mode = SCALAR
+        if ends and scope is not None and scope.is_array and scope.kind:
+            scope = scope.ended(unit(scope.start, index + 1))
+            if scope is None:
+                return None
+        elif member and not ordered and scope is not None and scope.parent is not None and scope.parent.alive:
+            scope = scope.fed(at + fed, data[fed : index + 1]).respelled()
+            fed = index + 1
     if scope is not None and scope.alive:
-        scope = scope.fed(at, data)
+        scope = scope.fed(at + fed, data[fed:])
     return position if mode == position.mode and scope is position.scope else Position(mode, scope)
-
-
-def repeated_unit(text: bytes) -> int | None:
-    """Return the offset behind the first key that repeats an earlier one in a JSON text; None if there is none."""
-    position: Position | None = START
-    before = bytearray()
-    for byte in text:
-        assert position is not None
-        position = advance(position, before, b"", bytes((byte,)))
-        before.append(byte)
-        if position is None:
-            return len(before)
-    return None

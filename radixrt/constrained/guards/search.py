@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
-from radixrt.constrained.guards.json_position import Position, Scope, advance
+from radixrt.constrained.guards.json_position import DELIMITERS, SCALAR, Position, Scope
+from radixrt.constrained.guards.scanner import Scanner
 from radixrt.constrained.guards.tails import Tails
 from radixrt.constrained.masks.closing import ParserState, code_points
 from radixrt.constrained.matcher import GrammarError
@@ -21,6 +22,7 @@ from radixrt.constrained.vocabulary import Vocabulary
 
 MAX_NODES: Final = 20_000
 """Maximum number of nodes of one search."""
+_DELIMITERS: Final = frozenset(DELIMITERS.decode())
 _LIKED: Final = "abcdefghijklmnopqrstuvwxyz0123456789"
 """Characters that completions prefer among those that lead to the same state."""
 
@@ -36,11 +38,16 @@ class Node(NamedTuple):
 
 
 class Completer:
-    """Searches for completions of the texts of one grammar."""
+    """Searches for completions of the texts of one grammar.
 
-    def __init__(self, recognizer: Recognizer, vocabulary: Vocabulary) -> None:
+    Args:
+        scanner: of the same grammar as the recognizer.
+    """
+
+    def __init__(self, recognizer: Recognizer, vocabulary: Vocabulary, scanner: Scanner) -> None:
         self._recognizer = recognizer
         self._vocabulary = vocabulary
+        self._scanner = scanner
         self._moves: dict[State, list[tuple[CharSet, State]]] = {}
         self._tails = Tails(recognizer, vocabulary.encode_bytes)
 
@@ -49,7 +56,7 @@ class Completer:
         return sum(map(len, (chars for chars, _ in self._moves_of(state))))
 
     def exists(self, place: ParserState, position: Position, before: bytearray, extra: bytes) -> bool:
-        """Return whether a text has a completion in which no unit repeats another.
+        """Return whether a text has a completion in which no unit repeats another that it must differ from.
 
         Args:
             before, extra: the text, in two parts.
@@ -57,7 +64,7 @@ class Completer:
         Raises:
             GrammarError: the search takes too many steps.
         """
-        if not position.alive:
+        if not position.alive or self._may_leave(place, position):
             return True
         todo = [Node(*place, position, extra)]
         for _ in range(MAX_NODES):
@@ -69,14 +76,43 @@ class Completer:
                 todo.append(node)
         raise _too_long()
 
+    def _may_leave(self, place: ParserState, position: Position) -> bool:
+        """Return whether at some point along a used text more characters may follow than used texts go on with, so that
+        the unit can become equal to none of them. False where that is not known."""
+        scope = position.scope
+        while scope is not None and not scope.live:
+            scope = scope.parent
+        if scope is None or place[1]:
+            return False
+        rest = scope.live[0][scope.matched :]
+        many = many_for(position)
+        return many is not None and self.last_choice(place[0], rest, many, 0) is not None
+
+    def last_choice(self, state: State, rest: bytes, many: int, enough: int) -> int | None:
+        """Return the last point of a text at which more than `many` characters may follow, as an offset in bytes, or
+        the first such point from `enough` on; None if there is none. The end of the text is no such point."""
+        last = None
+        at = 0
+        after: State | None = state
+        for char in rest.decode(errors="ignore"):
+            if after is None:
+                break
+            if self.num_next(after) > many:
+                last = at
+                if at >= enough:
+                    break
+            after = self._recognizer.advance(after, char)
+            at += len(char.encode())
+        return last
+
     def closing(self, place: ParserState, position: Position, before: bytearray) -> list[int]:
-        """Return the tokens of a short completion in which no unit repeats another.
+        """Return the tokens of a short completion that meets the obligations.
 
         Raises:
             GrammarError: the search takes too many steps.
         """
         state, pending = place
-        known = None if pending else self._tails.find(state, lambda text: self._is_good(position, before, text))
+        known = None if pending else self._tails.find(state, lambda text: self._is_good(position, state, before, text))
         if known is not None:
             return known
         node = Node(state, pending, position, b"")
@@ -89,12 +125,12 @@ class Completer:
             self._tails.add(state, node.extra)
         return self._vocabulary.encode_bytes(node.extra)
 
-    def _is_good(self, position: Position, before: bytearray, text: bytes) -> bool:
-        """Return whether no unit of a text repeats another."""
-        return advance(position, before, b"", text) is not None
+    def _is_good(self, position: Position, state: State, before: bytearray, text: bytes) -> bool:
+        """Return whether a text meets the obligations."""
+        return self._scanner.advance(position, (state, b""), before, b"", text) is not None
 
     def _follow(self, node: Node, before: bytearray) -> tuple[Node, int | None]:
-        """Follow the grammar's shortest completion up to the unit that repeats another.
+        """Follow the grammar's shortest completion up to a unit that repeats another.
 
         Returns:
             The end and None; or the node where the repeated unit begins, and the number of scopes around the unit.
@@ -109,13 +145,18 @@ class Completer:
             further = self._step(node, char, after, before)
             if further is None:
                 depth = _depth(node.position.scope)
+                if char in "]}" and not _repeats_number(node, before):
+                    depth -= 1  # the unit is the object or array that the character closes
                 return begins[depth], depth
+            # A unit of the scope before the character, which the character may open another scope in.
             scope, depth = further.position.scope, _depth(node.position.scope)
+            opens = _depth(scope) > depth
+            owner = scope.parent if opens and scope is not None else scope
             del begins[depth + 1 :]
-            if _depth(scope) > depth:
-                begins.append(node)  # the character opens a scope
-            elif scope is not None and scope.start == len(before) + len(node.extra):
+            if owner is not None and owner.start == len(before) + len(node.extra):
                 begins[depth] = node
+            if opens:
+                begins.append(node)
             node = further
         return node, None
 
@@ -150,6 +191,8 @@ class Completer:
                 if scope.matched < len(text):
                     special.add(_first_char(pending + text[scope.matched :]))
             scope = scope.parent
+        if position.mode == SCALAR:
+            special |= _DELIMITERS
         within = CharSet.span(*code_points(pending)) if pending else None
         for chars, after in self._moves_of(node.state):
             if within is not None:
@@ -171,8 +214,30 @@ class Completer:
 
     def _step(self, node: Node, char: str, after: State, before: bytearray) -> Node | None:
         data = char.encode()[len(node.pending) :]
-        position = advance(node.position, before, node.extra, data)
+        place = node.state, node.pending
+        position = self._scanner.advance(node.position, place, before, node.extra, data)
         return None if position is None else Node(after, b"", position, node.extra + data)
+
+
+def _repeats_number(node: Node, before: bytearray) -> bool:
+    """Return whether the text ends with a number, true, false or null that repeats an item."""
+    scope = node.position.scope
+    if node.position.mode != SCALAR or scope is None or not scope.live:
+        return False
+    return scope.is_array and (bytes(before) + node.extra)[scope.start :] in scope.live
+
+
+SPARE: Final = 7
+"""Delimiters that may end a number, all of which one used text excludes."""
+_LEVELS: Final = (4, 32, 248)
+
+
+def many_for(position: Position) -> int | None:
+    """Return a number of characters such that, where more may follow, one leads away from all used texts; None if that
+    takes very many. There are few such numbers, so that results are found again."""
+    scope = position.scope
+    number = 0 if scope is None else scope.num_live
+    return next((level + SPARE for level in _LEVELS if number <= level), None)
 
 
 def _first_char(data: bytes) -> str:
@@ -205,4 +270,4 @@ def _used(scope: Scope | None, depth: int) -> int:
 
 
 def _too_long() -> GrammarError:
-    return GrammarError("finding a completion whose keys differ takes too many steps")
+    return GrammarError("finding a completion whose keys and items differ takes too many steps")

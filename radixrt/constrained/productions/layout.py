@@ -31,13 +31,16 @@ ALL: Final = 2
 ANY: Final = 3
 AGAIN: Final = 4
 MIXED: Final = 5
+MARKS: Final = frozenset("!?")
+"""Last characters of the names of marked rules. The recognizer tells where a text of a marked rule begins, so calls of
+a marked rule are kept apart from calls of another rule with the same body."""
 
 
 class Layout:
     """The distinct expressions of a grammar in rows: children before their parents, and rules before their callers.
 
     Equal expressions share a row. Where rules call one another, some call comes before the body of the rule. Rules with
-    the same body are treated as the first of them.
+    the same body are treated as the first of them, except for marked rules.
 
     Args:
         rules: the rules by name. They are kept alive, because rows are found by identity.
@@ -89,7 +92,7 @@ class Layout:
                 # A call shares the row of an earlier call. The first call has its own row, unless the body is known
                 # already.
                 kind, key = CALL, (CALL, expr.rule)
-                if key not in known:
+                if key not in known and expr.rule[-1:] not in MARKS:
                     key = index.get(id(rules.get(expr.rule)), key)
             row = known.setdefault(key, len(self.order))
             if row == len(self.order):

@@ -12,6 +12,7 @@ from typing import Final
 
 from radixrt.constrained.productions import Alt, AnyOrder, Expr, Lit, Productions, Ref, Rep, Seq, Special, Term
 from radixrt.constrained.productions.expressions import checked
+from radixrt.constrained.productions.layout import MARKS
 from radixrt.constrained.productions.tally import Tally
 from radixrt.constrained.regex import EPSILON, Regex, literal, literals, repeat, shortest_length, shortest_string
 from radixrt.errors import InvariantError
@@ -130,6 +131,9 @@ class Program:
 
     Args:
         productions: validated and pruned.
+
+    Attributes:
+        marked: the names of marked rules by the nodes that read the first characters of their texts.
     """
 
     def __init__(self, productions: Productions) -> None:
@@ -139,7 +143,9 @@ class Program:
         self._entries: dict[str, Node] = {}
         self._parts: dict[int, tuple[Expr, Node]] = {}
         self._places = {rule: place for place, rule in enumerate(productions.rules)}
+        self._names = list(productions.rules)
         self._serial = 0
+        self.marked: dict[Node, str] = {}
         self.end = Node(END, None, 0)
         self.start = self.entry(productions.start)
 
@@ -149,7 +155,13 @@ class Program:
         if node is None:
             self._serial = self._places[rule] * _MAX_NODES
             node = self._entries[rule] = self._compile(self._rules[rule], self.end, 0)
+            if rule[-1:] in MARKS:
+                self.marked.update(dict.fromkeys(node.targets or [node], rule))
         return node
+
+    def rule_of(self, node: Node) -> str:
+        """Return the name of the rule that a node belongs to."""
+        return self._names[node.serial // _MAX_NODES]
 
     def _entry_of_part(self, expr: Expr) -> Node:
         """Return the first node of an expression that is compiled like a separate rule, because of deep nesting."""

@@ -216,6 +216,23 @@ class Recognizer:
         following = [(one, self.advance(state, chr(one.edges[0]))) for one in (partition(sets) if sets else ())]
         return [(one, after) for one, after in following if after is not None]
 
+    def marked_rules(self, state: State, char: str) -> set[str]:
+        """Return the marked rules of which a text begins in this state with a character. The texts of marked rules
+        begin with constants."""
+        marked = self._program.marked
+        items = [node for node, progress, _ in state.items if progress == 0 and node.text[:1] == char]
+        return {marked[node] for node in items if node in marked}
+
+    def rules_of_constant(self, state: State, char: str) -> set[str]:
+        """Return the rules in which a constant may go on with a character outside of quotes."""
+        found = set()
+        for node, progress, _ in state.items:
+            if node.kind == TEXT and isinstance(progress, int) and node.text[progress] == char:
+                before = node.text[:progress].replace("\\\\", "").replace('\\"', "")
+                if before.count('"') % 2 == 0:
+                    found.add(self._program.rule_of(node))
+        return found
+
     def uniform_chars(self, state: State, text: str) -> CharSet:
         """Return a set of characters, those of `text` included, such that every text over the set with the length of
         `text` leads to the same state as `text`. Empty where no such set is known. Within a counted repetition, for

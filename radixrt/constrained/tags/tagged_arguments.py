@@ -414,8 +414,23 @@ class _Inner:
         self.graph = emitter.graph
         self.style = style
 
+    def canonical_value(self, node: Node) -> Expr:
+        return self._emitter.canonical_value(node)
+
     def oblige(self, obligation: Obligation) -> None:
         self._emitter.oblige(obligation)
+
+    def marked_rule(self, expr: Expr, mark: str) -> Ref:
+        return self._emitter.marked_rule(expr, mark)
+
+    def num_values(self, node: Node, limit: int) -> int | None:
+        return self._emitter.num_values(node, limit)
+
+    def is_ordered(self, node: Node) -> bool:
+        return self._emitter.is_ordered(node)
+
+    def lacks_values(self, pointer: str, reason: str) -> None:
+        self._emitter.lacks_values(pointer, reason)
 
     def new_rule(self, expr: Expr | None) -> Ref:
         return self._emitter.new_rule(expr)

@@ -15,7 +15,7 @@ from radixrt.constrained.compile.compiler import compile_constraint, load
 from radixrt.constrained.guards.guarded_grammar import Guard, GuardedGrammar, GuardedTemplate
 from radixrt.constrained.masks.text_grammar import TextGrammar, TextTemplate
 from radixrt.constrained.schema.emit import plan
-from radixrt.constrained.schema.normal_form import static_checks
+from radixrt.constrained.schema.normal_form import graph
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constraint import Constraint
 from tests.constrained.guards.languages import good_texts, guarded, strict
@@ -84,7 +84,7 @@ TINY: dict[str, Any] = {
 def names_are_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few undeclared names are not listed as optional members, as many would not be."""
     monkeypatch.setattr(plan, "MAX_LISTED_NAMES", 0)
-    monkeypatch.setattr(static_checks, "MAX_LISTED_NAMES", 0)
+    monkeypatch.setattr(graph, "MAX_LISTED_NAMES", 0)
 
 
 @pytest.fixture(scope="module", params=["byte_level", "embedded"])
@@ -209,9 +209,8 @@ def test_keys_among_many_characters_have_few_candidates_and_the_same_bans(
             here = grammar._positions[-1], grammar._place, grammar._text, grammar._inner.mask()
             bans = template.guard.bans(*here)
             with monkeypatch.context() as patch:
-                every = Guard(template, ())
-                patch.setattr(every, "_leaves_choice", lambda place, rest: False)
-                patch.setattr(every, "_finite", template.guard._finite)
+                every = Guard(template, template.guard._obligations)
+                patch.setattr(every.completer, "last_choice", lambda *args: None)
                 assert bans == every.bans(*here)
             compared += here[0].alive
             with_bans += bool(bans)

@@ -64,7 +64,7 @@ class Dog(BaseModel):
 
 
 class Closed(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", frozen=True)
     a: int
     b: str | None = None
 

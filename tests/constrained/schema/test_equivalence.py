@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from radixrt.constrained.guards.json_position import repeated_unit
+from radixrt.constrained.guards.scanner import Scanner
+from radixrt.constrained.recognizer import Recognizer
 from radixrt.constrained.schema import EmptySchema, Limits, NormalSchema, SchemaRefused, Unsupported, normalize
 from radixrt.constrained.schema.limits import Budget
 from radixrt.constrained.schema.normal_form.nodes import NONE
@@ -65,9 +66,10 @@ def test_every_text_of_the_grammar_satisfies_the_schema(schema: Any, seed: int, 
     if normal is None:
         return
     sampler = Sampler(normal.productions(whitespace), seed)
+    scanner = Scanner(Recognizer(normal.productions(whitespace)), normal.obligations)
     for _ in range(5):
         text = sampler.text()
-        if normal.obligations and repeated_unit(text.encode()) is not None:
+        if scanner.violation(text.encode()) is not None:
             continue  # a guard keeps such texts away
         if not any(terminator in text for terminator in ("\\n", "\\r", "\u2028", "\u2029")):
             value = json.loads(text)

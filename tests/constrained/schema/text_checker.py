@@ -6,7 +6,7 @@ import json
 from decimal import Decimal
 from typing import Any
 
-from radixrt.constrained.guards.json_position import repeated_unit
+from radixrt.constrained.guards.scanner import Scanner
 from radixrt.constrained.recognizer import Recognizer, State
 from radixrt.constrained.schema import NormalSchema
 from radixrt.constrained.schema.normal_form.graph import Graph
@@ -23,19 +23,21 @@ class TextChecker:
 
     def __init__(self, normal: NormalSchema) -> None:
         self._graph = normal.graph
-        self._is_guarded = bool(normal.obligations)
         self._recognizer = Recognizer(normal.productions())
+        self._scanner = Scanner(self._recognizer, normal.obligations)
 
     def accepts(self, value: Any) -> bool:
         if self.accepts_text(written(value)) or self.accepts_text(written(arranged(self._graph, value))):
             return True
         start = self._recognizer.start()
+        if self._scanner.arrays and not admits(self._graph, self._graph.root, value):
+            return False  # guards compare the items
         return any(self._recognizer.is_complete(state) for state in self._after({id(start): start}, value).values())
 
     def accepts_text(self, text: str) -> bool:
         state = self._recognizer.advance(self._recognizer.start(), text)
         is_sentence = state is not None and self._recognizer.is_complete(state)
-        return is_sentence and not (self._is_guarded and repeated_unit(text.encode()) is not None)
+        return is_sentence and self._scanner.violation(text.encode()) is None
 
     def _read(self, states: States, text: str) -> States:
         found = (self._recognizer.advance(state, text) for state in states.values())

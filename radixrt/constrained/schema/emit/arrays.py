@@ -2,12 +2,16 @@
 
 Different values of one list, and items of two kinds of which one is counted, are parts in any order. Where the items at
 different places differ, or there are several counters, the counts and the values used are states of an automaton.
+
+A grammar cannot remember items that are not listed. That none repeats is an `Obligation`, which guards enforce.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from radixrt.constrained.obligations import DISTINCT_MARK, Obligation
 from radixrt.constrained.productions import AnyOrder, Expr, Part, Ref, Seq, alt, optional, seq
 from radixrt.constrained.productions.argument import Argument
 from radixrt.constrained.productions.tally import Tally
@@ -24,6 +28,8 @@ NESTED_OPTIONALS = 8
 """Optional items that are nested within one rule."""
 MAX_LISTED_VALUES = 64
 """Maximum number of values of an item that the states distinguish."""
+MAX_COUNTED_VALUES = 1_000
+"""An item of more values counts as one of infinitely many: an answer does not use up all of them."""
 MAX_COUNTED_BY_RULES = 8
 """A counter without upper bound has a rule for each count up to this one. A rule need not exclude the items that match;
 for larger counters, the exclusion costs less than the rules."""
@@ -35,21 +41,76 @@ Move = tuple[Expr, Expr, State]
 
 def array_expression(emitter: Emitter, plan: ArrayPlan) -> Expr:
     """Return the expression of an array. Raises Unsupported."""
-    if plan.unique is not None and not _has_listed_values(emitter.graph, plan):
+    if plan.unique is None:
+        return _counted_array(emitter, plan) if plan.counts else _plain_array(emitter, plan, emitter.value)
+    if _has_listed_values(emitter.graph, plan):
+        try:
+            order = _unique_values(emitter, plan) if plan.unique else None
+            return _ArrayAutomaton(emitter, plan, emitter.value).emit() if order is None else order
+        except Unsupported:
+            if not plan.unique:
+                raise
+    if not plan.unique or not emitter.graph.guarded:
         pointer, keyword, _ = plan.source
         reason = "a grammar cannot remember which items have been written"
         fix = "Leave it out, list the possible items with an enum of a few values, or set maxItems to 1."
         emitter.graph.refuse(Unsupported(pointer, keyword, reason, fix))
-        plan = plan._replace(unique=None)
-    if plan.counts or plan.unique is not None:
-        order = _unique_values(emitter, plan) if plan.unique else _counted_items(emitter, plan)
-        return _ArrayAutomaton(emitter, plan).emit() if order is None else order
-    return _plain_array(emitter, plan)
+        return array_expression(emitter, plan._replace(unique=None))
+    return _guarded_array(emitter, plan)
 
 
-def _plain_array(emitter: Emitter, plan: ArrayPlan) -> Expr:
-    """Return an array without counters and without unique items."""
-    style, value = emitter.style, emitter.value
+def _counted_array(emitter: Emitter, plan: ArrayPlan) -> Expr:
+    order = _counted_items(emitter, plan)
+    return _ArrayAutomaton(emitter, plan, emitter.value).emit() if order is None else order
+
+
+def _guarded_array(emitter: Emitter, plan: ArrayPlan) -> Expr:
+    """Return an array whose items guards keep different."""
+    pointer, keyword, _ = plan.source
+    # Where each item has more values than there are items before it, any beginning can be completed.
+    sizes = [emitter.num_values(node, MAX_COUNTED_VALUES) for node in plan.items]
+    for place in range(min(plan.low, MAX_COUNTED_VALUES)):
+        size = sizes[min(place, len(sizes) - 1)]
+        if size is not None and size <= place:
+            reason = f"{plan.low} different items must exist, and an item has only {size} values"
+            if len(set(plan.items)) == 1:
+                emitter.lacks_values(pointer, f"{reason} (uniqueItems, minItems); lower minItems, or allow more values")
+                return alt()
+            fix = "Allow more values for this item, or set the items at these places apart by const or enum."
+            reason = f"items at other places may take all values that the item at place {place} has, which are {size}"
+            raise Unsupported(pointer, keyword, reason, fix)
+    for counter in plan.counts:
+        demanded = emitter.graph.node(plan.demands[-1] + counter.formulas)
+        size = emitter.num_values(demanded, MAX_COUNTED_VALUES) if counter.low > 1 else None
+        if size is not None and size < counter.low:
+            emitter.lacks_values(pointer, f"{counter.low} different items must match contains, and {size} can")
+            return alt()
+    listed = plan._replace(unique=None)
+    if plan.counts:
+        body = _ArrayAutomaton(emitter, listed, emitter.canonical_value).emit()
+    else:
+        body = _plain_array(emitter, listed, emitter.canonical_value)
+    if body == alt():
+        return body
+    emitter.oblige(
+        Obligation(
+            "items",
+            counts=plan.low > 1,
+            finite=any(size is not None for size in sizes),
+            ordered=emitter.style.key_order == "schema" and all(map(emitter.is_ordered, plan.items)),
+            pointer=pointer if plan.low > 1 else "",
+        )
+    )
+    return emitter.marked_rule(body, DISTINCT_MARK)
+
+
+def _plain_array(emitter: Emitter, plan: ArrayPlan, value: Callable[[Node], Expr]) -> Expr:
+    """Return an array without counters and without unique items.
+
+    Args:
+        value: returns the expression of an item.
+    """
+    style = emitter.style
     comma = style.after(",")
     length = len(plan.prefix)
     if plan.high == 0 or (length == 0 and plan.rest is None):
@@ -134,10 +195,14 @@ class _ArrayAutomaton:
     """An array with counters or with unique items: one rule for each state, which summarizes the items so far.
 
     The rule of a state derives the items that lead from this state to a state in which the array may end.
+
+    Args:
+        value: returns the expression of an item.
     """
 
-    def __init__(self, emitter: Emitter, plan: ArrayPlan) -> None:
+    def __init__(self, emitter: Emitter, plan: ArrayPlan, value: Callable[[Node], Expr]) -> None:
         self._emitter = emitter
+        self._value = value
         self._graph = emitter.graph
         self._style = emitter.style
         self._plan = plan
@@ -210,7 +275,7 @@ class _ArrayAutomaton:
         for formulas, new_counts in self._kinds(index, counts, demanded):
             node = self._graph.node(formulas)
             if node.formulas != NONE:
-                item = self._emitter.value(node)
+                item = self._value(node)
                 later = joined(self._style.after(","), item)
                 found.append((item, later, (after, new_counts, used, repeated_)))
         return found

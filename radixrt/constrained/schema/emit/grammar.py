@@ -10,6 +10,7 @@ from radixrt.constrained.obligations import Obligation
 from radixrt.constrained.productions import NOTHING, Alt, EmptyLanguage, Expr, Lit, Productions, Ref, Term, alt
 from radixrt.constrained.regex import json_string, literals
 from radixrt.constrained.schema.emit.arrays import array_expression
+from radixrt.constrained.schema.emit.canonical import Sizes, canonical_numbers
 from radixrt.constrained.schema.emit.free_parts import FREE_STRING, with_bounded_digits
 from radixrt.constrained.schema.emit.inhabited import empty_cause, inhabited, is_exact, without_empty
 from radixrt.constrained.schema.emit.json_text import SHORT, TextStyle
@@ -53,11 +54,14 @@ class GrammarEmitter:
         self._plans: dict[Node, Plan] = {}
         self._uses: dict[Node, int] = {}
         self._exact = True
+        self._sizes = Sizes(self.plan)
+        self._lacking: tuple[str, str] | None = None
         self._rules: dict[str, Expr] = {}
         self._leaf_choices: dict[Expr, Ref] = {}  # rules that are a choice of leaves, interned
-        self._scalars: dict[Node, Expr] = {}
-        self._named: dict[Node, Ref] = {}
-        self._waiting: list[Node] = []
+        self._scalars: dict[tuple[Node, bool], Expr] = {}
+        self._named: dict[tuple[Node, bool], Ref] = {}  # by node, and whether the style is canonical
+        self._waiting: list[tuple[Node, TextStyle]] = []
+        self._canonical = style.as_canonical()
         self._depth = 0
         self._obligations: dict[Obligation, None] = {}
 
@@ -73,9 +77,9 @@ class GrammarEmitter:
         self._count_uses(root)
         self._rules["start"] = self.root(root)
         while self._waiting:
-            node = self._waiting.pop()
+            node, self.style = self._waiting.pop()
             self.graph.budget.check_time(node.pointer, "schema")
-            self._rules[self._named[node].rule] = self._alternatives(node)
+            self._rules[self._named[node, self.style.canonical].rule] = self._alternatives(node)
         productions = Productions(self._rules)
         if self._exact:
             return productions
@@ -104,6 +108,8 @@ class GrammarEmitter:
         return self._plans[node]
 
     def _empty(self, node: Node) -> EmptySchema:
+        if self._lacking is not None:
+            return EmptySchema(*self._lacking)
         conflict = self.graph.conflict(node)
         if conflict is not None:
             pointer, name = conflict
@@ -144,17 +150,26 @@ class GrammarEmitter:
 
     def value(self, node: Node) -> Expr:
         """Return the expression of a node: a reference, or the expression itself where it is used once or short."""
-        if node in self._named:
-            return self._named[node]
+        key = node, self.style.canonical
+        if key in self._named:
+            return self._named[key]
         if node not in self._uses:
             self._plan_late(node)
         if self._plans[node].is_scalar:
             return self._scalar(node)
         if self._uses[node] <= 1 and self._depth < INLINE_DEPTH:
             return self._alternatives(node)
-        self._named[node] = Ref(f"n{node.index}")
-        self._waiting.append(node)
-        return self._named[node]
+        self._named[key] = Ref(f"{'c' if self.style.canonical else 'n'}{node.index}")
+        self._waiting.append((node, self.style))
+        return self._named[key]
+
+    def canonical_value(self, node: Node) -> Expr:
+        """Return the expression of an item that must differ from others: as `value`, in a canonical style."""
+        outer, self.style = self.style, self._canonical
+        try:
+            return self.value(node)
+        finally:
+            self.style = outer
 
     def member_value(self, name: str, node: Node) -> Expr:
         """Return the expression of the value of a declared member."""
@@ -174,9 +189,10 @@ class GrammarEmitter:
 
     def _scalar(self, node: Node) -> Expr:
         """Return the single values, strings, numbers, booleans and null of a node."""
-        found = self._scalars.get(node)
+        key = node, self.style.canonical
+        found = self._scalars.get(key)
         if found is None:
-            found = self._scalars[node] = self._make_scalar(self._plans[node], free=not node.formulas)
+            found = self._scalars[key] = self._make_scalar(self._plans[node], free=not node.formulas)
         return found
 
     def _make_scalar(self, plan: Plan, *, free: bool) -> Expr:
@@ -192,7 +208,8 @@ class GrammarEmitter:
         options.extend(listed)
         if plan.strings is not None:
             options.append(Term(FREE_STRING if bounded and free else json_string(plan.strings)))
-        options.extend(Term(with_bounded_digits(numbers, self.style.max_digits)) for numbers in plan.numbers)
+        spelled = canonical_numbers if self.style.canonical else with_bounded_digits
+        options.extend(Term(spelled(numbers, self.style.max_digits)) for numbers in plan.numbers)
         options.extend(Lit("true" if flag else "false") for flag in plan.booleans)
         if plan.null:
             options.append(Lit("null"))
@@ -206,8 +223,24 @@ class GrammarEmitter:
             return self._leaf_choices[expr]
         return self._add_rule(NOTHING if expr is None else expr)
 
-    def _add_rule(self, expr: Expr) -> Ref:
-        ref = Ref(f"r{len(self._rules)}")
+    def marked_rule(self, expr: Expr, mark: str) -> Ref:
+        """Create a rule of arrays with a mark (see `obligations`)."""
+        return self._add_rule(expr, mark)
+
+    def num_values(self, node: Node, limit: int) -> int | None:
+        """Return an upper bound on the number of values of a node; None if it is more than a limit."""
+        return self._sizes.most(node, limit)
+
+    def is_ordered(self, node: Node) -> bool:
+        """Return whether the members of objects have one order, with keys in the schema's order."""
+        return self._sizes.is_ordered(node)
+
+    def lacks_values(self, pointer: str, reason: str) -> None:
+        """Record why an array that the emitter leaves out has no value."""
+        self._lacking = self._lacking or (pointer, reason)
+
+    def _add_rule(self, expr: Expr, mark: str = "") -> Ref:
+        ref = Ref(f"r{len(self._rules)}{mark}")
         self._rules[ref.rule] = expr
         return ref
 

@@ -32,20 +32,32 @@ class TextStyle:
             is the bound of `free_parts`, or the longest readable number if not `bounded`.
 
         key_order: "any" lets the declared members of an object come in any order.
+        canonical: equal values have the same text, but for the order of the members of objects.
 
     Attributes:
-        bounded, key_order: as above.
+        bounded, key_order, canonical: as above.
         max_digits: as above, never None.
     """
 
     def __init__(
-        self, whitespace: int, *, bounded: bool, max_digits: int | None = None, key_order: KeyOrder = "schema"
+        self,
+        whitespace: int,
+        *,
+        bounded: bool,
+        max_digits: int | None = None,
+        key_order: KeyOrder = "schema",
+        canonical: bool = False,
     ) -> None:
         self.bounded = bounded
         self.key_order = key_order
+        self.canonical = canonical
         self.max_digits = (MAX_DIGITS if bounded else MAX_READABLE_DIGITS) if max_digits is None else max_digits
         self._gap = Term(repeat(chars(CharSet.of(" \n\t")), 0, whitespace)) if whitespace else None
         self._members: dict[tuple[str, Expr, str], Expr] = {}  # those with short values, which objects often share
+
+    def as_canonical(self) -> TextStyle:
+        """Return the style of items that must differ."""
+        return TextStyle(0, bounded=self.bounded, max_digits=self.max_digits, key_order=self.key_order, canonical=True)
 
     def after(self, token: str) -> Expr:
         """Return an opening bracket or separator with the whitespace after it."""
@@ -91,8 +103,9 @@ class TextStyle:
     def value(self, value: Any) -> Expr:
         """Return the texts of exactly this value."""
         if isinstance(value, int | float) and not isinstance(value, bool):
-            return alt(*(Lit(text) for text in number_texts(value)))
-        if not isinstance(value, list | dict) or (value and self._gap is None):
+            found = number_texts(value)
+            return alt(*(Lit(text) for text in (found[:1] if self.canonical else found)))
+        if not isinstance(value, list | dict) or (value and self._gap is None and not self.canonical):
             return Lit(text_of(value))
         brackets = "[]" if isinstance(value, list) else "{}"
         parts: list[Expr] = []
@@ -119,11 +132,26 @@ class Emitter(Protocol):
     def value(self, node: Node) -> Expr:
         """Return the expression of a node: a reference, or the expression itself where it is used once or short."""
 
+    def canonical_value(self, node: Node) -> Expr:
+        """Return the expression of an item that must differ from others: as `value`, in a canonical style."""
+
     def member_value(self, name: str, node: Node) -> Expr:
         """Return the expression of the value of a declared member."""
 
     def new_rule(self, expr: Expr | None) -> Ref:
         """Create a rule; None reserves a name whose expression `set_rule` provides."""
+
+    def marked_rule(self, expr: Expr, mark: str) -> Ref:
+        """Create a rule of arrays with a mark (see `obligations`)."""
+
+    def num_values(self, node: Node, limit: int) -> int | None:
+        """Return an upper bound on the number of values of a node; None if it is more than a limit."""
+
+    def is_ordered(self, node: Node) -> bool:
+        """Return whether the members of objects have one order, with keys in the schema's order."""
+
+    def lacks_values(self, pointer: str, reason: str) -> None:
+        """Record why an array that the emitter leaves out has no value."""
 
     def set_rule(self, ref: Ref, expr: Expr) -> None:
         """Set the expression of a reserved rule."""

@@ -1,0 +1,121 @@
+"""`Scanner`: follows the texts of one grammar as JSON, with the kinds of arrays that the grammar says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from radixrt.constrained.guards.json_position import (
+    DISTINCT,
+    FREE,
+    NO_JSON,
+    REPEATING,
+    START,
+    START_OUTSIDE,
+    Position,
+    advance,
+)
+from radixrt.constrained.masks.closing import ParserState
+from radixrt.constrained.obligations import DISTINCT_MARK, REPEATING_MARK, Obligation
+from radixrt.constrained.recognizer import Recognizer, State
+
+MAX_KINDS: Final = 20_000
+"""Maximum number of states for which the kind of an array that begins there is cached."""
+
+
+class Scanner:
+    """Follows the texts of one grammar.
+
+    Args:
+        recognizer: of the same grammar.
+
+    Attributes:
+        arrays: some arrays are not FREE.
+        start: the position before a text.
+    """
+
+    def __init__(self, recognizer: Recognizer, obligations: Sequence[Obligation]) -> None:
+        self._recognizer = recognizer
+        self._keys = DISTINCT if any(one.kind == "keys" for one in obligations) else FREE
+        self._ordered = all(one.ordered for one in obligations)
+        self._prefixes = tuple([one.prefix for one in obligations if one.prefix])
+        self._kinds: dict[tuple[State, str, bool], int] = {}
+        self.arrays = any(one.kind != "keys" for one in obligations)
+        self.start = start_of(obligations)
+
+    def advance(
+        self, position: Position, place: ParserState, before: bytearray, extra: bytes, data: bytes
+    ) -> Position | None:
+        """Return the position after more bytes; None after a violation.
+
+        Args:
+            place: the parser state before the bytes.
+            before, extra: the text before the bytes, in two parts.
+        """
+        if not self.arrays and not self._prefixes:
+            return advance(position, before, extra, data, _free, keys=self._keys)
+
+        def kind_of(index: int, outside: bool) -> int:
+            state: State | None
+            state, pending = place
+            text = (pending + data[:index]).decode()
+            if text:
+                state = self._recognizer.advance(state, text)
+            return FREE if state is None else self._kind(state, chr(data[index]), outside)
+
+        return advance(
+            position,
+            before,
+            extra,
+            data,
+            kind_of,
+            keys=self._keys,
+            ordered=self._ordered,
+            embedded=bool(self._prefixes),
+        )
+
+    def _kind(self, state: State, char: str, outside: bool) -> int:
+        """Return the kind of an array that begins in a state, or NO_JSON."""
+        known = self._kinds.get((state, char, outside))
+        if known is None:
+            if len(self._kinds) >= MAX_KINDS:
+                self._kinds.clear()
+            known = self._kinds[state, char, outside] = self._find_kind(state, char, outside)
+        return known
+
+    def _find_kind(self, state: State, char: str, outside: bool) -> int:
+        if outside:
+            rules = self._recognizer.rules_of_constant(state, char)
+            if not any(rule.startswith(self._prefixes) for rule in rules):
+                return NO_JSON
+        marks = {rule[-1] for rule in self._recognizer.marked_rules(state, char)}
+        if DISTINCT_MARK in marks:
+            return DISTINCT
+        return REPEATING if REPEATING_MARK in marks else FREE
+
+    def violation(self, text: bytes) -> int | None:
+        """Return the offset behind the first violation in a text of the grammar; None if there is none."""
+        state: State | None = self._recognizer.start()
+        position: Position | None = self.start
+        before = bytearray()
+        for char in text.decode():
+            assert state is not None
+            assert position is not None
+            data = char.encode()
+            position = self.advance(position, (state, b""), before, b"", data)
+            before += data
+            if position is None:
+                return len(before)
+            state = self._recognizer.advance(state, char)
+            if state is None:
+                break
+        return None
+
+
+def start_of(obligations: Sequence[Obligation]) -> Position:
+    """Return the position before a text."""
+    return START_OUTSIDE if any(one.prefix for one in obligations) else START
+
+
+def _free(index: int, outside: bool) -> int:
+    return FREE

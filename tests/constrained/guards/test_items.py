@@ -1,0 +1,201 @@
+"""No array repeats an item where its schema says so, whatever is sampled, and wherever the text is cut."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+
+from radixrt.constrained.backends.choice import Backends
+from radixrt.constrained.compile.compiler import compile_constraint
+from radixrt.constrained.schema import normalize
+from radixrt.constrained.schema.emit import arrays, plan
+from radixrt.constrained.schema.normal_form import graph
+from radixrt.constraint import Constraint
+from radixrt.errors import RequestError
+from tests.constrained.guards.languages import guarded, strict, texts
+from tests.constrained.guards.test_keys import answer, continuations
+from tests.constrained.vocabularies import allowed, bits, small_vocabulary, text_of
+
+
+def distinct(items: Any, high: int = 3, **more: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items, "uniqueItems": True, "maxItems": high, **more}
+
+
+AB: dict[str, Any] = {"type": "string", "pattern": "^[ab]{1,2}$"}
+TINY: dict[str, Any] = {
+    "strings": distinct(AB),
+    "strings that begin others": distinct({"type": "string", "pattern": "^(|a|ab|abb|b)$"}, 4),
+    "strings of several bytes and with escapes": distinct({"type": "string", "pattern": '^(é|è|"|\\\\|\\n|日本|,|)$'}),
+    "all values are used up": distinct({"type": "string", "pattern": "^[ab]$"}, 4),
+    "as many as there are values": distinct({"enum": ["a", "b", "ab"]}, 4, minItems=3),
+    "at least two": distinct(AB, 3, minItems=2),
+    "integers": distinct({"type": "integer", "minimum": 8, "maximum": 12}, 3),
+    "negative and positive": distinct({"type": "integer", "minimum": -11, "maximum": 1}, 2),
+    "numbers": distinct({"type": "number", "multipleOf": 0.5, "minimum": 0, "maximum": 2}, 3),
+    "null, booleans and numbers": distinct({"enum": [None, True, False, 1, 0, 1.5, "1"]}, 3),
+    "arrays": distinct({"type": "array", "items": {"enum": [1, 11]}, "maxItems": 2}, 3),
+    "sets of sets": distinct(distinct({"enum": ["a", "b"]}, 2, minItems=1), 2),
+    "objects": distinct(
+        {"type": "object", "properties": {"a": {"enum": [1, 11]}, "b": {"type": "boolean"}}, "required": ["a"],
+         "additionalProperties": False}, 2),
+    "objects with members in any order": distinct(
+        {"type": "object", "patternProperties": {"^[ab]$": {"enum": [1, 12]}}, "additionalProperties": False,
+         "maxProperties": 2}, 2),
+    "within an object": {
+        "type": "object", "additionalProperties": False, "required": ["a", "b"], "properties": {
+            "a": distinct({"type": "string", "pattern": "^ab?$"}, 3),
+            "b": {"type": "array", "items": {"type": "string", "pattern": "^ab?$"}, "maxItems": 3}}},
+    "a tuple": {
+        "type": "array", "prefixItems": [AB, {"type": "string", "pattern": "^[abc]{1,2}$"}, AB], "items": False,
+        "uniqueItems": True, "minItems": 3},
+    "counted items": distinct(
+        {"enum": ["a", "b", "ab", "ba"]}, 3, contains={"enum": ["ab", "ba"]}, minContains=2),
+    "beside scalars": {"anyOf": [{"enum": ["a", 1]}, distinct(AB, 2)]},
+}  # fmt: skip
+"""Schemas with few texts."""
+
+
+@pytest.fixture(autouse=True)
+def no_value_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few values and names are left to guards, as many would be."""
+    monkeypatch.setattr(arrays, "MAX_LISTED_VALUES", 0)
+    monkeypatch.setattr(plan, "MAX_LISTED_NAMES", 0)
+    monkeypatch.setattr(graph, "MAX_LISTED_NAMES", 0)
+
+
+@pytest.fixture(scope="module", params=["byte_level", "embedded"])
+def some_backends(request: pytest.FixtureRequest, backends: Backends) -> Backends:
+    return backends if request.param == "embedded" else Backends(small_vocabulary(request.param))
+
+
+def without(schema: Any) -> Any:
+    """The schema without `uniqueItems`."""
+    if isinstance(schema, dict):
+        return {name: without(value) for name, value in schema.items() if name != "uniqueItems"}
+    return [without(one) for one in schema] if isinstance(schema, list) else schema
+
+
+def good_texts(schema: Any) -> set[str]:
+    """The texts of the schema's values, by enumerating those of the schema without the keyword."""
+    validator = jsonschema.Draft202012Validator(schema)
+    found = set()
+    for text in texts(normalize(without(schema)).productions().prune()):
+        value = json.loads(text)
+        if validator.is_valid(value) and json.dumps(value, ensure_ascii=False, separators=(",", ":")) == text:
+            found.add(text)
+    return found
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_mask_has_exactly_the_tokens_with_a_completion(name: str, some_backends: Backends) -> None:
+    vocabulary = some_backends.vocabulary
+    texts = good_texts(TINY[name])
+    template = guarded(TINY[name], some_backends)
+    ends, reached, banned = set(vocabulary.eos_ids), set(), 0
+    generator = random.Random(name)
+    for _ in range(25 if vocabulary.vocab_size < 10_000 else 3):
+        grammar, tokens = template.new(), []
+        while not grammar.is_terminated():
+            before = vocabulary.decode(tokens)
+            possible = continuations(vocabulary, texts, before)
+            mask = allowed(grammar, vocabulary.vocab_size)
+            unguarded = bits(grammar._inner.mask())
+            assert mask, before
+            assert (ends <= mask) == (before.decode(errors="replace") in texts)
+            # Where text is forced, llguidance allows only the canonical tokenization.
+            assert mask - ends == possible & unguarded, before
+            assert possible <= unguarded or len(unguarded) == 1, before
+            banned += len(unguarded) > len(mask)
+            for token in random.Random(len(tokens)).sample(sorted(possible), min(4, len(possible))):
+                copied = grammar.copy()
+                assert copied.accept(token), (before, token)
+                copied.rollback(1)
+                assert allowed(copied, vocabulary.vocab_size) == mask
+            assert not any(grammar.accept(token) for token in unguarded - mask)
+            token = generator.choice(sorted(mask))
+            assert grammar.accept(token)
+            if token in ends:
+                break
+            tokens.append(token)
+        reached.add(text_of(vocabulary, tokens))
+    assert reached <= texts
+    assert banned or vocabulary.vocab_size > 10_000, "the guard had nothing to do"
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_every_text_with_different_items_can_be_written(name: str, backends: Backends) -> None:
+    template = guarded(TINY[name], backends)
+    for text in sorted(good_texts(TINY[name]))[:300]:
+        grammar = template.new()
+        for token in backends.vocabulary.encode(text):
+            assert grammar.accept(token), text
+        assert set(backends.vocabulary.eos_ids) <= allowed(grammar, backends.vocabulary.vocab_size)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_text_that_is_cut_anywhere_is_completed_with_different_items(name: str, backends: Backends) -> None:
+    vocabulary, texts = backends.vocabulary, good_texts(TINY[name])
+    template = guarded(TINY[name], backends)
+    for text in random.Random(1).sample(sorted(texts), min(30, len(texts))):
+        grammar, tokens = template.new(), []
+        for token in vocabulary.encode_greedily(text.encode()):
+            assert grammar.accept(token)
+            tokens.append(token)
+            closing = grammar.closing()
+            assert text_of(vocabulary, tokens + closing) in texts
+            copied = grammar.copy()
+            assert all(map(copied.accept, closing))
+
+
+BIG: list[Any] = [
+    {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+    {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "minItems": 3},
+    {"type": "array", "items": {"type": "number"}, "uniqueItems": True},
+    {"type": "array", "items": {"type": "string", "pattern": "^[01]{2}-[01]{2}$"}, "uniqueItems": True, "minItems": 2},
+    {"type": "array", "items": {"enum": [f"{a}{b}" for a in "abcdefghij" for b in "0123456789"]}, "uniqueItems": True},
+    {"type": "array", "uniqueItems": True},
+    {"type": "array", "uniqueItems": True, "items": {
+        "type": "object", "properties": {"a": {"type": "boolean"}, "b": {"type": "array", "uniqueItems": True}},
+        "required": ["b"]}},
+    {"type": "object", "additionalProperties": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(BIG)))
+@pytest.mark.parametrize("options", [{}, {"whitespace": 2, "key_order": "any"}])
+def test_random_answers_of_every_length_repeat_no_item(number: int, options: Any, backends: Backends) -> None:
+    vocabulary, template = backends.vocabulary, guarded(BIG[number], backends, **options)
+    # Tokens of which few items are made, so that items would often repeat.
+    texts = ('"', "a", "b", '":', ",", '{"', '","', "{", "}", "1", "0", "[", "]", '["', "true")
+    likely = [id for text in texts if (id := vocabulary.by_bytes[0].get(text.encode()))]
+    validator = jsonschema.Draft202012Validator(BIG[number])
+    repeated = 0
+    for seed in range(12):
+        generator = random.Random(seed)
+        tokens, bans = answer(template.new(), vocabulary, generator, likely, generator.randrange(100))
+        text = text_of(vocabulary, tokens)
+        strict(text)
+        assert validator.is_valid(json.loads(text)), text
+        repeated += bans
+    assert repeated, "no item would have been repeated"
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (
+            {"items": {"type": "boolean"}, "minItems": 3},
+            "3 different items must exist.*lower minItems",
+        ),
+        ({"items": {"type": "integer", "minimum": 1, "maximum": 70}, "minItems": 71}, "only 70 values .uniqueItems"),
+        ({"prefixItems": [{"type": "string"}, {"const": "a"}], "minItems": 2}, "uniqueItems.*Allow more values"),
+    ],
+)
+def test_too_few_different_values_are_refused(schema: Any, message: str, backends: Backends) -> None:
+    source = json.dumps({"type": "array", "uniqueItems": True, **schema})
+    with pytest.raises(RequestError, match=message):
+        compile_constraint(Constraint(kind="json_schema", source=source), backends)
