@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -23,12 +22,12 @@ from benchmarks.common.machine import facts
 from benchmarks.common.model_shapes import shape_folder
 from benchmarks.common.tables import table
 from benchmarks.common.vision_shapes import VISION_CONFIGS
-from radixrt.kernels.build import load_kernels
-from radixrt.layers.ops import CpuOps, LayerOps, TorchOps
+from radixrt.layers.ops import LayerOps
 from radixrt.models.loading.source import cache_folder
 from radixrt.models.model_config import load_model_spec
 from radixrt.models.vision.load import load_tower
 from radixrt.models.vision.tower import VisionTower
+from radixrt.runner.runner_config import make_ops
 
 ATTENTION: dict[str, SDPBackend | None] = {
     "default": None,
@@ -73,6 +72,14 @@ def waits(tower: VisionTower, size: tuple[int, int]) -> bool:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     return False
+
+
+def error_of(tower: VisionTower, shape: str, device: str) -> float:
+    """Return the difference of an image's rows from those of a float32 tower of plain torch, relative to the rows."""
+    side = tower.spec.image_size or 256
+    pixels = torch.randint(0, 256, (side, side, 3), dtype=torch.uint8, device=device)
+    expected = make_tower(shape, device, "float32").encode(pixels)
+    return float((tower.encode(pixels).float() - expected).norm() / expected.norm())
 
 
 def gemm_rate(device: str, dtype: torch.dtype) -> float:
@@ -153,14 +160,16 @@ def main(argv: list[str] | None = None) -> None:
     rate = gemm_rate(options.device, dtype)
     print(f"a GEMM of two square matrices: {rate / 1e12:.3g} TFLOP/s")
     peak = 1e12 * options.peak if options.device == "cuda" else rate
-    ops: Callable[[], LayerOps] = TorchOps
-    if options.device == "cpu":
-        ops = lambda: CpuOps(load_kernels(cache_folder() / "kernels"))  # noqa: E731
+    kernels = cache_folder() / "kernels"
+    ops = make_ops(
+        "auto", torch.device(options.device), kernels, dependent_launch=False, threads=torch.get_num_threads()
+    )
     lines = []
     for shape in options.shape:
-        tower = make_tower(shape, options.device, options.dtype, ops())
+        tower = make_tower(shape, options.device, options.dtype, ops)
         if options.device == "cuda" and waits(tower, (tower.spec.image_size or 512,) * 2):
             print(f"{shape}: the host waits for the device while it encodes")
+        print(f"{shape}: rows differ by {error_of(tower, shape, options.device):.2%} from float32")
         lines += rows_of(tower, shape, options, peak)
     print(table(HEADER, lines))
 

@@ -9,9 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from radixrt.attention.base import AttentionLayer
 from radixrt.layers.formats.checkpoint import CheckpointTensor, ParameterSources, replicated, whole_weight
 from radixrt.layers.formats.model_formats import ModelFormats
 from radixrt.layers.linear import Linear, meta_parameter
+from radixrt.layers.ops import LayerOps
 from radixrt.models.vision_spec import VisionSpec
 
 CHANNELS = 3
@@ -24,12 +26,14 @@ class TowerContext:
     Attributes:
         dtype: of the weights of linear layers, and of attention.
         activation_dtype: of everything between linear layers.
+        ops: kernels for the device.
         formats: the format of each weight.
     """
 
     spec: VisionSpec
     dtype: torch.dtype
     activation_dtype: torch.dtype
+    ops: LayerOps
     formats: ModelFormats
 
     def linear(self, names: Sequence[str], outputs: int, inputs: int, *, bias: bool = True) -> Linear:
@@ -132,7 +136,8 @@ class Block(nn.Module):
     def __init__(self, context: TowerContext, prefix: str, names: BlockNames) -> None:
         super().__init__()
         spec = context.spec
-        self._spec, self._dtype = spec, context.dtype
+        self._spec, self._dtype, self._ops = spec, context.dtype, context.ops
+        self._heads = AttentionLayer(0, spec.heads, spec.heads, spec.head_dim, spec.head_dim**-0.5)
         first, second = (f"{prefix}.{name}" for name in names.norms)
         outer, inner = (f"{prefix}.{name}" for name in names.feed_forward)
         qkv = [f"{prefix}.{name}" for name in names.qkv]
@@ -150,14 +155,33 @@ class Block(nn.Module):
             rotary: of the n patches; None for a tower without a rotary embedding.
         """
         heads, dim = self._spec.heads, self._spec.head_dim
-        q, k, v = self.qkv(self.norm1(x)).view(-1, 3, heads, dim).unbind(1)
-        if rotary is not None:
-            q, k = rotary.rotate(q), rotary.rotate(k)
+        qkv = self.qkv(self.norm1(x)).view(-1, 3 * heads, dim)
+        if rotary is None:
+            q, k, v = qkv.split(heads, dim=1)
+        else:
+            q, k, v = self._rotate(qkv, rotary)
         q, k, v = (each.to(self._dtype).transpose(0, 1)[None] for each in (q, k, v))
         mixed = F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1).flatten(1)
         x = x + self.proj(mixed.to(x.dtype))
-        fed: torch.Tensor = self.fc2(activate(self.fc1(self.norm2(x)), self._spec.activation))
+        fed: torch.Tensor = self.fc2(self._activated(self.norm2(x)))
         return x + fed
+
+    def _rotate(self, qkv: torch.Tensor, rotary: Rotary) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return q, k and v [n, heads, head_dim], of which q and k are rotated in float32."""
+        q, k, v = self._ops.prepare_heads(
+            qkv, self._heads, rotary.positions, rotary.table, None, None, 0.0, None, rotary.positions
+        )
+        assert k is not None
+        assert v is not None
+        return q, k, v
+
+    def _activated(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the activation of the feed-forward's first layer."""
+        weight, bias, activation = self.fc1.weight, self.fc1.bias, self._spec.activation
+        if activation == "gelu_tanh" and x.is_cuda and self.fc1.is_plain and weight is not None and bias is not None:
+            # One GEMM computes the activation too: its GELU is the tanh form.
+            return torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
+        return activate(self.fc1(x), activation)
 
 
 def activate(x: torch.Tensor, activation: str) -> torch.Tensor:
@@ -172,27 +196,23 @@ class Rotary:
     """The rotary embedding of an image's patches.
 
     Attributes:
-        cos, sin: float32 [n, 1, head_dim]; the sines of the first half are negated.
+        positions: int64 [n], rows of the table: 0, 1, 2 and so on.
+        table: float32 [n, 2, head_dim], see `radixrt.layers.rotary.rotary_table`.
     """
 
-    cos: torch.Tensor
-    sin: torch.Tensor
-
-    def rotate(self, x: torch.Tensor) -> torch.Tensor:
-        """Rotate [n, heads, head_dim], in float32; dimension i pairs with i + head_dim / 2."""
-        wide = x.float()
-        half = wide.shape[-1] // 2
-        return (wide * self.cos + wide.roll(half, -1) * self.sin).to(x.dtype)
+    positions: torch.Tensor
+    table: torch.Tensor
 
 
 def rotary_of(rows: torch.Tensor, columns: torch.Tensor, head_dim: int, theta: float) -> Rotary:
-    """Return the rotary embedding of patches at integer coordinates [n]: a quarter of the frequencies' dimensions is of
-    rows, the next quarter of columns."""
+    """Return the rotary embedding of patches at integer coordinates [n]: the first half of the frequencies is of rows,
+    the second half of columns."""
     exponents = torch.arange(0, head_dim // 2, 2, dtype=torch.float32, device=rows.device) / (head_dim // 2)
     frequencies = 1.0 / theta**exponents
     angles = torch.cat([place[:, None].float() * frequencies for place in (rows, columns)], dim=1)
-    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
-    return Rotary(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
+    cos, sin = angles.cos(), angles.sin()
+    table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), dim=1)
+    return Rotary(torch.arange(len(rows), device=rows.device), table)
 
 
 def patches_of(pixels: torch.Tensor, patch: int, merge: int) -> torch.Tensor:

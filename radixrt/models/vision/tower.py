@@ -43,7 +43,7 @@ class VisionTower(nn.Module, ABC):
         super().__init__()
         dtype, activation_dtype = torch_dtype(precision.dtype), torch_dtype(precision.activations)
         self.spec = spec
-        self.context = TowerContext(spec, dtype, activation_dtype, ModelFormats(None, ops))
+        self.context = TowerContext(spec, dtype, activation_dtype, ops, ModelFormats(None, ops))
         self._normalization = normalization
         self._scale: torch.Tensor
         self._shift: torch.Tensor

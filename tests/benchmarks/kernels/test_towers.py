@@ -34,7 +34,7 @@ def test_a_line_for_each_attention(
         "--attention", "default", "flash",
     ])  # fmt: skip
     printed = capsys.readouterr().out
-    lines = [line.split("|") for line in printed.splitlines() if "smolvlm-256m" in line]
+    lines = [line.split("|") for line in printed.splitlines() if "| smolvlm-256m" in line]
     assert [[cell.strip() for cell in line[1:6]] for line in lines] == [
         ["smolvlm-256m", "64 x 64", "16", "1", attention] for attention in ("default", "flash")
     ]

@@ -13,6 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from radixrt.errors import ModelLoadError
+from radixrt.kernels.build import load_kernels
+from radixrt.layers.ops import CpuOps
 from radixrt.models.model_config import load_model_spec
 from radixrt.models.vision import parts, qwen_vl
 from radixrt.models.vision.load import load_tower
@@ -94,7 +96,9 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "rows and columns exchanged": lambda patch: patch.setattr(
         qwen_vl, "rotary_of", lambda rows, columns, *others: parts.rotary_of(columns, rows, *others)
     ),
-    "no rotary embedding": lambda patch: patch.setattr(parts.Rotary, "rotate", lambda self, x: x),
+    "no rotary embedding": lambda patch: patch.setattr(
+        parts.Block, "_rotate", lambda self, qkv, rotary: qkv.split(qkv.shape[1] // 3, dim=1)
+    ),
     "deepstack of the block before": lambda patch: patch.setattr(
         qwen_vl.QwenTower, "deepstack", lambda self, index, x: self.deepstack_mergers[index - 1](x)
     ),
@@ -112,6 +116,17 @@ def test_an_error_in_the_tower_is_seen(
     pixels = random_pixels(48, 80)
     difference = tower_of(tiny_model("qwen3_vl")).encode(pixels) - reference_rows(tiny_model("qwen3_vl"), pixels)
     assert difference.abs().max() > 5e-4, "tens of the tolerance"
+
+
+@pytest.mark.parametrize("kind", ["qwen3_vl", "smolvlm", "llava"])
+def test_compiled_kernels(kind: str, tiny_model: Callable[[str], Path], cache_folder: Path) -> None:
+    """In bfloat16 too, with panels where the shapes fit."""
+    ops = CpuOps(load_kernels(cache_folder / "kernels"))
+    pixels = random_pixels(64, 64)
+    expected = reference_rows(tiny_model(kind), pixels)
+    assert_close(tower_of(tiny_model(kind), ops=ops).encode(pixels), expected)
+    rounded = tower_of(tiny_model(kind), ops=ops, dtype="bfloat16").encode(pixels)
+    assert (rounded - expected).norm() < 0.02 * expected.norm()
 
 
 @pytest.mark.parametrize("kind", ["qwen3_vl", "smolvlm", "llava"])
