@@ -45,6 +45,7 @@ SLOW_PATHS = (
     "tests/server/test_responses_client.py",
     "tests/server/test_structured_client.py",
     "tests/server/test_systemone_client.py",
+    "tests/server/test_tagged_clients.py",
     "tests/server/test_tool_clients.py",
     # GPUs, compilers, and ranks in Triton's interpreter
     "tests/gpu",
@@ -100,6 +101,7 @@ LONGEST = (
     "tests/equivalence/test_hybrid.py",
     "tests/models/loading/test_quantized_checkpoints.py",
     "tests/server/test_structured_client.py",
+    "tests/server/test_tagged_clients.py",
     "tests/server/test_tool_clients.py",
     "tests/server/test_responses_client.py",
     "tests/server/test_tool_tokens.py",

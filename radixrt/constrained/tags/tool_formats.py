@@ -293,7 +293,6 @@ _FORMATS: dict[str, ToolFormat] = {
             style="kimi_k3_xml",
             markers=("<|open|>", "<|close|>", "<|sep|>"),
             first_index=1,
-            architectures=("KimiK3ForCausalLM",),
             peer=("kimi_k3",),
         ),
     )

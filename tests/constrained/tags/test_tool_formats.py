@@ -174,3 +174,17 @@ def test_the_documents_have_the_table() -> None:
     found = re.search(r"\| format \| arguments \|.*?(?=\n\n)", (DOCS / "structured_output.md").read_text(), re.DOTALL)
     assert found is not None
     assert found.group() == table(), json.dumps(table())
+
+
+def test_the_documents_name_the_families_of_every_format() -> None:
+    section = (DOCS / "models.md").read_text().partition("## Tool calls\n")[2].partition("\n## ")[0]
+    rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+    said: dict[str, tuple[str, str]] = {}
+    for _, names, inner, found_by in rows:
+        said |= {name: (inner, found_by.strip(" |")) for name in re.findall(r"`(\w+)`", names)}
+    for form in TOOL_FORMATS.values():
+        style = form.arguments
+        inner = "tags in tags" if style.nests else "JSON" if style.is_json else "JSON in tags"
+        found_by = "template, architecture" if form.architectures else "template"
+        assert said.pop(form.name) == (inner, found_by if form.name != "json" else "the prompt explains it")
+    assert not said
