@@ -150,15 +150,15 @@ def gaps(bench: Bench, output: int, images: int) -> list[float]:
     bench.forget()
     begun: list[float] = []
     for round_ in range(2):
-        rids = [f"gap{round_}-{i}" for i in range(32)]
+        rids, large = ([f"{name}{round_}-{i}" for i in range(n)] for name, n in (("gap", 32), ("large", images)))
+        shown = [bench.image((LARGE, LARGE), 8) for _ in large]
         for rid in rids:
             bench.send(rid, None, 512, output)
         while min(len(bench.times[rid]) for rid in rids) < output // 3:
             bench.turn()
         begun.append(time.perf_counter())
-        large = [f"large{round_}-{i}" for i in range(images)]
-        for rid in large:
-            bench.send(rid, bench.image((LARGE, LARGE), 8), TEXT_TOKENS, 1)
+        for rid, image in zip(large, shown, strict=True):
+            bench.send(rid, image, TEXT_TOKENS, 1)
         bench.serve()
     ended = max(bench.times[rid][0] for rid in large)
     quiet, beside = [], []

@@ -41,6 +41,7 @@ class TPGroup:
         one_shot: on CUDA, try to create a `DeviceCommunicator`.
 
     Attributes:
+        device: device of the exchanged tensors.
         communicator: the `DeviceCommunicator`; None where NCCL or gloo runs all collectives.
     """
 
@@ -59,7 +60,7 @@ class TPGroup:
     ) -> None:
         self.rank = rank
         self.size = size
-        self._device = device
+        self.device = device
         self._group, self._first_rank = group, first_rank
         self._world_size = world_size or size
         if size == 1:
@@ -128,7 +129,7 @@ class TPGroup:
         """Return the minimum of a value over all ranks of all pipeline stages. Synchronizes the ranks."""
         if self._world_size == 1:
             return value
-        smallest = torch.tensor(value, dtype=torch.int64, device=self._device)
+        smallest = torch.tensor(value, dtype=torch.int64, device=self.device)
         dist.all_reduce(smallest, dist.ReduceOp.MIN)
         return int(smallest)
 

@@ -26,7 +26,7 @@ from radixrt.attention.base import AttentionBackend
 from radixrt.attention.hybrid import HybridAttnBackend
 from radixrt.attention.kv_cache import KVCache, bytes_per_token
 from radixrt.attention.state_pool import StatePool, bytes_per_state
-from radixrt.distributed.parallel import join, rank_device
+from radixrt.distributed.parallel import TPGroup, join, rank_device
 from radixrt.distributed.pipeline import connect_stages
 from radixrt.executor.mask_table import Mask, MaskReader
 from radixrt.forward_batch.batch_builder import BatchBuilder
@@ -79,8 +79,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MakeInputs = Callable[[RunnerConfig, ModelSpec, torch.device, LayerOps, Callable[[], None]], InputReader]
-"""Creates an `InputReader` of a model on a device, with kernels and a function to call after each piece of work."""
+MakeInputs = Callable[[RunnerConfig, ModelSpec, TPGroup, LayerOps, Callable[[], None]], InputReader]
+"""Creates an `InputReader` of a model on a rank, with kernels and a function to call after each piece of work."""
 
 LOADING_S = 3.0
 """Longest time, in seconds, that the start waits for compiled attention kernels to be loaded. Kernels that have yet to
@@ -199,7 +199,7 @@ class ModelRunner:
         )
         divide_threads(self._model, ops, self._threads)
         if self._make_inputs is not None:
-            self._inputs = self._make_inputs(c, self._spec, self.device, ops, self._progress or no_progress)
+            self._inputs = self._make_inputs(c, self._spec, self._group, ops, self._progress or no_progress)
         self.weights = weights_info(self._model, self._spec)
         if self.weights.scheme:
             share, kernels = 100 * self.weights.quantized, ", ".join(self.weights.kernels)

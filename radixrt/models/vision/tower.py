@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -32,6 +33,7 @@ class VisionTower(nn.Module, ABC):
         blocks: the blocks, in order; made by subclasses.
         names: how the tensors of a checkpoint are named.
         prefixes: beginnings of the names of the tower's tensors.
+        replay: encodes images of some sizes from captured graphs; returns None for other images.
     """
 
     names: TensorNames
@@ -44,6 +46,7 @@ class VisionTower(nn.Module, ABC):
         dtype, activation_dtype = torch_dtype(precision.dtype), torch_dtype(precision.activations)
         self.spec = spec
         self.context = TowerContext(spec, dtype, activation_dtype, ops, ModelFormats(None, ops))
+        self.replay: Callable[[torch.Tensor], torch.Tensor | None] | None = None
         self._normalization = normalization
         self._scale: torch.Tensor
         self._shift: torch.Tensor
@@ -79,6 +82,11 @@ class VisionTower(nn.Module, ABC):
 
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
         """Return the rows [n, out_columns] of an image; pixels as of `begin`."""
+        rows = None if self.replay is None else self.replay(pixels)
+        return self.encode_directly(pixels) if rows is None else rows
+
+    def encode_directly(self, pixels: torch.Tensor) -> torch.Tensor:
+        """As `encode`, kernel by kernel."""
         encoding = self.begin(pixels)
         encoding.run(0, self.num_blocks)
         return encoding.rows()

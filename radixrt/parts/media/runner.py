@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from radixrt.distributed.parallel import TPGroup
 from radixrt.forward_batch.batch_builder import BatchBuilder
 from radixrt.forward_batch.forward_batch import StepInputs
 from radixrt.layers.ops import LayerOps
 from radixrt.messages.sections import MEDIA, EncodePiece, MediaSection, decode
 from radixrt.messages.wire import unpack_i32
 from radixrt.models.model_config import ModelSpec
+from radixrt.models.vision.divided import encode_divided
 from radixrt.models.vision.load import load_tower
 from radixrt.models.vision.tower import Encoding, VisionTower
 from radixrt.models.vision_spec import VisionSpec
+from radixrt.parts.media.tower_graphs import TowerGraphs
 from radixrt.runner.runner_config import RunnerConfig
 
 
@@ -26,14 +29,16 @@ class ImageReader:
     Args:
         tower: the tower; None on a pipeline stage behind the first, which reads positions alone.
         num_rows: rows of the encoder pool.
-        progress: called before each block of the tower.
+        group: the ranks that share the images of a step.
+        progress: called before each image, or each block of a tower on a CPU.
     """
 
     def __init__(
-        self, tower: VisionTower | None, spec: VisionSpec, num_rows: int, device: torch.device,
+        self, tower: VisionTower | None, spec: VisionSpec, num_rows: int, group: TPGroup,
         progress: Callable[[], None],
     ) -> None:  # fmt: skip
-        self._tower, self._spec, self._device, self._progress = tower, spec, device, progress
+        self._tower, self._spec, self._group, self._progress = tower, spec, group, progress
+        self._device = device = group.device
         self._num_rows = num_rows
         self._begun: tuple[int, Encoding] | None = None
         self._pool: torch.Tensor | None = None
@@ -43,7 +48,7 @@ class ImageReader:
 
     @staticmethod
     def of(
-        config: RunnerConfig, spec: ModelSpec, device: torch.device, ops: LayerOps, progress: Callable[[], None]
+        config: RunnerConfig, spec: ModelSpec, group: TPGroup, ops: LayerOps, progress: Callable[[], None]
     ) -> ImageReader:
         """Load the tower of a model and allocate the encoder pool.
 
@@ -51,7 +56,7 @@ class ImageReader:
             ModelLoadError: the tower cannot be loaded; the message names the cause.
         """
         assert spec.vision is not None
-        tower = None
+        tower, device = None, group.device
         if config.stage(spec).is_first:
             tower = load_tower(
                 Path(config.folder),
@@ -63,16 +68,17 @@ class ImageReader:
                 show_progress=config.show_progress,
                 ops=ops,
             )
-        return ImageReader(tower, spec.vision, config.image_rows, device, progress)
+            if device.type == "cuda" and config.cuda_graph != "off":
+                tower.replay = TowerGraphs(tower, device).encode
+        return ImageReader(tower, spec.vision, config.image_rows, group, progress)
 
     def of_step(self, sections: dict[str, bytes], batches: BatchBuilder) -> StepInputs | None:
         """As `InputReader.of_step`."""
         section = decode(sections, MEDIA, MediaSection)
         if section is None:
             return None
-        if self._tower is not None:
-            for piece in section.encode:
-                self._encode(self._tower, piece)
+        if self._tower is not None and section.encode:
+            self._encode(self._tower, section.encode)
         if section.offsets:
             batches.set_offsets(*unpack_i32(section.offsets).reshape(-1, 2).T)
         if not section.places and not section.positions:
@@ -92,21 +98,35 @@ class ImageReader:
         height = self._spec.image_size or side * max(1, int((self._num_rows / 4) ** 0.5))
         self._tower.encode(torch.zeros(height, height, 3, dtype=torch.uint8, device=self._device))
 
-    def _encode(self, tower: VisionTower, piece: EncodePiece) -> None:
-        """Run some blocks of the tower for an image; after the last block, write the image's rows."""
-        if piece.first == 0:
-            self._begun = piece.key, tower.begin(self._pixels(piece))
-        assert self._begun is not None
-        assert self._begun[0] == piece.key, "pieces of two images are mixed"
-        encoding = self._begun[1]
-        for block in range(piece.first, piece.first + piece.count):
+    def _encode(self, tower: VisionTower, pieces: Sequence[EncodePiece]) -> None:
+        """Compute the pieces of a step, and write the rows of images whose last block is among them."""
+        # The ranks divide images that a step encodes from the first block to the last. On a CPU, where a block takes
+        # long, progress is reported for each.
+        whole = [piece for piece in pieces if piece.count == tower.num_blocks and self._device.type == "cuda"]
+        if whole:
             self._progress()
-            encoding.run(block, 1)
-        if piece.first + piece.count == tower.num_blocks:
-            rows = encoding.rows()
-            assert self._pool is not None
-            self._pool[piece.row : piece.row + len(rows)] = rows
-            self._begun = None
+            rows = encode_divided(tower, [self._pixels(piece) for piece in whole], self._group)
+            for piece, each in zip(whole, rows, strict=True):
+                self._write(piece, each)
+        for piece in pieces:
+            if piece in whole:
+                continue
+            if piece.first == 0:
+                self._begun = piece.key, tower.begin(self._pixels(piece))
+            assert self._begun is not None
+            assert self._begun[0] == piece.key, "pieces of two images are mixed"
+            encoding = self._begun[1]
+            for block in range(piece.first, piece.first + piece.count):
+                self._progress()
+                encoding.run(block, 1)
+            if piece.first + piece.count == tower.num_blocks:
+                self._write(piece, encoding.rows())
+                self._begun = None
+
+    def _write(self, piece: EncodePiece, rows: torch.Tensor) -> None:
+        """Write the rows of an image into the pool."""
+        assert self._pool is not None
+        self._pool[piece.row : piece.row + len(rows)] = rows
 
     def _pixels(self, piece: EncodePiece) -> torch.Tensor:
         """Return uint8 [height, width, 3] on the device."""

@@ -1,0 +1,90 @@
+"""`TowerGraphs`: CUDA graphs of whole encodings. A tower has hundreds of short kernels, which take the host longer to
+launch than a GPU to compute for an image of a megapixel."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, OrderedDict
+from typing import NamedTuple
+
+import torch
+
+from radixrt.models.vision.tower import VisionTower
+from radixrt.runner.graphs.captures import begin_capture
+
+logger = logging.getLogger(__name__)
+
+CAPTURE_AT = 2
+"""Number of the image of a size for which the size is captured: many programs show pictures of one size."""
+MAX_GRAPHS = 8
+MAX_PATCHES = 6144
+"""Images with more patches take the device longer than the host."""
+
+
+class _Graph(NamedTuple):
+    graph: torch.cuda.CUDAGraph
+    pixels: torch.Tensor
+    rows: torch.Tensor
+
+
+class TowerGraphs:
+    """See the module's docstring. The graphs share their memory, because only one runs at a time.
+
+    Args:
+        tower: a tower on a CUDA device.
+    """
+
+    def __init__(self, tower: VisionTower, device: torch.device) -> None:
+        self._tower, self._device = tower, device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._graphs: OrderedDict[tuple[int, int], _Graph] = OrderedDict()
+        self._seen: Counter[tuple[int, int]] = Counter()
+        self._failed = False
+
+    def encode(self, pixels: torch.Tensor) -> torch.Tensor | None:
+        """Return the rows of an image as `VisionTower.encode`; None if the caller must compute them.
+
+        Args:
+            pixels: see `VisionTower.begin`.
+        """
+        size = pixels.shape[0], pixels.shape[1]
+        if self._failed or size[0] * size[1] > MAX_PATCHES * self._tower.spec.patch**2:
+            return None
+        if size not in self._graphs:
+            self._seen[size] += 1
+            if self._seen[size] < CAPTURE_AT:
+                return None
+            if not self._capture(size, pixels):
+                return None
+        self._graphs.move_to_end(size)
+        found = self._graphs[size]
+        found.pixels.copy_(pixels)
+        found.graph.replay()
+        return found.rows.clone()
+
+    def _capture(self, size: tuple[int, int], pixels: torch.Tensor) -> bool:
+        """Capture the encoding of images of a size; return False if that fails."""
+        static = pixels.clone()
+        stream = self._stream
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        try:
+            with torch.cuda.stream(stream):
+                self._tower.encode_directly(static)  # kernels are loaded, and tables of the size are made
+            torch.cuda.synchronize(self._device)
+            with torch.cuda.stream(stream):
+                graph = begin_capture(self._pool)
+                try:
+                    rows = self._tower.encode_directly(static)
+                finally:
+                    graph.capture_end()
+        except RuntimeError as error:
+            logger.warning("images are encoded without CUDA graphs, which is slower: %s", error)
+            self._failed = True
+            return False
+        torch.cuda.current_stream(self._device).wait_stream(stream)
+        self._graphs[size] = _Graph(graph, static, rows)
+        if len(self._graphs) > MAX_GRAPHS:
+            oldest, _ = self._graphs.popitem(last=False)
+            self._seen.pop(oldest)
+        return True
