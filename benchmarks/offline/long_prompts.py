@@ -5,8 +5,8 @@
 `--rows` requests decode. In the middle of their output, one request with a prompt of `--prompt` tokens arrives. A
 prompt is computed in chunks beside the decode rows, so a chunk is the longest pause of the other requests. For each
 value of `max_gap_ms` the table has the gaps between two tokens of a decoding request without and with the prompt, the
-seconds until the prompt's first token, and the decode rows' tokens a second meanwhile. Prefill apart from decode would
-leave the gaps of the first columns; what it could gain is the difference.
+seconds until the prompt's first token, and the decode rows' tokens a second meanwhile. Prefill apart from decode
+(`--set replicas=2 --set roles=prefill,decode`) leaves the gaps of the first columns; the difference is the gain.
 """
 
 from __future__ import annotations
@@ -75,26 +75,25 @@ def measure(engine: Engine, rows: int, prompt: int, output: int, seed: int) -> l
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="llama-3.1-8b", choices=sorted(CONFIGS))
+    parser.add_argument("--model", help="model with its weights, in place of a shape, such as the embedded one")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=32_000)
     parser.add_argument("--output", type=int, default=600, help="tokens of a decoding request")
     parser.add_argument("--gaps", type=float, nargs="+", default=[math.inf, 100.0, 50.0, 25.0], help="max_gap_ms")
     parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE")
     options = parser.parse_args(argv)
+    model: dict[str, Any] = {"model": options.model}
+    if not options.model:
+        model = {"model": str(shape_folder(options.shape)), "load_format": "dummy"}
     given: dict[str, Any] = {
+        **model,
         "max_running_requests": options.rows + 8,
         "context_length": options.prompt + 1024,
         **parse_options(options.set),
     }
     rows = []
     for gap in options.gaps:
-        with Engine(
-            str(shape_folder(options.shape)),
-            load_format="dummy",
-            show_progress=False,
-            max_gap_ms=gap,
-            **given,
-        ) as engine:
+        with Engine(show_progress=False, max_gap_ms=gap, **given) as engine:
             measure(engine, options.rows, options.prompt, options.output, 0)
             rows.append([f"{gap:g}", *measure(engine, options.rows, options.prompt, options.output, 1)])
     columns = ["p50, ms", "p99", "longest", "p50 beside", "p99 beside", "longest beside"]
