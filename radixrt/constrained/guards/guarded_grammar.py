@@ -125,8 +125,8 @@ class Guard:
         # Members in another order are followed by all tokens that go beyond the place where a member may begin.
         part = rest if self._ordered else rest[: _next_member(rest)]
         found = list(self.tables.along(part))
-        # A token that ends before a point with many choices leaves a completion. A token may end inside of a character,
-        # which few characters complete.
+        # A token that ends before a point with many ways to go on leaves a completion. A token may end inside of a
+        # character, which few characters complete.
         state, pending = place
         last = None
         if found and many is not None and not pending:

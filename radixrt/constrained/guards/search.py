@@ -22,6 +22,12 @@ from radixrt.constrained.vocabulary import Vocabulary
 
 MAX_NODES: Final = 20_000
 """Maximum number of nodes of one search."""
+MANY_WAYS: Final = 4096
+"""Number beyond which ways to go on are not counted."""
+LOOK_AHEAD: Final = 4
+"""Longest texts that are counted as ways to go on, in characters."""
+_MARKS: Final = CharSet.of('"\\,:[]{} \t\n\r')
+"""Characters that may end a key, a string, a number or a value around it, or begin an escape."""
 _DELIMITERS: Final = frozenset(DELIMITERS.decode())
 _LIKED: Final = "abcdefghijklmnopqrstuvwxyz0123456789"
 """Characters that completions prefer among those that lead to the same state."""
@@ -49,11 +55,31 @@ class Completer:
         self._vocabulary = vocabulary
         self._scanner = scanner
         self._moves: dict[State, list[tuple[CharSet, State]]] = {}
+        self._ways: dict[State, int] = {}
         self._tails = Tails(recognizer, vocabulary.encode_bytes)
 
-    def num_next(self, state: State) -> int:
-        """Return the number of characters that may follow a state."""
-        return sum(map(len, (chars for chars, _ in self._moves_of(state))))
+    def num_ways(self, state: State) -> int:
+        """Return the number of texts of some length that may follow a state within the same key, string or number; the
+        largest one over the lengths, or any above MANY_WAYS."""
+        known = self._ways.get(state)
+        if known is None:
+            if len(self._ways) >= MAX_NODES:
+                self._ways.clear()
+            known = self._ways[state] = self._count_ways(state)
+        return known
+
+    def _count_ways(self, state: State) -> int:
+        ends, most = {state: 1}, 0
+        for _ in range(LOOK_AHEAD):
+            further: dict[State, int] = {}
+            for place, ways in ends.items():
+                for chars, after in self._moves_of(place):
+                    further[after] = further.get(after, 0) + ways * len(chars - _MARKS)
+            ends = {place: ways for place, ways in further.items() if ways}
+            most = max(most, sum(ends.values()))
+            if most > MANY_WAYS or not ends:
+                break
+        return most
 
     def exists(self, place: ParserState, position: Position, before: bytearray, extra: bytes) -> bool:
         """Return whether a text has a completion in which no unit repeats another that it must differ from.
@@ -77,8 +103,8 @@ class Completer:
         raise _too_long()
 
     def _may_leave(self, place: ParserState, position: Position) -> bool:
-        """Return whether at some point along a used text more characters may follow than used texts go on with, so that
-        the unit can become equal to none of them. False where that is not known."""
+        """Return whether at some point along a used text there are more ways to go on than used texts, so that the unit
+        can become equal to none of them. False where that is not known."""
         scope = position.scope
         while scope is not None and not scope.live:
             scope = scope.parent
@@ -89,19 +115,19 @@ class Completer:
         return many is not None and self.last_choice(place[0], rest, many, 0) is not None
 
     def last_choice(self, state: State, rest: bytes, many: int, enough: int) -> int | None:
-        """Return the last point of a text at which more than `many` characters may follow, as an offset in bytes, or
-        the first such point from `enough` on; None if there is none. The end of the text is no such point."""
+        """Return the last point of a text at which there are more than `many` ways to go on, as an offset in bytes, or
+        the first such point from `enough` on; None if there is none."""
         last = None
         at = 0
-        after: State | None = state
-        for char in rest.decode(errors="ignore"):
-            if after is None:
-                break
-            if self.num_next(after) > many:
+        for char in (*rest.decode(errors="ignore"), ""):
+            if self.num_ways(state) > many:
                 last = at
                 if at >= enough:
                     break
-            after = self._recognizer.advance(after, char)
+            after = self._recognizer.advance(state, char) if char else None
+            if after is None:
+                break
+            state = after
             at += len(char.encode())
         return last
 
@@ -227,17 +253,15 @@ def _repeats_number(node: Node, before: bytearray) -> bool:
     return scope.is_array and (bytes(before) + node.extra)[scope.start :] in scope.live
 
 
-SPARE: Final = 7
-"""Delimiters that may end a number, all of which one used text excludes."""
-_LEVELS: Final = (4, 32, 248)
+_LEVELS: Final = (8, 64, 512, MANY_WAYS)
 
 
 def many_for(position: Position) -> int | None:
-    """Return a number of characters such that, where more may follow, one leads away from all used texts; None if that
-    takes very many. There are few such numbers, so that results are found again."""
+    """Return a number such that, where there are more ways to go on, one leads away from all used texts; None if that
+    takes very many ways. There are few such numbers, so that results are found again."""
     scope = position.scope
     number = 0 if scope is None else scope.num_live
-    return next((level + SPARE for level in _LEVELS if number <= level), None)
+    return next((level for level in _LEVELS if number <= level), None)
 
 
 def _first_char(data: bytes) -> str:
