@@ -178,7 +178,7 @@ class Block(nn.Module):
     def _activated(self, x: torch.Tensor) -> torch.Tensor:
         """Return the activation of the feed-forward's first layer."""
         weight, bias, activation = self.fc1.weight, self.fc1.bias, self._spec.activation
-        if activation == "gelu_tanh" and x.is_cuda and self.fc1.is_plain and weight is not None and bias is not None:
+        if activation == "gelu_tanh" and x.is_cuda and weight is not None and bias is not None:
             # One GEMM computes the activation too: its GELU is the tanh form.
             return torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
         return activate(self.fc1(x), activation)
