@@ -93,7 +93,7 @@ class ImageProcessor(ABC):
     kind: Kind
 
     def __init__(self, patch: int, merge: int, settings: dict[str, Any], max_tokens: int) -> None:
-        self._unit = patch * merge
+        self._patch, self._merge, self._unit = patch, merge, patch * merge
         self._max_tokens = max_tokens
         self._filter = int(settings.get("resample", BICUBIC))
         self._tag = FORMAT_TAG + f" {self.kind} {patch} {merge}".encode()
@@ -172,14 +172,14 @@ class TileProcessor(ImageProcessor):
         self._tile = int((settings.get("max_image_size") or {}).get("longest_edge", 364))
         self._longest = int((settings.get("size") or {}).get("longest_edge", 4 * self._tile))
         self._divides = bool(settings.get("do_image_splitting", True))
-        if self._tile % self._unit:
+        if self._tile < patch or self._tile // patch % merge:
             raise ModelLoadError(
-                f"the processor's max_image_size is {self._tile}, not a multiple of {self._unit} pixels, the size of a "
-                "position"
+                f"the processor's max_image_size is {self._tile}, {self._tile // patch} patches along a side, not a "
+                f"multiple of the {merge} that make a position"
             )
 
     def _plan(self, height: int, width: int, detail: Detail) -> Plan:
-        tile, side = self._tile, self._tile // self._unit
+        tile, side = self._tile, self._tile // self._patch // self._merge
         divides = self._divides and detail != "low"
         longest = self._longest
         while True:
@@ -228,7 +228,7 @@ class SquareProcessor(ImageProcessor):
         crops = bool(settings.get("do_center_crop", bool(crop)))
         side: int = self._shortest or size.get("height") or 0
         self._size: Size = (crop.get("height", side), crop.get("width", side)) if crops else (side, side)
-        if not side or self._size != (side, side) or size.get("width", side) != side or side % self._unit:
+        if not side or self._size != (side, side) or size.get("width", side) != side or side < patch:
             raise ModelLoadError(f"the processor's size {size} and crop_size {crop} do not give a square of patches")
         if self._shortest and not crops and not settings.get("do_pad"):
             raise ModelLoadError("the processor neither crops nor pads pictures, so that their sizes would differ")
@@ -239,7 +239,7 @@ class SquareProcessor(ImageProcessor):
         if self._padding is not None:
             height = width = max(height, width)
         size = fit_shortest_edge(height, width, self._shortest) if self._shortest else self._size
-        rows, columns = self._size[0] // self._unit, self._size[1] // self._unit
+        rows, columns = (side // self._patch // self._merge for side in self._size)
         if rows * columns > self._max_tokens:
             raise ImageError(
                 f"an image of this model takes {rows * columns} tokens, and may take {self._max_tokens} "

@@ -109,6 +109,12 @@ def test_tokens_are_bounded():
     assert wide.plan(Header("PNG", 1000, 1000)).tiles == (3, 3)  # 17 images of 169 tokens would be 2,873
     tight = TileProcessor(14, 2, {"size": {"longest_edge": 1456}, "max_image_size": {"longest_edge": 364}}, 169)
     assert tight.plan(Header("PNG", 1000, 1000)).num_tokens == 169
+    odd = TileProcessor(14, 3, {"size": {"longest_edge": 1536}, "max_image_size": {"longest_edge": 384}}, 2048)
+    assert odd.plan(Header("PNG", 384, 384), "low").grid == (9, 9)  # 27 patches; six pixels behind them are not read
+    assert (
+        SquareProcessor(14, 1, {"size": {"height": 384, "width": 384}}, 2048).plan(Header("PNG", 9, 9)).num_tokens
+        == 729
+    )
     with pytest.raises(ImageError, match="max-image-tokens"):
         SquareProcessor(14, 1, CLIP, 35).plan(Header("PNG", 84, 84))
     assert PatchProcessor(16, 2, {"size": {"shortest_edge": 1, "longest_edge": 10**9}}, 2048).plan(
@@ -157,7 +163,7 @@ def test_settings(tmp_path):
     with pytest.raises(ModelLoadError, match="cannot be read"):
         ImageProcessor.of(tmp_path, "idefics3", patch=16, merge=4, max_tokens=2048)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"max_image_size": {"longest_edge": 100}}))
-    with pytest.raises(ModelLoadError, match="multiple of 64"):
+    with pytest.raises(ModelLoadError, match="6 patches along a side, not a multiple of the 4"):
         ImageProcessor.of(tmp_path, "idefics3", patch=16, merge=4, max_tokens=2048)
     for settings in ({"image_grid_pinpoints": [[1, 1]]}, {"size": {"height": 84, "width": 98}}):
         with pytest.raises(ModelLoadError):

@@ -13,7 +13,7 @@ from radixrt.models.model_config import DTYPES, ModelSpec
 from radixrt.models.precision import tower_precision
 from radixrt.models.vision.idefics3 import Idefics3Tower
 from radixrt.models.vision.llava import LlavaTower
-from radixrt.models.vision.normalization import read_normalization
+from radixrt.models.vision.normalization import check_image_size, read_normalization
 from radixrt.models.vision.qwen_vl import QwenTower
 from radixrt.models.vision.tower import VisionTower
 
@@ -47,6 +47,7 @@ def load_tower(
         raise ValueError(f"{spec.architecture} has no vision part")
     device = torch.device(device)
     precision = tower_precision(dtype, device.type)
+    check_image_size(folder, spec.vision)
     normalization = read_normalization(folder, spec.vision)
     tower = TOWERS[spec.vision.kind](spec.vision, precision, ops or TorchOps(), normalization)
     sources = tower.checkpoint_tensors()

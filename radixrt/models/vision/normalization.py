@@ -47,6 +47,26 @@ def read_normalization(folder: Path, spec: VisionSpec) -> Normalization:
     return Normalization(mean, std, float(scale))
 
 
+def check_image_size(folder: Path, spec: VisionSpec) -> None:
+    """Refuse a tower for images of one size if the processing of images makes images of another size.
+
+    Raises:
+        ModelLoadError: names both fields.
+    """
+    fields, file = image_processor_fields(folder)
+    names = ("max_image_size",) if spec.kind == "idefics3" else ("crop_size", "size")
+    name = next((name for name in names if fields.get(name)), None)
+    if spec.image_size is None or name is None:
+        return
+    made = fields[name]
+    sides = set(made.values()) if isinstance(made, Mapping) else {made}
+    if sides != {spec.image_size}:
+        raise ModelLoadError(
+            f"{file}: {name} {made!r} makes other images than the tower's, whose vision_config: image_size is"
+            f" {spec.image_size}"
+        )
+
+
 def image_processor_fields(folder: Path) -> tuple[Mapping[str, Any], str]:
     """Return the fields of the processing of images, and the name of their file; no fields without a file."""
     for name in FILES:

@@ -206,6 +206,24 @@ def test_other_names_of_llava(begin: str, tiny_model: Callable[[str], Path], tmp
     assert torch.equal(tower_of(folder).encode(pixels), tower_of(tiny_model("llava")).encode(pixels))
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("smolvlm", {"max_image_size": {"longest_edge": 32}}, "max_image_size .* image_size is 64"),
+        ("llava", {"crop_size": {"height": 64, "width": 32}}, "crop_size .* image_size is 64"),
+        ("llava_siglip", {"size": {"height": 48, "width": 48}}, "size .* image_size is 64"),
+    ],
+)
+def test_images_that_are_processed_to_another_size(
+    kind: str, changes: dict[str, Any], message: str, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_model(kind), tmp_path / "resized")
+    file = folder / "preprocessor_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    with pytest.raises(ModelLoadError, match=f"preprocessor_config.json: {message}"):
+        tower_of(folder)
+
+
 def test_normalization(tmp_path: Path, tiny_model: Callable[[str], Path]) -> None:
     llava, qwen = (load_model_spec(tiny_model(kind)).vision for kind in ("llava", "qwen3_vl"))
     assert llava is not None
