@@ -77,9 +77,17 @@ class NormalSchema:
 
         Args:
             make: returns the emitter of the notation, given the normal form and the style of JSON within the values.
+
+        Raises:
+            SchemaRefused: the notation cannot enforce some keywords that JSON texts can.
         """
         self.graph.budget.restart()
-        return make(self.graph, self._style(0)).emit()
+        productions = make(self.graph, self._style(0)).emit()
+        # The normal form has no refusals, so these are about the notation alone.
+        refusals, self.graph.refusals = self.graph.refusals, []
+        if refusals:
+            raise SchemaRefused(refusals)
+        return productions
 
 
 def normalize(

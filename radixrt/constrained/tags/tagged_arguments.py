@@ -38,7 +38,7 @@ from radixrt.constrained.schema.emit.json_text import END, Comma, TextStyle, joi
 from radixrt.constrained.schema.emit.key_classes import KeyClass
 from radixrt.constrained.schema.emit.objects import object_expression
 from radixrt.constrained.schema.emit.plan import ArrayPlan, ObjectPlan, Plan
-from radixrt.constrained.schema.errors import Unsupported
+from radixrt.constrained.schema.errors import SchemaRefused, Unsupported
 from radixrt.constrained.schema.limits import over_limit
 from radixrt.constrained.schema.normal_form.graph import Graph
 from radixrt.constrained.schema.normal_form.nodes import Node
@@ -395,7 +395,9 @@ class _ItemStyle(TextStyle):
     def value(self, value: Any) -> Expr:
         if not self._tagged.can_write(value, self._place.item):
             reason = f"the model writes items between tags, which cannot hold {shown(value)}"
-            raise Unsupported(self._node.pointer, "items", reason, "Take other values, or --tool-call-format json.")
+            fix = "Take other values, or --tool-call-format json."
+            # Not an Unsupported alone, for which arrays would look for another way to keep the items different.
+            raise SchemaRefused([Unsupported(self._node.pointer, "items", reason, fix)])
         return self._tagged.text(self._tagged.style.write_item(value))
 
 

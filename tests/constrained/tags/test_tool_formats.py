@@ -12,6 +12,11 @@ import xgrammar
 from xgrammar.builtin_structural_tag import _structural_tag_registry as peers
 
 from radixrt.config.sections import ServerConfig
+from radixrt.constrained.productions import Expr
+from radixrt.constrained.schema import normalize
+from radixrt.constrained.schema.emit.grammar import GrammarEmitter
+from radixrt.constrained.schema.errors import SchemaRefused, Unsupported
+from radixrt.constrained.schema.normal_form.nodes import Node
 from radixrt.constrained.tags.structural_tag import read_structural_tag
 from radixrt.constrained.tags.tool_formats import TOOL_FORMATS, ToolFormat
 from radixrt.constrained.tags.tools import Tool, tools_constraint
@@ -151,6 +156,19 @@ def test_members_that_must_differ_are_refused_where_no_guard_keeps_them_apart(na
     source = tools_constraint([tool], TOOL_FORMATS[name], required=True, parallel=True)
     with pytest.raises(RequestError, match="'minProperties' at '/0/function/parameters'"):
         read_structural_tag(source, StructuredOptions())
+
+
+def test_what_a_notation_cannot_enforce_is_refused_and_not_dropped() -> None:
+    class Refusing(GrammarEmitter):
+        def root(self, node: Node) -> Expr:
+            self.graph.refuse(Unsupported("/items", "uniqueItems", "the notation cannot say it", "Leave it out."))
+            return super().root(node)
+
+    normal = normalize({"type": "array", "items": {"type": "string"}})
+    for _ in range(2):
+        with pytest.raises(SchemaRefused, match="the notation cannot say it"):
+            normal.emitted_by(Refusing)
+    assert normal.emitted_by(GrammarEmitter).rules
 
 
 def test_rows_are_consistent() -> None:
