@@ -72,8 +72,9 @@ class ServerProcess:
                 self.url = found.group(1)
 
     def wait_ready(self) -> ServerProcess:
-        assert wait_for(lambda: bool(self.url) or self.process.poll() is not None), "".join(self.lines)
-        assert self.url, "the server did not start:\n" + "".join(self.lines)
+        if not wait_for(lambda: bool(self.url) or self.process.poll() is not None) or not self.url:
+            self.process.kill()  # no caller has it yet, to stop it
+            raise AssertionError("the server did not start:\n" + "".join(self.lines))
         return self
 
     def wait(self) -> int:

@@ -3,6 +3,7 @@ disk."""
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +50,15 @@ def answers_again(server: ServerProcess) -> bool:
 @pytest.mark.parametrize("signalled", ["TERM", "KILL"])
 def test_a_restarted_server_finds_the_prompt(tmp_path: Path, signalled: str) -> None:
     server = start(tmp_path / "kv")
-    expected, cached = ask(server)
-    assert cached == 0
-    if signalled == "TERM":
-        assert server.stop() == 0
-    else:
-        wait_saved(tmp_path / "kv")
-        server.process.kill()
-        server.process.wait()
+    try:
+        expected, cached = ask(server)
+        assert cached == 0
+        if signalled == "KILL":
+            wait_saved(tmp_path / "kv")
+            server.process.kill()
+    finally:
+        code = server.stop()
+    assert code == (0 if signalled == "TERM" else -signal.SIGKILL)
     server = start(tmp_path / "kv")
     try:
         assert ask(server) == (expected, 1984)
