@@ -63,19 +63,33 @@ class _Known(TreeObserver):
 
     Attributes:
         nodes: the nodes, each until it is evicted.
+        are_all: no other node of the tree needs a copy, and the tree has not changed since that was found out.
     """
 
     def __init__(self) -> None:
         self.nodes: set[TreeNode] = set()
+        self.are_all = False
+
+    def inserted(self, leaf: TreeNode) -> None:
+        self.are_all = False
 
     def evicted(self, node: TreeNode) -> None:
         self.nodes.discard(node)
+        self.are_all = False
+
+    def locked(self, node: TreeNode, change: int) -> None:
+        self.are_all = False
+
+    def retained(self, node: TreeNode) -> None:
+        self.are_all = False
 
     def state_changed(self, node: TreeNode) -> None:
         self.nodes.discard(node)
+        self.are_all = False
 
     def cleared(self) -> None:
         self.nodes.clear()
+        self.are_all = False
 
 
 @dataclass(eq=False)
@@ -351,7 +365,7 @@ class Tiers(Part):
         """Look at all leaves again after the host tier has evicted a part of its prefixes."""
         if self.host.cache.evicted_tokens - self._host_evicted > self.host.allocator.num_slots // 16:
             self._host_evicted = self.host.cache.evicted_tokens
-            self._copied.nodes.clear()
+            self._copied.cleared()
 
     def _dirty(self, ahead: int) -> list[TreeNode]:
         """Return the ends of the coldest prefixes of the pool that are not known to be in the host tier."""
@@ -425,17 +439,23 @@ class Tiers(Part):
         """
         if not self._core.scheduler.has_runner:
             return False
-        for leaf in islice(self._idle_leaves(), IDLE_LEAVES):
-            if self.moves.has_room(MoveKind.OUT):
-                self._copy_leaf(leaf, evicts=False)
-        if self.disk is not None:
-            for node in islice(self._unsaved(), IDLE_LEAVES):
+        self._forget_copied()
+        # Leaves that are being copied or saved are not among those found, and may need another copy.
+        if not self._copied.are_all:
+            leaves = list(islice(self._idle_leaves(), IDLE_LEAVES))
+            self._copied.are_all = not leaves and not self._leaving
+            for leaf in leaves:
+                if self.moves.has_room(MoveKind.OUT):
+                    self._copy_leaf(leaf, evicts=False)
+        if self.disk is not None and not self._saved.are_all:
+            nodes = list(islice(self._unsaved(), IDLE_LEAVES))
+            self._saved.are_all = not nodes and not self._leaving
+            for node in nodes:
                 if self.moves.has_room(MoveKind.SAVE):
                     self._save_leaf(self.disk, node)
         return not self.moves.is_idle
 
     def _idle_leaves(self) -> Iterator[TreeNode]:
-        self._forget_copied()
         return reversed(self._dirty(self._cache.total_size + 1))
 
     def _unsaved(self) -> Iterator[TreeNode]:
@@ -495,7 +515,7 @@ class Tiers(Part):
     def flushing(self) -> None:
         """Empty the host tier, but for what moves hold. Files stay."""
         self.host.cache.evict(self.host.cache.evictable_size)
-        self._copied.nodes.clear()
+        self._copied.cleared()
 
     def emptying(self) -> None:
         """Drop all moves: the slots that they copy are about to be reused. The tiers stay as they are."""

@@ -545,3 +545,25 @@ def test_tenants_find_nothing_of_each_other() -> None:
     done(h, "theirs")
     assert not h.sent_orders(KVIn)
     assert h.usages["theirs"].cached_tokens == 0
+
+
+def test_an_idle_scheduler_lists_leaves_only_after_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    h = harness(Sizes(1, 20, 20))
+    h.add("a", PROMPT)
+    h.rest()
+    listed: list[str] = []
+    for name, cache in (("pool", h.cache), ("host", h.tiers.host.cache)):
+        real = cache.coldest
+        monkeypatch.setattr(cache, "coldest", lambda name=name, real=real: listed.append(name) or real())
+    h.rest()
+    assert not listed
+    h.add("b", [7] * len(PROMPT))
+    h.rest()
+    assert set(listed) == {"pool", "host"}
+    assert h.tiers.disk is not None
+    assert h.tiers.disk.match_len(np.array([7] * len(PROMPT), np.int32), root_name("")) == len(PROMPT) // 64 * 64
+    listed.clear()
+    h.tiers.flushing()  # the host tier is empty, so the pool is copied again
+    h.rest()
+    assert "pool" in listed
+    assert h.tiers.host.match_len(np.array(PROMPT, np.int32), root_name("")) == len(PROMPT) // 64 * 64
