@@ -53,6 +53,11 @@ from radixrt.errors import RequestError, shown
 MAX_DEPTH = 40
 MAX_FORMATS = 50_000
 MAX_REPEAT = 2**31 - 1
+_NEAREST = {
+    "exclude_token": "regex for a character, or any_tokens with exclude_tokens for text without control tokens",
+    "qwen_xml_parameter": 'json_schema with "style": "qwen_xml"',
+}
+"""The nearest formats that are taken, by formats that are not."""
 
 Ends = Sequence[Piece] | None
 """The end of a part: one of these pieces, the end of the output where there are none, or, if None, the next part."""
@@ -128,7 +133,8 @@ class _Reader:
         kind = node.get("type")
         if not isinstance(kind, str) or (kind not in self._kinds and kind not in self._leaves.kinds):
             known = ", ".join([*self._leaves.kinds, *self._kinds])
-            refuse(at, f"the format type {shown(kind)} is not supported; there are {known}")
+            nearest = f" (instead: {_NEAREST[kind]})" if kind in _NEAREST else ""
+            refuse(at, f"the format type {shown(kind)} is not supported{nearest}; there are {known}")
         self._formats += 1
         if self._formats > MAX_FORMATS:
             refuse(at, f"there are more than {MAX_FORMATS} formats")
@@ -275,14 +281,18 @@ class _Reader:
     # --- free text ---
 
     def _any_text(self, node: Node, at: str, ends: Ends) -> Piece:
-        check_keys(node, at, "excludes", "max_chars")
+        if node.get("max_tokens") is not None:
+            refuse(f"{at}/max_tokens", "tokens of free text are not counted; max_chars counts characters")
+        check_keys(node, at, "excludes", "max_chars", "max_tokens")
         limit = node.get("max_chars")
         if limit is not None and (type(limit) is not int or limit < 0):
             refuse(f"{at}/max_chars", "must be an integer from 0 on")
         return free_text([], _known(ends, at), texts(node, at, "excludes"), limit, at=at)
 
     def _any_tokens(self, node: Node, at: str, ends: Ends) -> Piece:
-        check_keys(node, at, "exclude_tokens")
+        if node.get("max_tokens") is not None:
+            refuse(f"{at}/max_tokens", "tokens are not counted; any_text with max_chars counts characters")
+        check_keys(node, at, "exclude_tokens", "max_tokens")
         self._check_excluded(node, at)
         return free_text([], _known(ends, at), [], at=at)
 

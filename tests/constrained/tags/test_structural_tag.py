@@ -392,14 +392,14 @@ def test_what_is_ignored_is_told_by_its_place() -> None:
         ({**TRIGGERED, "triggers": 5}, "/format/triggers"),
         ({**TRIGGERED, "tags": []}, "/format/tags"),
         ({**TRIGGERED, "stop_after_first": 1}, "/format/stop_after_first"),
-        ({"type": "any_text", "max_tokens": 5}, "/format"),
+        ({"type": "any_text", "max_tokens": 5}, "/format/max_tokens"),
         ({"type": "any_text", "excludes": [""]}, "/format/excludes/0"),
         (tag("a", {"type": "triggered_tags", "triggers": ["xyz"], "tags": [tag("xyz", POINT, "")]}, "xy"),
          "/format/content"),
         ({"type": "json_schema", "json_schema": {}, "excludes": ["a"]}, "/format/excludes"),
         ({"type": "token", "token": 5}, "/format/token"),
         ({"type": "exclude_token", "exclude_tokens": ["<a>"]}, "/format"),
-        ({"type": "any_tokens", "exclude_tokens": ["<a>"], "max_tokens": 5}, "/format"),
+        ({"type": "any_tokens", "exclude_tokens": ["<a>"], "max_tokens": 5}, "/format/max_tokens"),
         ({"type": "token_dispatch", "rules": [["<a>"]]}, "/format/rules/0"),
         ({"type": "repeat", "min": 2, "max": 1, "content": const("a")}, "/format/max"),
         (either(), "/format/elements"),
@@ -417,6 +417,22 @@ def test_refusals_name_the_place(form: Format, place: str) -> None:
         or f"at '{place.removeprefix('/format')}'" in caught.value.message
         or (f"at '{place}'" in caught.value.message)
     ), caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("form", "nearest"),
+    [
+        ({"type": "exclude_token", "exclude_tokens": ["<a>"]}, "any_tokens with exclude_tokens"),
+        ({"type": "qwen_xml_parameter", "json_schema": {}}, '"style": "qwen_xml"'),
+        ({"type": "any_text", "max_tokens": 5}, "max_chars"),
+        ({"type": "any_tokens", "max_tokens": 5}, "any_text with max_chars"),
+        ({"type": "token", "token": 5}, "text of a control token"),
+    ],
+)
+def test_refusals_name_the_nearest_format(form: Format, nearest: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        read(form)
+    assert nearest in caught.value.message
 
 
 @pytest.mark.parametrize(
