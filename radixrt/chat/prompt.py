@@ -9,11 +9,12 @@ import msgspec
 
 from radixrt.chat.decoding import decode_text
 from radixrt.chat.dialect import Dialect
+from radixrt.chat.images import image_of
 from radixrt.chat.tools import OfferedTools
 from radixrt.chat.types import ChatMessage, Conversation
 from radixrt.constrained.tags.tool_formats import ToolFormat
 from radixrt.errors import RequestError, unsupported
-from radixrt.messages.parts import ChatPrompt
+from radixrt.messages.parts import ChatPrompt, ImageInput
 
 MAX_MESSAGES = 4_096
 
@@ -55,7 +56,8 @@ def chat_prompt(
         raise RequestError(
             "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
         )
-    messages = [_plain_message(i, message) for i, message in enumerate(given)]
+    images: list[ImageInput] = []
+    messages = [_plain_message(i, message, images) for i, message in enumerate(given)]
     if dialect.channels is not None:
         messages = dialect.channels.messages(messages, ends_open=not add_generation_prompt)
     if dialect.tool_format.call_id:
@@ -78,6 +80,7 @@ def chat_prompt(
         tools=tools,
         allow_control_tokens=conversation.allow_control_tokens,
         answer_markers=dialect.answer_markers,
+        images=images,
     )
 
 
@@ -92,13 +95,14 @@ def template_variables(conversation: Conversation) -> dict[str, Any]:
     return variables
 
 
-def _plain_message(index: int, message: ChatMessage) -> Message:
+def _plain_message(index: int, message: ChatMessage, images: list[ImageInput]) -> Message:
+    """Return a message for templates; its pictures are appended to `images`."""
     role = _ROLES.get(message.role)
     if role is None:
         raise RequestError(
             f"the role {message.role[:40]!r} is not one of {', '.join(_ROLES)}", param=f"messages[{index}].role"
         )
-    plain: Message = {"role": role, "content": _plain_content(index, message)}
+    plain: Message = {"role": role, "content": _plain_content(index, message, images)}
     for name in ("name", "tool_call_id", "reasoning_content"):
         value = getattr(message, name)
         if value:
@@ -109,7 +113,8 @@ def _plain_message(index: int, message: ChatMessage) -> Message:
     return plain
 
 
-def _plain_content(index: int, message: ChatMessage) -> str | None:
+def _plain_content(index: int, message: ChatMessage, images: list[ImageInput]) -> str | list[Message] | None:
+    """Return a content as a text, or, if it has pictures, as a list of parts."""
     content = message.content
     if content is None and message.role != "assistant":
         raise RequestError(
@@ -117,16 +122,24 @@ def _plain_content(index: int, message: ChatMessage) -> str | None:
         )
     if content is None or isinstance(content, str):
         return content
-    texts: list[str] = []
+    parts: list[Message] = []
+    before = len(images)
     for i, part in enumerate(content):
-        text = part.refusal if part.type == "refusal" else part.text
         param = f"messages[{index}].content[{i}]"
+        image = image_of(part, param)
+        if image is not None:
+            if _ROLES[message.role] != "user":
+                raise RequestError(f"{image.param}: images go into messages of the user", param=image.param)
+            images.append(image)
+            parts.append({"type": "image"})
+            continue
+        text = part.refusal if part.type == "refusal" else part.text
         if part.type not in ("text", "refusal"):
             raise unsupported(param, f"a content part of type {part.type[:40]!r}")
         if text is None:
             raise RequestError(f"{param}.{part.type} is required", param=f"{param}.{part.type}", code="missing_field")
-        texts.append(text)
-    return "".join(texts)
+        parts.append({"type": "text", "text": text})
+    return parts if len(images) > before else "".join(part["text"] for part in parts)
 
 
 def _plain_calls(index: int, message: ChatMessage) -> list[Message]:
@@ -218,7 +231,12 @@ def with_instructions(messages: list[Message], text: str, takes_system: bool) ->
     first = next((i for i, message in enumerate(messages) if message["role"] == "user"), None)
     if first is None:
         return [{"role": "user", "content": text}, *messages]
-    instructed = {**messages[first], "content": f"{text}\n\n{messages[first]['content']}"}
+    content = messages[first]["content"]
+    if isinstance(content, list):
+        content = [{"type": "text", "text": f"{text}\n\n"}, *content]
+    else:
+        content = f"{text}\n\n{content}"
+    instructed = {**messages[first], "content": content}
     return [*messages[:first], instructed, *messages[first + 1 :]]
 
 

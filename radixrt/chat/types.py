@@ -11,10 +11,16 @@ from typing import Any
 import msgspec
 
 
+class ImageUrl(msgspec.Struct, kw_only=True):
+    url: str | None = None
+    detail: str | None = None
+
+
 class ContentPart(msgspec.Struct, kw_only=True):
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: str | ImageUrl | None = None
 
 
 class FunctionCall(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -270,7 +270,12 @@ class ServerConfig:
     )
     ui: bool = option(True, "serve the page /ui")
     ui_text: bool = option(False, "/ui shows texts of cached prompts and answers, to whoever may open it")
-    max_body_bytes: int = option(8 * 1024 * 1024, "largest request body", low=1024)
+    max_body_bytes: int = option(
+        8 * 1024 * 1024, "largest request body; where it is left at 8 MiB, a model that reads images takes 48", low=1024
+    )
+    image_hosts: str = option(
+        "", "comma-separated hosts, as name or name:port, from which images are fetched over https; default: none"
+    )
     header_timeout_s: float = option(20.0, "time that the head of a request has to arrive", low=0.1)
     body_timeout_s: float = option(60.0, "time that the body of a request has to arrive", low=0.1)
     idle_timeout_s: float = option(

@@ -196,11 +196,13 @@ class ImageInput(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         param: the sender's name of the part of the prompt that holds the picture, for errors.
+        url: from where the server fetches the picture before it sends the request; empty if `data` has it.
     """
 
     data: bytes
     detail: Detail = "auto"
     param: str = "images"
+    url: str = ""
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, array_like=True, tag=True):

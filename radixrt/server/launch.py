@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import logging
 import signal
@@ -11,15 +12,18 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from radixrt.config import Config, parse_names
+from radixrt.config import Config, ServerConfig, parse_names
 from radixrt.engine.external import is_other_rank, serve_rank
 from radixrt.engine.launcher import Launcher
 from radixrt.engine.restarts import ExitCode
-from radixrt.engine.settings import resolve_settings
+from radixrt.engine.settings import EngineSettings, resolve_settings
 from radixrt.errors import ConfigError
 from radixrt.extras import install_command
 
 logger = logging.getLogger(__name__)
+
+IMAGE_BODY_BYTES = 48 * 1024 * 1024
+"""Largest body of a server whose model reads images: 32 MiB of pictures, in base64."""
 
 
 @contextmanager
@@ -68,6 +72,7 @@ def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -
     tracing = start_tracing(config.server.otlp_endpoint)
     listener = bind(config.server.host, config.server.port)
     config, settings = resolve_settings(config, show_progress=sys.stderr.isatty())
+    config = with_image_bodies(config, settings)
     launcher, saves = Launcher(config, settings), True
 
     def ready(url: str) -> None:
@@ -91,6 +96,14 @@ def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -
         return code
     finally:
         launcher.close(saves=saves)
+
+
+def with_image_bodies(config: Config, settings: EngineSettings) -> Config:
+    """Return the config with bodies large enough for images, if the model reads them and the option has its default."""
+    if settings.vision is None or config.server.max_body_bytes != ServerConfig().max_body_bytes:
+        return config
+    server = dataclasses.replace(config.server, max_body_bytes=IMAGE_BODY_BYTES)
+    return dataclasses.replace(config, server=server)
 
 
 def _stop_while_starting(signum: int, frame: object) -> None:

@@ -173,6 +173,12 @@ class ImageReader:
 
     @staticmethod
     def _plan(processor: ImageProcessor, image: ImageInput) -> tuple[Header, Plan]:
+        if image.url:
+            raise RequestError(
+                f"{image.param}: images are not fetched here; send a data: URL",
+                param=image.param,
+                code="invalid_image_url",
+            )
         try:
             header = read_header(image.data)
             return header, processor.plan(header, image.detail)

@@ -20,6 +20,13 @@ MAX_REQUEST_PIXELS = 160_000_000
 """Most pixels of all pictures of a request."""
 
 
+MAX_IMAGE_BYTES = 10 * 1024 * 1024
+"""Most bytes of an encoded picture."""
+
+MAX_REQUEST_BYTES = 32 * 1024 * 1024
+"""Most bytes of all encoded pictures of a request."""
+
+
 class ImageError(Exception):
     """A picture cannot be read, or exceeds a limit. The message stands behind the name of the part."""
 
@@ -44,8 +51,8 @@ class ImageLimits:
     """
 
     max_images: int = 16
-    max_image_bytes: int = 10 * 1024 * 1024
-    max_request_bytes: int = 32 * 1024 * 1024
+    max_image_bytes: int = MAX_IMAGE_BYTES
+    max_request_bytes: int = MAX_REQUEST_BYTES
 
     def check(self, images: Sequence[tuple[str, int]]) -> None:
         """Check the images of a request before they are decoded.

@@ -85,7 +85,7 @@ def post_raw(caller: Caller, body: bytes, path: str = "/v1/chat/completions") ->
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].image_url"),
         ({"messages": [{"role": "assistant", "tool_calls": "x"}]}, "messages[0].tool_calls"),
     ],
     ids=lambda value: str(value)[:40],

@@ -17,6 +17,15 @@ them and changed none."""
 _VERSION = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 
 
+class ImageSource(msgspec.Struct, kw_only=True):
+    """Picture of an image block: base64 data, or a URL. The format is read from the picture, not from `media_type`."""
+
+    type: str | None = None
+    data: str | None = None
+    url: str | None = None
+    media_type: str | None = None
+
+
 class MessageBlock(msgspec.Struct, kw_only=True):
     """Content block; the type determines the fields that count. Others, such as cache_control, are ignored."""
 
@@ -29,6 +38,7 @@ class MessageBlock(msgspec.Struct, kw_only=True):
     tool_use_id: str | None = None
     content: str | list[MessageBlock] | None = None
     is_error: bool | None = None
+    source: ImageSource | None = None
 
 
 class InputMessage(msgspec.Struct, kw_only=True):

@@ -7,6 +7,7 @@ from typing import Any
 
 from radixrt.chat.constraint import RequestedConstraint, raw_text, renamed
 from radixrt.chat.dialect import Dialect
+from radixrt.chat.images import image_part, read_base64_image, read_image
 from radixrt.chat.plan import ChatPlan, plan_chat
 from radixrt.chat.types import (
     ChatMessage,
@@ -50,11 +51,10 @@ the model; in the prompt it would keep every request from finding the prefix of 
 PARAGRAPH = "\n\n"
 """Between two turns of the same role, which become one."""
 
-_BLOCKS = {"user": ("text", "tool_result"), "assistant": ("text", "tool_use", "thinking"), "system": ("text",)}
+_BLOCKS = {"user": ("text", "image", "tool_result"), "assistant": ("text", "tool_use", "thinking"), "system": ("text",)}
 """Types of blocks that a message may hold, by its role."""
 
 _INSTEAD = {
-    "image": "the model reads text; describe the image in a text block",
     "document": "the model reads text; send the document's text in a text block",
     "search_result": "send its text in a text block",
     "redacted_thinking": "only its author can read it; leave it out",
@@ -158,6 +158,9 @@ def _turn(place: str, message: InputMessage, called: set[str]) -> list[ChatMessa
         if block.type == "text":
             texts.append(_text(where, block))
             continue
+        if block.type == "image":
+            texts.append(_image(where, block))
+            continue
         if texts:
             turn.append(ChatMessage(role="user", content=texts))
             texts = []
@@ -234,6 +237,18 @@ def _blocks(place: str, role: str, content: str | list[MessageBlock] | None) -> 
 
 def _text(where: str, block: MessageBlock) -> ContentPart:
     return ContentPart(type="text", text=_required(where, "text", block.text))
+
+
+def _image(where: str, block: MessageBlock) -> ContentPart:
+    source = block.source
+    if source is None:
+        raise RequestError(f"{where}.source is required", param=f"{where}.source", code="missing_field")
+    kind = _required(f"{where}.source", "type", source.type)
+    if kind == "base64":
+        return image_part(read_base64_image(_required(f"{where}.source", "data", source.data), where))
+    if kind == "url":
+        return image_part(read_image(source.url, None, where, "source.url"))
+    raise unsupported(f"{where}.source.type", f"{where}.source.type {shown(kind)}", instead="send base64 or url")
 
 
 def _required(where: str, name: str, value: str | None) -> str:

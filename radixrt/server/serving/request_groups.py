@@ -18,13 +18,15 @@ from radixrt.client.collector import OutputCollector
 from radixrt.client.engine_client import EngineClient
 from radixrt.errors import RequestError
 from radixrt.messages.client import ClientRequest, RequestOutput
-from radixrt.messages.parts import FINISH_ABORT, Finish
+from radixrt.messages.parts import FINISH_ABORT, ChatPrompt, Finish
 from radixrt.messages.reads import check_total
 from radixrt.server.access.request_context import RequestContext
 from radixrt.server.access.tenants import Account, Accounts, Tenant
 from radixrt.server.metrics.requests import GroupRecord, RequestMetrics, RequestRecord
+from radixrt.server.serving.image_urls import with_fetched_images
 from radixrt.tasks.generate import expand_n
 from radixrt.tasks.run import TaskCall
+from radixrt.vision.fetch import ImageFetcher
 
 if TYPE_CHECKING:
     from radixrt.server.metrics.spans import Tracing
@@ -68,13 +70,15 @@ class RequestGroups:
     Args:
         accounts: what each tenant uses; each request is counted there.
         metrics: metrics of requests; each is observed when it ends.
+        fetcher: fetches the pictures that requests name by URLs.
     """
 
     def __init__(
         self, client: EngineClient, accounts: Accounts, metrics: RequestMetrics, model_name: str,
-        tracing: Tracing | None,
+        tracing: Tracing | None, fetcher: ImageFetcher,
     ) -> None:  # fmt: skip
         self._client = client
+        self._fetcher = fetcher
         self._accounts = accounts
         self._metrics = metrics
         self._model_name = model_name
@@ -91,9 +95,12 @@ class RequestGroups:
         Raises:
             RequestError: the engine refuses a request or ends it with an error; all requests of the group end then.
         """
-        _check_copies(group.requests)
+        requests, info = group.requests, self._client.info
+        if info is not None and info.reads_images and any(map(_has_images, requests)):
+            requests = await with_fetched_images(requests, self._fetcher)
+        _check_copies(requests)
         prompt_bytes = 0
-        with self._sent(group.context, group.rid, group.requests) as (streams, begun, records):
+        with self._sent(group.context, group.rid, requests) as (streams, begun, records):
             unfinished = len(streams)
             async with aclosing(_merge(streams, begun)) as outputs:
                 async for index, output in outputs:
@@ -209,6 +216,10 @@ class RequestGroups:
 
     def abort_all(self) -> int:
         return sum(self._abort(key) for key in list(self.open))
+
+
+def _has_images(request: ClientRequest) -> bool:
+    return any(isinstance(row.input, ChatPrompt) and row.input.images for row in request.rows)
 
 
 def _check_copies(requests: Sequence[ClientRequest]) -> None:

@@ -21,6 +21,8 @@ from radixrt.server.serving.deep_check import DeepCheck
 from radixrt.server.serving.large_work import LargeWork
 from radixrt.server.serving.request_groups import RequestGroups
 from radixrt.server.ui.hub import Hub
+from radixrt.vision.fetch import ImageFetcher
+from radixrt.vision.limits import MAX_IMAGE_BYTES
 
 if TYPE_CHECKING:
     from radixrt.engine.replica_set import ReplicaSet
@@ -75,7 +77,9 @@ class Service:
         self.body_budget = BodyBudget(config.max_body_bytes)
         self._has_warned = False
         self.large_work = LargeWork()
-        self.groups = RequestGroups(client, self.accounts, self.metrics.requests, model_name, tracing)
+        hosts = [host.strip() for host in config.image_hosts.split(",") if host.strip()]
+        fetcher = ImageFetcher(hosts, MAX_IMAGE_BYTES)
+        self.groups = RequestGroups(client, self.accounts, self.metrics.requests, model_name, tracing, fetcher)
 
     def hub(self, replica: int | None) -> Hub:
         """State shared by the pages that show the tree of a replica, or, without replicas, that of the engine."""

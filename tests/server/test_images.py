@@ -1,0 +1,170 @@
+"""Pictures in requests: from each API's form to the engine's request, and what is refused before the engine."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+from msgspec import json
+from msgspec.structs import replace
+
+from radixrt.config import ServerConfig
+from radixrt.errors import RequestError
+from radixrt.messages.parts import ImageInput
+from radixrt.vision.fetch import ImageFetcher
+from tests.server.fake_engine import FakeEngine
+from tests.server.helpers import Caller, check_error
+from tests.vision.pictures import picture
+
+DATA = picture(40, 40)
+TEXT = base64.b64encode(DATA).decode()
+URL = f"data:image/png;base64,{TEXT}"
+HTTPS = "https://pictures.test/a.png"
+
+
+@pytest.fixture
+def caller():
+    engine = FakeEngine()
+    assert engine.client.info is not None
+    engine.client.info = replace(engine.client.info, reads_images=True)
+    yield Caller(engine, ServerConfig(image_hosts="pictures.test"))
+    engine.close()
+
+
+def image(url: Any = URL, **more: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url, **more}}
+
+
+def ask(caller: Caller, *parts: dict[str, Any], role: str = "user", **fields: Any):
+    return caller.post("/v1/chat/completions", {"messages": [{"role": role, "content": list(parts)}], **fields})
+
+
+def sent(caller: Caller) -> tuple[list[dict[str, Any]], list[ImageInput]]:
+    chat = caller.engine.requests[-1].chat
+    return json.decode(chat.messages), chat.images
+
+
+def test_chat(caller):
+    text = {"type": "text", "text": "What is this?"}
+    answer = ask(caller, text, image(detail="low"), image())
+    assert answer.status_code == 200
+    messages, images = sent(caller)
+    assert messages == [{"role": "user", "content": [text, {"type": "image"}, {"type": "image"}]}]
+    assert images == [
+        ImageInput(DATA, "low", "messages[0].content[1].image_url"),
+        ImageInput(DATA, "auto", "messages[0].content[2].image_url"),
+    ]
+    assert ask(caller, {"type": "image_url", "image_url": URL}, stream=True).status_code == 200
+    assert sent(caller)[1][0].data == DATA
+
+
+def test_messages_without_pictures_stay_texts(caller):
+    ask(caller, {"type": "text", "text": "a"}, {"type": "text", "text": "b"})
+    assert sent(caller) == ([{"role": "user", "content": "ab"}], [])
+
+
+def test_tools_are_described_in_front_of_a_picture(caller):
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    assert ask(caller, image(), {"type": "text", "text": "Hi"}, tools=[tool]).status_code == 200
+    messages, images = sent(caller)
+    assert len(images) == 1
+    assert {"type": "image"} in messages[-1]["content"]
+
+
+def test_anthropic(caller):
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": TEXT}}
+    body = {"max_tokens": 5, "messages": [{"role": "user", "content": [block, {"type": "text", "text": "Hi"}]}]}
+    assert caller.post("/v1/messages", body).status_code == 200
+    messages, images = sent(caller)
+    assert messages[0]["content"] == [{"type": "image"}, {"type": "text", "text": "Hi"}]
+    assert images == [ImageInput(DATA, "auto", "messages[0].content[0]")]
+
+
+@pytest.mark.parametrize(
+    ("parts", "param", "message"),
+    [
+        ([{"type": "image_url"}], "image_url", "is required"),
+        ([{"type": "image_url", "image_url": {}}], "image_url.url", "is required"),
+        ([image(5)], "image_url.url", "Expected"),
+        ([image(detail="best")], "image_url.detail", "must be auto, low, high"),
+        ([image("data:image/png,x")], "image_url", "must have the form data:image/png;base64,..."),
+        ([image("data:image/png;base64,%%%%")], "image_url", "is not valid base64"),
+        ([image("data:image/png;base64," + "A" * 15_000_000)], "image_url", "may have 10485760 bytes"),
+        ([image("http://pictures.test/a.png")], "image_url", "must be a data: URL, or an https URL"),
+        ([image("https://evil.test/a.png")], "image_url", "are not fetched from evil.test"),
+        ([image("https://pictures.test/" + str(i)) for i in range(17)], "", "names 17 images by URLs, and may name 16"),
+    ],
+    ids=lambda value: str(value)[:30],
+)  # fmt: skip
+def test_refused(caller, parts, param, message):
+    caller.app.state.service.config = replace_config(caller, max_body_bytes=48 * 1024 * 1024)
+    answer = ask(caller, *parts)
+    at = f"messages[0].content[{len(parts) - 1}]"
+    where = f"{at}.{param}" if param else f"{at}.image_url"
+    assert message in check_error(answer, 400, where)
+    assert not caller.engine.requests
+
+
+def replace_config(caller: Caller, **fields: Any) -> ServerConfig:
+    import dataclasses
+
+    return dataclasses.replace(caller.app.state.service.config, **fields)
+
+
+@pytest.mark.parametrize("role", ["system", "assistant", "tool"])
+def test_pictures_go_into_messages_of_the_user(caller, role):
+    answer = ask(caller, image(), role=role)
+    assert "images go into messages of the user" in check_error(answer, 400, "messages[0].content[0].image_url")
+
+
+def test_pictures_are_fetched_once(caller, monkeypatch):
+    calls = []
+
+    async def fetch(self, url, param):
+        calls.append(url)
+        return DATA
+
+    monkeypatch.setattr(ImageFetcher, "fetch", fetch)
+    assert ask(caller, image(HTTPS), image(HTTPS, detail="low"), image()).status_code == 200
+    assert calls == [HTTPS]
+    assert [(each.data, each.detail, each.url) for each in sent(caller)[1]] == [
+        (DATA, "auto", ""), (DATA, "low", ""), (DATA, "auto", ""),
+    ]  # fmt: skip
+    source = {"type": "url", "url": HTTPS}
+    body = {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]}
+    assert caller.post("/v1/messages", body).status_code == 200
+    assert sent(caller)[1] == [ImageInput(DATA, "auto", "messages[0].content[0]")]
+
+
+def test_a_picture_that_cannot_be_fetched(caller, monkeypatch):
+    async def fetch(self, url, param):
+        raise RequestError(f"{param}: the image cannot be fetched", param=param, code="invalid_image_url")
+
+    monkeypatch.setattr(ImageFetcher, "fetch", fetch)
+    for stream in (False, True):
+        answer = ask(caller, image(HTTPS), stream=stream)
+        check_error(answer, 400, "messages[0].content[0].image_url", "invalid_image_url")
+    assert not caller.engine.requests
+
+
+def test_nothing_is_fetched_for_a_model_that_reads_no_images(monkeypatch):
+    engine = FakeEngine()
+    caller = Caller(engine, ServerConfig(image_hosts="pictures.test"))
+    monkeypatch.setattr(ImageFetcher, "fetch", None)
+    ask(caller, image(HTTPS))  # the engine refuses the picture by its name
+    assert sent(caller)[1][0].url == HTTPS
+    engine.close()
+
+
+def test_bodies_are_larger_for_a_model_that_reads_images():
+    from types import SimpleNamespace
+
+    from radixrt.config import Config
+    from radixrt.server.launch import with_image_bodies
+
+    reads, text = SimpleNamespace(vision=1), SimpleNamespace(vision=None)
+    assert with_image_bodies(Config(), text).server.max_body_bytes == 8 * 1024 * 1024
+    assert with_image_bodies(Config(), reads).server.max_body_bytes == 48 * 1024 * 1024
+    given = Config(server=ServerConfig(max_body_bytes=10_000))
+    assert with_image_bodies(given, reads).server.max_body_bytes == 10_000
