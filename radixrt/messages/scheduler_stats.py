@@ -197,6 +197,21 @@ class TierStats(msgspec.Struct, frozen=True, array_like=True):
     pull_token_s: float = 0.0
 
 
+class MediaStats(msgspec.Struct, frozen=True, array_like=True):
+    """Images in the encoder pool.
+
+    Attributes:
+        rows, rows_used: rows of the pool, and those that an image has.
+        encoded: images that were encoded since the scheduler started.
+        reused: images of requests that were in the pool already.
+    """
+
+    rows: int
+    rows_used: int
+    encoded: int
+    reused: int
+
+
 class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
     """Snapshot of the scheduler: gauges, and counters since it started. Fields with _s are in seconds.
 
@@ -209,6 +224,7 @@ class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
         refused: number of requests refused because the queue was full or the predicted wait too long.
         states: states of recurrent layers; None if the model has none.
         tiers: keys and values outside of the KV pool; None if they are kept nowhere else.
+        media: images of a model with a vision tower; None for a model that reads text alone.
         token_gaps: seconds between two sampled tokens of a request.
         step_tokens: tokens that each step computes.
         cache_clock: matches and inserts of the prefix cache so far.
@@ -250,3 +266,4 @@ class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
     step_tokens: Histogram | None = None
     cache_clock: int = 0
     tiers: TierStats | None = None
+    media: MediaStats | None = None

@@ -17,6 +17,7 @@ from radixrt.messages.images import PROVEN_KEYS, RowImage
 from radixrt.messages.parts import FinishError
 from radixrt.messages.request import Request, Row
 from radixrt.messages.runner import StepOutput
+from radixrt.messages.scheduler_stats import MediaStats
 from radixrt.messages.sections import MEDIA, EncodePiece, MediaSection, encode
 from radixrt.messages.wire import Int32Array, pack_i32
 from radixrt.parts.media.encoder_pool import EncoderPool, Encoding
@@ -73,7 +74,8 @@ class Media(Part):
 
     Attributes:
         pool: rows of the encoder pool.
-        encoded_images: number of images whose encoding has begun.
+        encoded_images, reused_images: number of images whose encoding has begun, and of images of requests that the
+            pool had already.
     """
 
     name = MEDIA
@@ -88,7 +90,7 @@ class Media(Part):
         self._begun: Encoding | None = None  # the only encoding of which some blocks are missing
         self._offsets: dict[int, int] = {}  # by row of req_to_token, of the rows whose offset is not 0
         self._changed: dict[int, int] = {}  # offsets that the next step must write
-        self.encoded_images = 0
+        self.encoded_images = self.reused_images = 0
 
     def attach(self, core: Core) -> None:
         self._core = core
@@ -178,6 +180,8 @@ class Media(Part):
                 return None
             self._begun = found
             self.encoded_images += 1
+        elif all(user is not req for user, _ in found.users):
+            self.reused_images += 1
         # A request holds the rows for one of its images at a time. If it held them until another image of the same
         # pixels, an image between both might have no room.
         found.users = [(user, end) for user, end in found.users if self._needs(user, end)]
@@ -286,6 +290,10 @@ class Media(Part):
             speed = kept.flops / seconds
             known = self._flops_per_s
             self._flops_per_s = 1 / ((1 - LEARNING) / known + LEARNING / speed)
+
+    def stats(self, now: float) -> dict[str, MediaStats]:
+        used = sum(each.count for each in self.pool.encodings)
+        return {"media": MediaStats(self.pool.size, used, self.encoded_images, self.reused_images)}
 
     def check(self) -> None:
         """Check that the encodings have rows of their own."""

@@ -14,6 +14,7 @@ from radixrt.messages.histogram import Histogram
 from radixrt.messages.scheduler_stats import (
     GrammarStats,
     LoadStats,
+    MediaStats,
     MoveStats,
     ProgramStats,
     SchedulerStats,
@@ -67,6 +68,8 @@ def scheduler_metrics(stats: SchedulerStats) -> Iterator[Metric]:
         yield from _state_metrics(stats.states)
     if stats.tiers is not None:
         yield from _tier_metrics(stats, stats.tiers)
+    if stats.media is not None:
+        yield from _media_metrics(stats.media)
     for name, (field, help_text) in _COUNTERS.items():
         yield CounterMetricFamily(f"radixrt_{name}", help_text, value=getattr(stats, field))
     steps = CounterMetricFamily("radixrt_steps", "Model steps by mode.", labels=["mode"])
@@ -125,6 +128,17 @@ def _tier_metrics(stats: SchedulerStats, tiers: TierStats) -> Iterator[Metric]:
     for reason, count in sorted(tiers.refused.items()):
         refused.add_metric([reason], count)
     yield refused
+
+
+def _media_metrics(stats: MediaStats) -> Iterator[Metric]:
+    rows = GaugeMetricFamily("radixrt_encoder_rows", "Rows of the encoder pool by state.", labels=["state"])
+    rows.add_metric(["used"], stats.rows_used)
+    rows.add_metric(["free"], stats.rows - stats.rows_used)
+    yield rows
+    images = CounterMetricFamily("radixrt_images", "Images of requests by their encoding.", labels=["encoding"])
+    images.add_metric(["computed"], stats.encoded)
+    images.add_metric(["reused"], stats.reused)
+    yield images
 
 
 def _move_metrics(moves: dict[str, MoveStats]) -> Iterator[Metric]:

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 
+from radixrt.messages.scheduler_stats import MediaStats
 from radixrt.messages.sections import MEDIA, MediaSection, decode
 from radixrt.messages.wire import unpack_i32
 from radixrt.parts.media.rotary import RotaryPositions
@@ -45,6 +46,7 @@ def test_the_same_picture_is_encoded_once_and_its_prefix_hits() -> None:
         h.drain()
         h.assert_seen(f"r{number}")
     assert h.runner.encoded == [BOOK.pixels]
+    assert h.part.stats(0.0)["media"] == MediaStats(rows=32, rows_used=BOOK.count, encoded=1, reused=0)
     assert h.usages["r1"].cached_tokens == h.usages["r2"].cached_tokens - 1 == 1 + BOOK.count
 
 
