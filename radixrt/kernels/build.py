@@ -30,6 +30,7 @@ SOURCES = [
         "experts.cpp",
         "gemm.cpp",
         "gemm_codes.cpp",
+        "gemm_f32.cpp",
         "recurrence.cpp",
         "replay.cpp",
         "threads.cpp",

@@ -222,7 +222,8 @@ class TorchOps(LayerOps):
 class CpuOps(TorchOps):
     """The compiled kernels, for a float32 residual stream and float32 or bfloat16 activations.
 
-    A shape that they do not support goes to the reference. Products with weights are those of the format `Panels`.
+    A shape that they do not support goes to the reference. Products with bfloat16 weights are those of the format
+    `Panels`.
 
     Attributes:
         library: the compiled kernels.
@@ -233,6 +234,7 @@ class CpuOps(TorchOps):
         self.recurrence = CpuRecurrence(library)
         pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
         self._place = Kernel(library, "radixrt_place_columns", [pointer, pointer, i32, i32, i64])
+        self._gemm = Kernel(library, "radixrt_gemm_f32", [pointer] * 4 + [i64] * 3)
         self._norm_kernels, self._silu_kernels, self._rotate_kernels, self._head_norm_kernels = {}, {}, {}, {}
         for dtype, suffix in ((torch.bfloat16, "bf16"), (torch.float32, "f32")):
             self._norm_kernels[dtype] = Kernel(
@@ -245,6 +247,20 @@ class CpuOps(TorchOps):
             self._head_norm_kernels[dtype] = Kernel(
                 library, f"radixrt_norm_heads_{suffix}", [pointer, i64, pointer, i32, i32, i32, ctypes.c_float]
             )
+
+    def multiplies(self, weight: torch.Tensor) -> bool:
+        """Return True if `linear` of a plain weight is a compiled kernel."""
+        fits = weight.dim() == 2 and weight.shape[1] % LANES == 0 and weight.is_contiguous()
+        return fits and weight.dtype == torch.float32
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        other = x.dtype != torch.float32 or (bias is not None and bias.dtype != torch.float32)
+        if other or x.dim() != 2 or not self.multiplies(weight):
+            return super().linear(x, weight, bias)
+        x, out = x.contiguous(), torch.empty(x.shape[0], weight.shape[0])
+        place = None if bias is None else bias.data_ptr()
+        self._gemm.call(x.data_ptr(), weight.data_ptr(), place, out.data_ptr(), x.shape[0], *weight.shape)
+        return out
 
     def add_rms_norm(
         self, residual: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype

@@ -72,6 +72,7 @@ class Engine:
     def __init__(self, model: Path) -> None:
         # float32 weights have the same path on every processor.
         options: dict[str, Any] = {"executor": "uni", "device": "cpu", "dtype": "float32", "kv_cache_tokens": 1024}
+        options["cuda_graph"] = "off"  # a recorded step enters few files
         config, settings = resolve_settings(make_config(model=str(model), **options), show_progress=False)
         answers: LocalChannel[FromRunner] = LocalChannel()
         self.inbox: LocalChannel[Any] = LocalChannel()

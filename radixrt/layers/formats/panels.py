@@ -41,6 +41,7 @@ class Panels(Plain):
 
     def __init__(self, ops: CpuOps, encoding: Encoding | None = None) -> None:
         super().__init__(ops, encoding)
+        self._compiled = ops
         library, pointer, i32, i64 = ops.library, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
         self._rows, self._depth = library.radixrt_gemm_cols(), library.radixrt_gemm_depth()
         self._pack = Kernel(library, "radixrt_gemm_pack", [pointer, pointer, i64, i64, i32])
@@ -82,6 +83,8 @@ class Panels(Plain):
         return PanelWeight(weights, gated)
 
     def is_compiled(self, weight: Any) -> bool:
+        if isinstance(weight, torch.Tensor):
+            return self._compiled.multiplies(weight)
         return isinstance(weight, PanelWeight)
 
     def linear(self, weight: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

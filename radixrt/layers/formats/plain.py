@@ -135,9 +135,12 @@ class Float32Copies(WeightFormat):
         float32 = tensors["weight"].float(), None if bias is None else bias.float()
         return TwoWeights(self._other.prepare(tensors, bias, gated=gated), *float32)
 
+    def is_compiled(self, weight: TwoWeights) -> bool:
+        return all(map(self._other.is_compiled, (weight.weight, weight.float32_weight)))
+
     def linear(self, weight: TwoWeights, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if x.shape[0] >= self._min_rows:
-            return F.linear(x, weight.float32_weight, weight.float32_bias)
+            return self._ops.linear(x, weight.float32_weight, weight.float32_bias)
         return self._other.linear(weight.weight, x, bias)
 
     def silu_and_mul(self, weight: TwoWeights, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -53,6 +53,14 @@ def test_replayed_steps_have_the_tokens_of_launched_ones(kind: str, tmp_path: Pa
         assert len(recorded_rows(bench)) > 3
 
 
+def test_steps_in_float32_are_recorded(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "m", "llama", **SIZES)
+    expected, _ = run(folder, "off", dtype="float32")
+    tokens, bench = run(folder, "auto", dtype="float32")
+    assert tokens == expected
+    assert len(recorded_rows(bench)) > 3
+
+
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_steps_of_quantized_models_are_recorded(quantization: str, tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "m", "qwen3", **SIZES)
