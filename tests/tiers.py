@@ -62,7 +62,7 @@ SLOW_PATHS = (
     "tests/benchmarks",
     "tests/constrained/compile/test_hostile_constraints.py",
     "tests/constrained/compile/test_workers.py",
-    "tests/constrained/masks/test_mask_cache.py",
+    "tests/constrained/runtime/test_mask_cache.py",
     "tests/constrained/tags/test_tool_walks.py",
     "tests/examples/test_extract.py",
     "tests/examples/test_language_doc.py",

@@ -25,8 +25,8 @@ from radixrt.config import ModelConfig
 from radixrt.constrained.backends.lark import to_lark
 from radixrt.constrained.backends.llguidance_backend import LlguidanceBackend
 from radixrt.constrained.grammar import bitmask_words
-from radixrt.constrained.masks.closing import Completions
 from radixrt.constrained.recognizer import Recognizer
+from radixrt.constrained.runtime.closing import Completions
 from radixrt.constrained.schema import normalize
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constraint import KeyOrder

@@ -25,7 +25,7 @@ from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.compile.compiler import compile_constraint, load
 from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.guards.guarded_grammar import GuardedTemplate
-from radixrt.constrained.masks.text_grammar import TextTemplate
+from radixrt.constrained.runtime.text_grammar import TextTemplate
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constraint import Constraint
 from radixrt.models.loading.source import prepare_model

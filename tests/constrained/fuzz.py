@@ -20,8 +20,8 @@ from jsonschema import Draft202012Validator
 from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.compile.compiler import compile_constraint, load
 from radixrt.constrained.grammar import Grammar
-from radixrt.constrained.masks.grammar_template import GrammarTemplate
 from radixrt.constrained.matcher import GrammarError
+from radixrt.constrained.runtime.grammar_template import GrammarTemplate
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constraint import Constraint, StructuredOptions
 from radixrt.errors import RequestError

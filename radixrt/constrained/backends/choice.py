@@ -31,7 +31,6 @@ import numpy as np
 
 from radixrt.constrained.backends.lark import MAX_OPTIONS
 from radixrt.constrained.grammar import Bitmask, bitmask_words
-from radixrt.constrained.masks.mask_cache import MaskCache
 from radixrt.constrained.matcher import MAX_MASK_S, GrammarBackend, GrammarError, Matcher
 from radixrt.constrained.productions import Alt, AnyOrder, NotExpressible, Productions, Rep
 from radixrt.constrained.productions.layout import ANY
@@ -39,6 +38,7 @@ from radixrt.constrained.productions.tally import Tally
 from radixrt.constrained.regex import Regex, RegexTooComplex
 from radixrt.constrained.regex.automaton import Dfa
 from radixrt.constrained.regex.nodes import Complement, Intersect, Remainder, Repeat, Words, subterms
+from radixrt.constrained.runtime.mask_cache import MaskCache
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constraint import BackendChoice
 

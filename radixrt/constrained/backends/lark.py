@@ -4,7 +4,8 @@ llguidance splits the text into terminals before parsing: at each position the l
 parser accepts there, and ends a terminal only where no terminal can continue. The grammar therefore has the sentences
 of the productions where the maximal-munch rule holds (`productions.maximal_munch`). Literals that would violate it are
 cut (`lark_terminals`). The author of productions is responsible for their terms: terms of JSON satisfy the rule because
-of the punctuation, and terms of a user's EBNF are joined until the rule is satisfied (`productions.lexing`).
+of the punctuation, and terms of a user's EBNF are joined until the rule is satisfied
+(`productions.terminal_inference`).
 
 Limits of the dialect are handled here: nesting (rules are split), the depth of calls from rule to rule (the
 compiler recurses through them; see `_visited_first`), the number of symbols, and `~`, which also matches bytes that

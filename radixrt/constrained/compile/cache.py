@@ -15,7 +15,7 @@ import msgspec
 
 from radixrt.channel import UNDECODABLE
 from radixrt.constrained.compile.compiler import CompiledConstraint
-from radixrt.constrained.masks.grammar_template import GrammarTemplate
+from radixrt.constrained.runtime.grammar_template import GrammarTemplate
 from radixrt.private_files import is_trusted, write_private
 
 logger = logging.getLogger(__name__)

@@ -20,15 +20,15 @@ from radixrt.constrained.guards.guarded_grammar import GuardedTemplate
 from radixrt.constrained.guards.scanner import Scanner
 from radixrt.constrained.guards.search import Completer
 from radixrt.constrained.lark_input.syntax import NotTranslated
-from radixrt.constrained.masks.closing import Completions
-from radixrt.constrained.masks.grammar_template import GrammarTemplate
-from radixrt.constrained.masks.opaque_grammar import OpaqueTemplate, no_completions
-from radixrt.constrained.masks.text_grammar import TextTemplate
 from radixrt.constrained.matcher import GrammarError
 from radixrt.constrained.obligations import Obligation
 from radixrt.constrained.productions import EmptyLanguage, Productions, Term
 from radixrt.constrained.recognizer import Recognizer
 from radixrt.constrained.regex import RegexTooComplex, literals
+from radixrt.constrained.runtime.closing import Completions
+from radixrt.constrained.runtime.grammar_template import GrammarTemplate
+from radixrt.constrained.runtime.opaque_grammar import OpaqueTemplate, no_completions
+from radixrt.constrained.runtime.text_grammar import TextTemplate
 from radixrt.constrained.schema.errors import SchemaRefused, Unsupported
 from radixrt.constrained.stop_strings import check_stops, grammar_with_stops, regex_with_stops
 from radixrt.constrained.vocabulary import Vocabulary

@@ -29,9 +29,9 @@ from radixrt.constrained.compile.compiler import CompiledConstraint, compile_con
 from radixrt.constrained.compile.protocol import CompileResult, WorkerSettings
 from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.lark_input.translate import is_lark
-from radixrt.constrained.masks.grammar_template import GrammarTemplate
-from radixrt.constrained.masks.reasoning import ReasoningGrammar, marker_of
 from radixrt.constrained.regex.json_text import UNESCAPED
+from radixrt.constrained.runtime.grammar_template import GrammarTemplate
+from radixrt.constrained.runtime.reasoning import ReasoningGrammar, marker_of
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constraint import BackendChoice, Constraint
 from radixrt.messages.histogram import COMPILE_TIMES, Histogram

@@ -20,9 +20,9 @@ from radixrt.constrained.guards.json_position import Position
 from radixrt.constrained.guards.scanner import Scanner, start_of
 from radixrt.constrained.guards.search import Completer, many_for
 from radixrt.constrained.guards.tables import tables_of
-from radixrt.constrained.masks.closing import ParserState
-from radixrt.constrained.masks.text_grammar import TextGrammar, TextTemplate
 from radixrt.constrained.obligations import Obligation
+from radixrt.constrained.runtime.closing import ParserState
+from radixrt.constrained.runtime.text_grammar import TextGrammar, TextTemplate
 
 MAX_KEPT: Final = 256
 """Maximum number of masks with bans that are cached, and of masks whose opening tokens are."""

@@ -15,9 +15,9 @@ from radixrt.constrained.guards.json_position import (
     Position,
     advance,
 )
-from radixrt.constrained.masks.closing import ParserState
 from radixrt.constrained.obligations import DISTINCT_MARK, REPEATING_MARK, Obligation
 from radixrt.constrained.recognizer import Recognizer, State
+from radixrt.constrained.runtime.closing import ParserState
 
 MAX_KINDS: Final = 20_000
 """Maximum number of states for which the kind of an array that begins there is cached."""

@@ -13,11 +13,11 @@ from typing import Final, NamedTuple
 from radixrt.constrained.guards.json_position import DELIMITERS, SCALAR, Position, Scope
 from radixrt.constrained.guards.scanner import Scanner
 from radixrt.constrained.guards.tails import Tails
-from radixrt.constrained.masks.closing import ParserState, code_points
 from radixrt.constrained.matcher import GrammarError
 from radixrt.constrained.productions import Special
 from radixrt.constrained.recognizer import Recognizer, State
 from radixrt.constrained.regex.charset import CharSet
+from radixrt.constrained.runtime.closing import ParserState, code_points
 from radixrt.constrained.vocabulary import Vocabulary
 
 MAX_NODES: Final = 20_000

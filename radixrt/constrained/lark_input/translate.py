@@ -30,9 +30,9 @@ from radixrt.constrained.lark_input.syntax import (
 )
 from radixrt.constrained.productions import Expr, Lit, Productions, Ref, Rep, Special, Term, alt, optional, seq
 from radixrt.constrained.productions.expressions import GrammarTooComplex
-from radixrt.constrained.productions.lexing import with_terminals
 from radixrt.constrained.productions.maximal_munch import MaximalMunch, terminals_of
 from radixrt.constrained.productions.recursion import Entangled, without_left_recursion, without_right_recursion
+from radixrt.constrained.productions.terminal_inference import with_terminals
 from radixrt.constrained.regex import (
     ANY,
     EPSILON,

@@ -4,7 +4,8 @@ Rules are `name ::= body`; a body is made of `"text"`, `[classes]`, `.` for any 
 repetitions `* + ? {n} {m,} {m,n}`; `#` begins a comment, line breaks are spaces, and the rule `root` is the whole text.
 
 Users' grammars are ambiguous in ways that only a parser of single characters decides rightly, so terminals of several
-characters are made of them only where that is safe (`lexing.py`). Left recursion is rewritten (`recursion.py`).
+characters are made of them only where that is safe (`terminal_inference.py`). Left recursion is rewritten
+(`recursion.py`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Final, NoReturn
 
 from radixrt.constrained.productions.core import EmptyLanguage, Productions
 from radixrt.constrained.productions.expressions import NO_TEXT, Expr, Lit, Ref, Rep, Term, alt, seq
-from radixrt.constrained.productions.lexing import with_terminals
 from radixrt.constrained.productions.recursion import Entangled, without_left_recursion, without_right_recursion
+from radixrt.constrained.productions.terminal_inference import with_terminals
 from radixrt.constrained.regex import CharSet, chars
 from radixrt.errors import RequestError, shown
 

@@ -22,8 +22,8 @@ import msgspec
 
 from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.constrained.grammar import Grammar, bitmask_words
-from radixrt.constrained.masks.look_ahead import LookAhead
 from radixrt.constrained.matcher import GrammarError
+from radixrt.constrained.runtime.look_ahead import LookAhead
 from radixrt.executor.mask_table import StepMasks
 from radixrt.messages.parts import (
     FINISH_ERROR,

@@ -10,7 +10,7 @@ import pytest
 from radixrt.constrained.compile import grammar_manager
 from radixrt.constrained.compile.grammar_manager import FAILURE_S, GrammarManager
 from radixrt.constrained.compile.protocol import WorkerSettings
-from radixrt.constrained.masks.reasoning import ReasoningGrammar
+from radixrt.constrained.runtime.reasoning import ReasoningGrammar
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constraint import StructuredOptions
 from radixrt.errors import RequestError

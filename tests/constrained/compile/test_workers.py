@@ -23,7 +23,7 @@ from radixrt.constrained.compile.compiler import CompiledConstraint
 from radixrt.constrained.compile.fork_server import Worker
 from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.constrained.compile.protocol import READY, CompileResult, WorkerSettings, frame
-from radixrt.constrained.masks.grammar_template import GrammarTemplate
+from radixrt.constrained.runtime.grammar_template import GrammarTemplate
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constraint import Constraint, StructuredOptions
 from radixrt.os_process import is_alive, read_stat

@@ -13,7 +13,7 @@ import pytest
 from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.compile.compiler import compile_constraint, load
 from radixrt.constrained.guards.guarded_grammar import Guard, GuardedGrammar, GuardedTemplate
-from radixrt.constrained.masks.text_grammar import TextGrammar, TextTemplate
+from radixrt.constrained.runtime.text_grammar import TextGrammar, TextTemplate
 from radixrt.constrained.schema.emit import plan
 from radixrt.constrained.schema.normal_form import graph
 from radixrt.constrained.vocabulary import Vocabulary

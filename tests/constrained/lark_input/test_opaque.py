@@ -9,8 +9,8 @@ import pytest
 
 from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.compile.compiler import CompiledConstraint, compile_constraint, load
-from radixrt.constrained.masks.opaque_grammar import MAX_KEPT, OpaqueGrammar, OpaqueTemplate
-from radixrt.constrained.masks.text_grammar import TextGrammar
+from radixrt.constrained.runtime.opaque_grammar import MAX_KEPT, OpaqueGrammar, OpaqueTemplate
+from radixrt.constrained.runtime.text_grammar import TextGrammar
 from radixrt.constraint import Constraint, StructuredOptions
 from radixrt.errors import RequestError
 from radixrt.executor.mask_table import MaskTable

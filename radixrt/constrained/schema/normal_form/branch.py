@@ -42,18 +42,18 @@ from radixrt.constrained.schema.normal_form.strings import (
 )
 from radixrt.constrained.schema.values import ALL, ARRAY, BOOLEAN, NUMBER, OBJECT, STRING, key, type_of
 
-Frames = tuple[int, ...]
-"""Indices of the branch's frames that record the evaluation by an assertion."""
+Scopes = tuple[int, ...]
+"""Indices of the branch's scopes that record the evaluation by an assertion."""
 Rank = tuple[int, ...]
 """A position in the order of the document: the choices on the way, and a count within the last of them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class EvaluationScope:
     """The members and items that the in-place subschemas of one schema with `unevaluated...` have evaluated so far.
 
     Attributes:
-        outer: the enclosing frames, which record the same.
+        outer: the enclosing scopes, which record the same.
         deferred: the `unevaluated...` assertions of the schema.
         denied: the number of the deferred assertion that must fail; None if all must hold.
         names, tests: evaluated property names, listed and by pattern; `all_members`: every member is evaluated.
@@ -61,7 +61,7 @@ class Frame:
         kinds: conjunctions; an item that satisfies any of the conjunctions is evaluated.
     """
 
-    outer: Frames
+    outer: Scopes
     deferred: tuple[Deferred, ...]
     denied: int | None
     names: frozenset[str] = frozenset()
@@ -78,12 +78,12 @@ class OpenChoice:
 
     Attributes:
         slot: the position of the choice in the document.
-        frames: the frames that record the evaluation by the alternatives.
+        scopes: the scopes that record the evaluation by the alternatives.
     """
 
     slot: Rank
     alternatives: tuple[Alternative, ...]
-    frames: Frames
+    scopes: Scopes
 
 
 @dataclass(slots=True)
@@ -154,8 +154,8 @@ class Branch:
         number, string, array, object: the knowledge about a value of the type.
         finite: the only values that are still possible; None if they are not listed.
         choices: choices that are still open.
-        assumed: subschemas that the branch already satisfies, with the frames that they were evaluated for.
-        frames: the evaluated members and items, for each schema with deferred assertions.
+        assumed: subschemas that the branch already satisfies, with the scopes that they were evaluated for.
+        scopes: the evaluated members and items, for each schema with deferred assertions.
         changes: number of additions that were not known before.
         slot: position of the current choice; `steps` counts the steps within the choice.
     """
@@ -169,8 +169,8 @@ class Branch:
     object: ObjectFacts = field(default_factory=ObjectFacts)
     finite: list[Any] | None = None
     choices: list[OpenChoice] = field(default_factory=list)
-    assumed: set[tuple[Located, Frames]] = field(default_factory=set)
-    frames: list[Frame] = field(default_factory=list)
+    assumed: set[tuple[Located, Scopes]] = field(default_factory=set)
+    scopes: list[EvaluationScope] = field(default_factory=list)
     changes: int = 0
     slot: Rank = ()
     steps: int = 0
@@ -194,7 +194,7 @@ class Branch:
             self.finite,
             self.choices.copy(),
             self.assumed.copy(),
-            self.frames.copy(),
+            self.scopes.copy(),
             self.changes,
             self.slot,
             self.steps,
@@ -207,29 +207,29 @@ class Branch:
 
     # Conditions
 
-    def apply_all(self, conditions: Iterable[Condition], frames: Frames = ()) -> bool:
+    def apply_all(self, conditions: Iterable[Condition], scopes: Scopes = ()) -> bool:
         """Every condition holds. See `Condition.apply`."""
-        return all(condition.apply(self, frames) for condition in conditions)
+        return all(condition.apply(self, scopes) for condition in conditions)
 
-    def choose(self, alternatives: Iterable[Alternative], frames: Frames = ()) -> bool:
+    def choose(self, alternatives: Iterable[Alternative], scopes: Scopes = ()) -> bool:
         """Some alternative holds. A real choice is left open."""
         found = tuple(alternatives)
         if len(found) <= 1:
-            return bool(found) and self.apply_all(found[0], frames)
-        self.choices.append(OpenChoice(self.next_rank(), found, frames))
+            return bool(found) and self.apply_all(found[0], scopes)
+        self.choices.append(OpenChoice(self.next_rank(), found, scopes))
         self.changes += 1
         return True
 
-    def assume(self, located: Located, frames: Frames = ()) -> bool:
+    def assume(self, located: Located, scopes: Scopes = ()) -> bool:
         """The value satisfies the schema. Raises Unsupported."""
-        if (located, frames) in self.assumed:
+        if (located, scopes) in self.assumed:
             return True
-        self.assumed.add((located, frames))
-        self.changes += bool(frames)  # what is evaluated may be new
+        self.assumed.add((located, scopes))
+        self.changes += bool(scopes)  # what is evaluated may be new
         assertions = self.graph.assertions(located)
         if assertions and assertions[-1].is_deferred:
-            return self.apply_with_frame(assertions, frames, denied=None)
-        return self.apply_all(assertions, frames)
+            return self.apply_with_scope(assertions, scopes, denied=None)
+        return self.apply_all(assertions, scopes)
 
     def deny(self, located: Located) -> bool:
         """The value does not satisfy the schema. Raises Unsupported."""
@@ -243,12 +243,12 @@ class Branch:
         alternatives += [(UnevaluatedFails(assertions, number),) for number in range(deferred)]
         return self.choose(alternatives)
 
-    def apply_with_frame(self, assertions: tuple[Assertion, ...], frames: Frames, *, denied: int | None) -> bool:
+    def apply_with_scope(self, assertions: tuple[Assertion, ...], scopes: Scopes, *, denied: int | None) -> bool:
         """All but the deferred assertions hold; the solver settles those when no choice is open."""
         deferred = tuple(assertion for assertion in assertions if isinstance(assertion, Deferred))
-        self.frames.append(Frame(frames, deferred, denied))
+        self.scopes.append(EvaluationScope(scopes, deferred, denied))
         self.changes += 1
-        return self.apply_all(assertions, (*frames, len(self.frames) - 1))
+        return self.apply_all(assertions, (*scopes, len(self.scopes) - 1))
 
     # Types and single values
 

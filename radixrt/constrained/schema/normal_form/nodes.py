@@ -18,7 +18,7 @@ from radixrt.constrained.schema.normal_form.numbers import NumberSet
 from radixrt.constrained.schema.normal_form.strings import KeySet, Source, StringSet
 
 if TYPE_CHECKING:
-    from radixrt.constrained.schema.normal_form.branch import Branch, Frames
+    from radixrt.constrained.schema.normal_form.branch import Branch, Scopes
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -28,8 +28,8 @@ class Is:
     located: Located
     positive: bool
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
-        return branch.assume(self.located, frames) if self.positive else branch.deny(self.located)
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
+        return branch.assume(self.located, scopes) if self.positive else branch.deny(self.located)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -38,7 +38,7 @@ class Either:
 
     options: tuple[Formulas, ...]
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         return branch.choose(self.options)
 
 
@@ -46,7 +46,7 @@ class Either:
 class Never:
     """No value satisfies this formula."""
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         return False
 
 
@@ -86,7 +86,7 @@ class ItemCount:
     high: int | None
     source: Source
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         return branch.count_items(self)
 
 

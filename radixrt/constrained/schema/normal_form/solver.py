@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator
 from typing import Any, TypeVar
 
 from radixrt.constrained.schema.limits import Budget, over_limit
-from radixrt.constrained.schema.normal_form.branch import Branch, Frame, Frames
+from radixrt.constrained.schema.normal_form.branch import Branch, EvaluationScope, Scopes
 from radixrt.constrained.schema.normal_form.direct import (
     container_expansion,
     known_expansion,
@@ -83,17 +83,17 @@ def _solve(graph: Graph, node: Node) -> Expansion:
     if union is not None:
         return Expansion(union=union)
     branch = Branch(graph)
-    if not branch.apply_all(node.formulas, _closing_frame(branch, node)):
+    if not branch.apply_all(node.formulas, _closing_scope(branch, node)):
         return Expansion()
     return _collected(graph, node, _solved(graph, node, branch))
 
 
-def _closing_frame(branch: Branch, node: Node) -> Frames:
-    """If the node's objects are to be closed, add the frame that records the evaluation by all schemas of the node."""
+def _closing_scope(branch: Branch, node: Node) -> Scopes:
+    """If the node's objects are to be closed, add the scope that records the evaluation by all schemas of the node."""
     closing = branch.graph.closing
     if closing is None or not declares_members(branch.graph, node.formulas):
         return ()
-    branch.frames.append(Frame((), (closing,), None))
+    branch.scopes.append(EvaluationScope((), (closing,), None))
     return (0,)
 
 
@@ -166,7 +166,7 @@ def _split(branch: Branch) -> tuple[list[Branch], int]:
         for alternative in choice.alternatives:
             other = branch.with_choice(place)
             tried += 1
-            if other.apply_all(alternative, choice.frames):
+            if other.apply_all(alternative, choice.scopes):
                 if other.changes == branch.changes:
                     return [other], tried
                 live.append(other)
@@ -180,21 +180,21 @@ def _split(branch: Branch) -> tuple[list[Branch], int]:
 
 def _settled(branch: Branch) -> Iterator[Branch]:
     """Yield the branches with the deferred assertions applied and the witnesses identified."""
-    for place in reversed(range(len(branch.frames))):
+    for place in reversed(range(len(branch.scopes))):
         if not _settle(branch, place):
             return
-    branch.frames.clear()
+    branch.scopes.clear()
     yield from _with_witnesses(branch, 0)
 
 
 def _settle(branch: Branch, place: int) -> bool:
-    """Apply the deferred assertions of a frame to the members and items that the frame did not record as evaluated."""
-    frame = branch.frames[place]
-    for number, assertion in enumerate(frame.deferred):
-        if frame.denied is None:
-            if not assertion.settle(branch, frame):
+    """Apply the deferred assertions of a scope to the members and items that the scope did not record as evaluated."""
+    scope = branch.scopes[place]
+    for number, assertion in enumerate(scope.deferred):
+        if scope.denied is None:
+            if not assertion.settle(branch, scope):
                 return False
-        elif frame.denied == number and not assertion.settle_denied(branch, frame):
+        elif scope.denied == number and not assertion.settle_denied(branch, scope):
             return False
     return True
 

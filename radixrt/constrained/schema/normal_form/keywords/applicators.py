@@ -19,7 +19,7 @@ from radixrt.constrained.schema.normal_form.nodes import NONE, Formulas, Is
 from radixrt.constrained.schema.normal_form.static_checks import evaluates, evaluates_all_members, possible_types
 
 if TYPE_CHECKING:
-    from radixrt.constrained.schema.normal_form.branch import Branch, Frames
+    from radixrt.constrained.schema.normal_form.branch import Branch, Scopes
     from radixrt.constrained.schema.normal_form.graph import Graph
     from radixrt.constrained.schema.normal_form.keywords.reader import KeywordReader
     from radixrt.constrained.schema.normal_form.validation import Context
@@ -50,8 +50,8 @@ class Reference(Assertion):
     def holds(self, context: Context, value: Any) -> bool:
         return context.satisfies_in_place(self.target, value)
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
-        return branch.assume(self.target, frames)
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
+        return branch.assume(self.target, scopes)
 
     def refute(self, graph: Graph) -> Alternatives:
         return [(Is(self.target, False),)]
@@ -89,8 +89,8 @@ class AllOf(_Options):
     def holds(self, context: Context, value: Any) -> bool:
         return all(context.satisfies_in_place(option, value) for option in self.options)
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
-        return all(branch.assume(option, frames) for option in self.options)
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
+        return all(branch.assume(option, scopes) for option in self.options)
 
     def refute(self, graph: Graph) -> Alternatives:
         return [(Is(option, False),) for option in self.options]
@@ -117,15 +117,15 @@ class AnyOf(_Options):
                 return True
         return found
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         """Choose an option; if evaluation is recorded, every alternative decides each option."""
         graph = branch.graph
-        if frames and any(evaluates(graph, option) for option in self.options):
-            if graph.closing is not None and frames == (0,):
+        if scopes and any(evaluates(graph, option) for option in self.options):
+            if graph.closing is not None and scopes == (0,):
                 sets = self._combinations(graph)
                 if sets is not None:
-                    return branch.choose(sets, frames)
-            return branch.choose([self._first_of(place) for place in range(len(self.options))], frames)
+                    return branch.choose(sets, scopes)
+            return branch.choose([self._first_of(place) for place in range(len(self.options))], scopes)
         live: Alternatives = []
         for option in self.options:
             if not graph.assertions(option):
@@ -138,7 +138,7 @@ class AnyOf(_Options):
         """Return the sets of options that may hold together, at least one of which must hold; None if there are too
         many sets.
 
-        A set does not exclude that further options hold. Where the frame only closes the object, further options would
+        A set does not exclude that further options hold. Where the scope only closes the object, further options would
         only admit more members, and a larger set covers that case.
         """
         sets: list[tuple[Located, ...]] = [()]
@@ -183,9 +183,9 @@ class OneOf(_Options):
     def holds(self, context: Context, value: Any) -> bool:
         return sum(context.satisfies_in_place(option, value, exact=True) for option in self.options) == 1
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         possible = tuple(option for option in self.options if possible_types(branch.graph, option) & branch.types)
-        return branch.choose([(OnlyOne(self, option, possible),) for option in possible], frames)
+        return branch.choose([(OnlyOne(self, option, possible),) for option in possible], scopes)
 
     def refute(self, graph: Graph) -> Alternatives:
         found: Alternatives = [tuple(Is(option, False) for option in self.options)]
@@ -208,9 +208,9 @@ class OnlyOne:
     option: Located
     possible: tuple[Located, ...]
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         graph = branch.graph
-        if self.possible.count(self.option) > 1 or not branch.assume(self.option, frames):
+        if self.possible.count(self.option) > 1 or not branch.assume(self.option, scopes):
             return False
         if is_discriminated(graph, self.assertion):
             return True
@@ -241,7 +241,7 @@ class Not(Assertion):
     def holds(self, context: Context, value: Any) -> bool:
         return not context.satisfies(self.inner, value, exact=True)
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         return branch.deny(self.inner)
 
     def refute(self, graph: Graph) -> Alternatives:
@@ -275,12 +275,12 @@ class If(Assertion):
         taken = self.then if context.satisfies_in_place(self.condition, value, exact=True) else self.otherwise
         return taken is None or context.satisfies_in_place(taken, value)
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
-        if self.then is None and self.otherwise is None and not frames:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
+        if self.then is None and self.otherwise is None and not scopes:
             return True
         then = () if self.then is None else (Is(self.then, True),)
         otherwise = () if self.otherwise is None else (Is(self.otherwise, True),)
-        return branch.choose([(Is(self.condition, True), *then), (Is(self.condition, False), *otherwise)], frames)
+        return branch.choose([(Is(self.condition, True), *then), (Is(self.condition, False), *otherwise)], scopes)
 
     def refute(self, graph: Graph) -> Alternatives:
         found: Alternatives = []

@@ -12,7 +12,7 @@ from radixrt.constrained.schema.normal_form.nodes import NONE, ItemCount, either
 from radixrt.constrained.schema.values import ARRAY, key
 
 if TYPE_CHECKING:
-    from radixrt.constrained.schema.normal_form.branch import Branch, Frame, Frames
+    from radixrt.constrained.schema.normal_form.branch import Branch, EvaluationScope, Scopes
     from radixrt.constrained.schema.normal_form.graph import Graph
     from radixrt.constrained.schema.normal_form.keywords.reader import KeywordReader
     from radixrt.constrained.schema.normal_form.validation import Context
@@ -25,7 +25,7 @@ class ItemFails:
     index: int
     item: Located
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         formulas = branch.graph.formulas(self.item, positive=False)
         if formulas is NONE or not branch.limit_types(ARRAY) or not branch.limit_items(self.index + 1, None):
             return False
@@ -42,7 +42,7 @@ class ArrayLength(Size):
     def holds(self, context: Context, value: Any) -> bool:
         return type(value) is not list or self.contains(len(value))
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         return branch.limit_items(self.low, self.high)
 
 
@@ -66,13 +66,13 @@ class PrefixItems(Assertion):
             context.evaluated.items.update(range(min(len(value), len(self.items))))
         return all(context.satisfies(schema, item) for schema, item in zip(self.items, value))
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         for index, item in enumerate(self.items):
             if not branch.add_items(index, index + 1, branch.graph.formulas(item)):
                 return False
-        for frame in frames:
-            known = branch.frames[frame]
-            branch.frames[frame] = replace(known, prefix=max(known.prefix, len(self.items)))
+        for scope in scopes:
+            known = branch.scopes[scope]
+            branch.scopes[scope] = replace(known, prefix=max(known.prefix, len(self.items)))
         return True
 
     def refute(self, graph: Graph) -> Alternatives:
@@ -109,9 +109,9 @@ class Items(Assertion):
             context.evaluated.items.update(range(self.start, len(value)))
         return all(context.satisfies(self.item, item) for item in value[self.start :])
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
-        for frame in frames:
-            branch.frames[frame] = replace(branch.frames[frame], all_items=True)
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
+        for scope in scopes:
+            branch.scopes[scope] = replace(branch.scopes[scope], all_items=True)
         return not branch.types & ARRAY or branch.add_items(self.start, None, branch.graph.formulas(self.item))
 
     def refute(self, graph: Graph) -> Alternatives:
@@ -146,11 +146,11 @@ class Contains(Assertion):
             context.evaluated.items.update(found)
         return len(found) >= self.low and (self.high is None or len(found) <= self.high)
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         formulas = branch.graph.formulas(self.item)
         if self.located.resource.dialect.contains_evaluates:
-            for frame in frames:
-                branch.frames[frame] = replace(branch.frames[frame], kinds=(*branch.frames[frame].kinds, formulas))
+            for scope in scopes:
+                branch.scopes[scope] = replace(branch.scopes[scope], kinds=(*branch.scopes[scope].kinds, formulas))
         if not branch.types & ARRAY:
             return True
         if self.high is not None and self.low > self.high:
@@ -189,7 +189,7 @@ class UniqueItems(Assertion):
     def holds(self, context: Context, value: Any) -> bool:
         return type(value) is not list or len({key(item) for item in value}) == len(value)
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         return not branch.types & ARRAY or branch.set_unique(self.unique, self.source())
 
     def refute(self, graph: Graph) -> Alternatives:
@@ -210,22 +210,22 @@ class UnevaluatedItems(Deferred):
         context.evaluated.items.update(left)
         return all(context.satisfies(self.inner, value[index]) for index in left)
 
-    def settle(self, branch: Branch, frame: Frame) -> bool:
-        if frame.all_items:
+    def settle(self, branch: Branch, scope: EvaluationScope) -> bool:
+        if scope.all_items:
             return True
-        options = (*frame.kinds, branch.graph.formulas(self.inner))
-        for outer in frame.outer:
-            branch.frames[outer] = replace(branch.frames[outer], all_items=True)
-        return not branch.types & ARRAY or branch.add_items(frame.prefix, None, either(options))
+        options = (*scope.kinds, branch.graph.formulas(self.inner))
+        for outer in scope.outer:
+            branch.scopes[outer] = replace(branch.scopes[outer], all_items=True)
+        return not branch.types & ARRAY or branch.add_items(scope.prefix, None, either(options))
 
-    def settle_denied(self, branch: Branch, frame: Frame) -> bool:
-        if frame.all_items:
+    def settle_denied(self, branch: Branch, scope: EvaluationScope) -> bool:
+        if scope.all_items:
             return False
         formulas = branch.graph.formulas(self.inner, positive=False)
-        for kind in frame.kinds:
+        for kind in scope.kinds:
             if formulas is not NONE:
                 negated = branch.graph.negated(kind)
                 formulas = NONE if negated is NONE else formulas + negated
         if formulas is NONE or not branch.limit_types(ARRAY):
             return False
-        return branch.count_items(ItemCount(frame.prefix, formulas, 1, None, self.source()))
+        return branch.count_items(ItemCount(scope.prefix, formulas, 1, None, self.source()))

@@ -19,7 +19,7 @@ from radixrt.constrained.schema.normal_form.strings import Source
 from radixrt.constrained.schema.values import ALL, ARRAY, NUMBER, OBJECT, STRING
 
 if TYPE_CHECKING:
-    from radixrt.constrained.schema.normal_form.branch import Branch, Frame, Frames
+    from radixrt.constrained.schema.normal_form.branch import Branch, EvaluationScope, Scopes
     from radixrt.constrained.schema.normal_form.graph import Graph
     from radixrt.constrained.schema.normal_form.keywords.reader import KeywordReader
     from radixrt.constrained.schema.normal_form.validation import Context
@@ -30,11 +30,11 @@ REFERENCES = ("$dynamicRef", "$recursiveRef", "$ref")
 class Condition(Protocol):
     """A condition on a value, which the solver applies to a branch."""
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         """Keep the values of the branch for which the condition holds.
 
         Args:
-            frames: the frames that record the members and items evaluated by the condition.
+            scopes: the scopes that record the members and items evaluated by the condition.
 
         Returns:
             False if no value is left; the branch is of no further use then.
@@ -78,7 +78,7 @@ class Assertion(ABC):
         """Return whether a parsed value satisfies the assertion. Raises Unsupported; see `Context.exact`."""
 
     @abstractmethod
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         """See `Condition.apply`."""
 
     @abstractmethod
@@ -141,19 +141,19 @@ class Deferred(Assertion):
     def read(cls, reader: KeywordReader, located: Located, keyword: str, value: Any) -> Iterator[Assertion]:
         yield cls(located, keyword, reader.child(located, keyword))
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         return True
 
     def refute(self, graph: Graph) -> Alternatives:
         return []  # see `UnevaluatedFails`
 
     @abstractmethod
-    def settle(self, branch: Branch, frame: Frame) -> bool:
-        """Apply the assertion to the members and items that the frame did not record as evaluated."""
+    def settle(self, branch: Branch, scope: EvaluationScope) -> bool:
+        """Apply the assertion to the members and items that the scope did not record as evaluated."""
 
     @abstractmethod
-    def settle_denied(self, branch: Branch, frame: Frame) -> bool:
-        """Apply the negation to the members and items that the frame did not record as evaluated."""
+    def settle_denied(self, branch: Branch, scope: EvaluationScope) -> bool:
+        """Apply the negation to the members and items that the scope did not record as evaluated."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -188,7 +188,7 @@ class OfType:
     types: int
     integer: bool | None = None
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         if not branch.limit_types(self.types):
             return False
         return (
@@ -205,7 +205,7 @@ class Excluded:
 
     assertion: Excludable
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         return self.assertion.exclude(branch)
 
 
@@ -216,8 +216,8 @@ class UnevaluatedFails:
     assertions: tuple[Assertion, ...]
     denied: int
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
-        return branch.apply_with_frame(self.assertions, (), denied=self.denied)
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
+        return branch.apply_with_scope(self.assertions, (), denied=self.denied)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -226,5 +226,5 @@ class Choice:
 
     alternatives: tuple[Alternative, ...]
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
-        return branch.choose(self.alternatives, frames)
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
+        return branch.choose(self.alternatives, scopes)

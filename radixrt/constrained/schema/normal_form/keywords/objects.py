@@ -21,7 +21,7 @@ from radixrt.constrained.schema.normal_form.strings import KeySet, MatchingKeys,
 from radixrt.constrained.schema.values import OBJECT
 
 if TYPE_CHECKING:
-    from radixrt.constrained.schema.normal_form.branch import Branch, Frame, Frames
+    from radixrt.constrained.schema.normal_form.branch import Branch, EvaluationScope, Scopes
     from radixrt.constrained.schema.normal_form.graph import Graph
     from radixrt.constrained.schema.normal_form.keywords.reader import KeywordReader
     from radixrt.constrained.schema.normal_form.validation import Context
@@ -40,7 +40,7 @@ class MemberFails:
     schema: Located | None
     present: bool
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         formulas = NONE if self.schema is None else branch.graph.formulas(self.schema, positive=False)
         if self.present and formulas is NONE:
             return False
@@ -57,7 +57,7 @@ class Member:
     formulas: Formulas
     required: bool = False
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         return branch.add_member(self.name, self.formulas) and (not self.required or branch.require(self.name))
 
 
@@ -69,7 +69,7 @@ class SomeMember:
     formulas: Formulas
     source: Source
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         if self.formulas is NONE or not branch.limit_types(OBJECT):
             return False
         names = branch.graph.listed_names(self.keys)
@@ -88,7 +88,7 @@ class ObjectSize(Size):
     def holds(self, context: Context, value: Any) -> bool:
         return type(value) is not dict or self.contains(len(value))
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         return branch.limit_members(self.low, self.high, self.source())
 
 
@@ -119,15 +119,15 @@ class Properties(Assertion):
             context.evaluated.names.update(present)
         return all(context.satisfies(self.members[name], value[name]) for name in present)
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         if not branch.types & OBJECT:
             return True
         for name, member in self.members.items():
             if not branch.add_member(name, branch.graph.formulas(member)):
                 return False
-        for frame in frames:
-            known = branch.frames[frame]
-            branch.frames[frame] = replace(known, names=known.names.union(self.members))
+        for scope in scopes:
+            known = branch.scopes[scope]
+            branch.scopes[scope] = replace(known, names=known.names.union(self.members))
         return True
 
     def refute(self, graph: Graph) -> Alternatives:
@@ -172,13 +172,13 @@ class MembersMatching(Assertion):
             context.evaluated.names.update(present)
         return all(context.satisfies(self.member, value[name]) for name in present)
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
-        for frame in frames:
-            known = branch.frames[frame]
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
+        for scope in scopes:
+            known = branch.scopes[scope]
             if isinstance(self.certain, MatchingKeys):
-                branch.frames[frame] = replace(known, tests=(*known.tests, self.certain.test))
+                branch.scopes[scope] = replace(known, tests=(*known.tests, self.certain.test))
             else:
-                branch.frames[frame] = replace(known, all_members=True)
+                branch.scopes[scope] = replace(known, all_members=True)
         return branch.add_rule(self.keys, branch.graph.formulas(self.member))
 
     def refute(self, graph: Graph) -> Alternatives:
@@ -202,7 +202,7 @@ class PropertyNames(Excludable):
     def holds(self, context: Context, value: Any) -> bool:
         return type(value) is not dict or all(context.satisfies(self.names, name) for name in value)
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         return not branch.types & OBJECT or branch.add_rule(branch.graph.other_names(self), NONE)
 
     def refute(self, graph: Graph) -> Alternatives:
@@ -230,7 +230,7 @@ class Required(Assertion):
     def holds(self, context: Context, value: Any) -> bool:
         return type(value) is not dict or all(name in value for name in self.names)
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         return all(branch.require(name) for name in self.names)
 
     def refute(self, graph: Graph) -> Alternatives:
@@ -259,7 +259,7 @@ class DependentRequired(Assertion):
     def holds(self, context: Context, value: Any) -> bool:
         return type(value) is not dict or self.name not in value or all(name in value for name in self.needed)
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         if not branch.types & OBJECT or not self.needed:
             return True
         present = Required(self.located, self.keyword, (self.name, *self.needed), {})
@@ -282,11 +282,11 @@ class DependentSchema(Assertion):
     def holds(self, context: Context, value: Any) -> bool:
         return type(value) is not dict or self.name not in value or context.satisfies_in_place(self.then, value)
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         if not branch.types & OBJECT:
             return True
         present = Required(self.located, self.keyword, (self.name,), {})
-        return branch.choose([(Member(self.name, NONE),), (IS_OBJECT, present, Is(self.then, True))], frames)
+        return branch.choose([(Member(self.name, NONE),), (IS_OBJECT, present, Is(self.then, True))], scopes)
 
     def refute(self, graph: Graph) -> Alternatives:
         return [(IS_OBJECT, Required(self.located, self.keyword, (self.name,), {}), Is(self.then, False))]
@@ -310,15 +310,15 @@ class UnevaluatedProperties(Deferred):
         context.evaluated.names.update(left)
         return all(context.satisfies(self.inner, value[name]) for name in left)
 
-    def settle(self, branch: Branch, frame: Frame) -> bool:
-        if frame.all_members or (self is branch.graph.closing and not (frame.names or frame.tests)):
+    def settle(self, branch: Branch, scope: EvaluationScope) -> bool:
+        if scope.all_members or (self is branch.graph.closing and not (scope.names or scope.tests)):
             return True
-        for outer in frame.outer:
-            branch.frames[outer] = replace(branch.frames[outer], all_members=True)
-        return branch.add_rule(RemainingKeys(frame.names, frame.tests), branch.graph.formulas(self.inner))
+        for outer in scope.outer:
+            branch.scopes[outer] = replace(branch.scopes[outer], all_members=True)
+        return branch.add_rule(RemainingKeys(scope.names, scope.tests), branch.graph.formulas(self.inner))
 
-    def settle_denied(self, branch: Branch, frame: Frame) -> bool:
-        if frame.all_members:
+    def settle_denied(self, branch: Branch, scope: EvaluationScope) -> bool:
+        if scope.all_members:
             return False
         formulas = branch.graph.formulas(self.inner, positive=False)
-        return SomeMember(RemainingKeys(frame.names, frame.tests), formulas, self.source()).apply(branch, ())
+        return SomeMember(RemainingKeys(scope.names, scope.tests), formulas, self.source()).apply(branch, ())

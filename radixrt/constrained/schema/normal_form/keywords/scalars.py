@@ -27,7 +27,7 @@ from radixrt.constrained.schema.normal_form.strings import StringTest
 from radixrt.constrained.schema.values import ALL, BOOLEAN, NULL, NUMBER, STRING, decimal_of, is_integer, key, type_of
 
 if TYPE_CHECKING:
-    from radixrt.constrained.schema.normal_form.branch import Branch, Frames
+    from radixrt.constrained.schema.normal_form.branch import Branch, Scopes
     from radixrt.constrained.schema.normal_form.graph import Graph
     from radixrt.constrained.schema.normal_form.keywords.reader import KeywordReader
     from radixrt.constrained.schema.normal_form.validation import Context
@@ -76,7 +76,7 @@ class FalseSchema(Assertion):
     def holds(self, context: Context, value: Any) -> bool:
         return False
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         return False
 
     def refute(self, graph: Graph) -> Alternatives:
@@ -113,8 +113,8 @@ class Type(Assertion):
         bit = type_of(value)
         return bool(bit & self.types) and (bit != NUMBER or not self.integer or is_integer(value))
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
-        return OfType(self.types, self.integer or None).apply(branch, frames)
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
+        return OfType(self.types, self.integer or None).apply(branch, scopes)
 
     def refute(self, graph: Graph) -> Alternatives:
         if self.integer:
@@ -151,7 +151,7 @@ class Enum(Excludable):
     def holds(self, context: Context, value: Any) -> bool:
         return key(value) in self.values
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         return branch.limit_values(list(self.values.values()))
 
     def refute(self, graph: Graph) -> Alternatives:
@@ -230,7 +230,7 @@ class Pattern(Excludable):
                 raise self._uncertain()
         return False
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         return not branch.types & STRING or branch.narrow_string(branch.string.passing(self.test))
 
     def refute(self, graph: Graph) -> Alternatives:
@@ -272,7 +272,7 @@ class StringLength(Size):
     def holds(self, context: Context, value: Any) -> bool:
         return type(value) is not str or self.contains(len(value))
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         return branch.narrow_string(branch.string.with_length(self.low, self.high))
 
 
@@ -305,7 +305,7 @@ class Bound(Assertion):
         number = decimal_of(value)
         return not self.is_open if number == self.bound else (number > self.bound) is self.is_lower
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         limit = branch.number.above if self.is_lower else branch.number.below
         return branch.narrow_number(limit(self.bound, open_=self.is_open))
 
@@ -329,7 +329,7 @@ class MultipleOf(Excludable):
     def holds(self, context: Context, value: Any) -> bool:
         return type_of(value) != NUMBER or is_multiple(decimal_of(value), self.step)
 
-    def apply(self, branch: Branch, frames: Frames) -> bool:
+    def apply(self, branch: Branch, scopes: Scopes) -> bool:
         return branch.narrow_number(branch.number.multiples(self.step))
 
     def refute(self, graph: Graph) -> Alternatives:

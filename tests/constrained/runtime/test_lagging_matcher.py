@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from radixrt.constrained.backends.choice import BackendName, Backends
-from radixrt.constrained.masks.text_grammar import SETTLE_AFTER, TextGrammar, TextTemplate
 from radixrt.constrained.matcher import GrammarError, Matcher
 from radixrt.constrained.productions import Productions, Term
 from radixrt.constrained.regex import parse_regex
+from radixrt.constrained.runtime.text_grammar import SETTLE_AFTER, TextGrammar, TextTemplate
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.errors import InvariantError
-from tests.constrained.masks.templates import BACKENDS, GRAMMARS, template, walk
+from tests.constrained.runtime.templates import BACKENDS, GRAMMARS, template, walk
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

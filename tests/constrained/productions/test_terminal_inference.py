@@ -10,8 +10,8 @@ from radixrt.constrained import regex as regular
 from radixrt.constrained.backends.lark import to_lark
 from radixrt.constrained.productions import Expr, Lit, Productions, Ref, Term, alt, postorder, seq
 from radixrt.constrained.productions.ebnf import parse_ebnf
-from radixrt.constrained.productions.lexing import with_terminals
 from radixrt.constrained.productions.maximal_munch import MaximalMunch
+from radixrt.constrained.productions.terminal_inference import with_terminals
 from radixrt.constrained.regex import Regex, matches
 from tests.constrained.engines import llguidance_language
 from tests.constrained.grammars import language, random_productions

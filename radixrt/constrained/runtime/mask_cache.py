@@ -12,7 +12,7 @@ from collections import OrderedDict
 import numpy as np
 
 from radixrt.constrained.grammar import Bitmask
-from radixrt.constrained.masks.closing import ParserState
+from radixrt.constrained.runtime.closing import ParserState
 from radixrt.constrained.vocabulary import TokenSet
 
 MAX_BYTES = 64 * 1024 * 1024

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from radixrt.constrained.backends.choice import BackendName, Backends
-from radixrt.constrained.masks.text_grammar import TextTemplate
 from radixrt.constrained.productions import Lit, Productions, Seq, Special, Term
 from radixrt.constrained.regex import parse_regex
+from radixrt.constrained.runtime.text_grammar import TextTemplate
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.errors import RequestError
-from tests.constrained.masks.templates import BACKENDS, GRAMMARS, template, walk
+from tests.constrained.runtime.templates import BACKENDS, GRAMMARS, template, walk
 from tests.constrained.vocabularies import allowed, small_vocabulary, text_of
 
 Loader = Callable[..., TextTemplate]

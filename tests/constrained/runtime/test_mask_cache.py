@@ -9,12 +9,12 @@ import pytest
 
 from radixrt.constrained.backends.choice import BackendName, Backends
 from radixrt.constrained.grammar import Bitmask
-from radixrt.constrained.masks.mask_cache import STATE_BYTES, MaskCache
-from radixrt.constrained.masks.text_grammar import TextGrammar
 from radixrt.constrained.productions import Lit, Productions, Seq, Term
 from radixrt.constrained.regex import json_string, parse_regex
+from radixrt.constrained.runtime.mask_cache import STATE_BYTES, MaskCache
+from radixrt.constrained.runtime.text_grammar import TextGrammar
 from radixrt.constrained.vocabulary import split_utf8
-from tests.constrained.masks.templates import BACKENDS, GRAMMARS, mask_of_parts, template, walk
+from tests.constrained.runtime.templates import BACKENDS, GRAMMARS, mask_of_parts, template, walk
 
 
 @pytest.mark.parametrize("name", GRAMMARS)

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from radixrt.constrained.backends.choice import Backends
-from radixrt.constrained.masks import look_ahead
-from radixrt.constrained.masks.grammar_template import GrammarTemplate
-from radixrt.constrained.masks.look_ahead import MAX_LIKELY, LookAhead, likely_tokens
-from radixrt.constrained.masks.reasoning import Marker, ReasoningGrammar
-from radixrt.constrained.masks.text_grammar import TextGrammar
 from radixrt.constrained.matcher import GrammarError
 from radixrt.constrained.productions import Lit, Productions, Seq, Term
 from radixrt.constrained.regex import parse_regex
+from radixrt.constrained.runtime import look_ahead
+from radixrt.constrained.runtime.grammar_template import GrammarTemplate
+from radixrt.constrained.runtime.look_ahead import MAX_LIKELY, LookAhead, likely_tokens
+from radixrt.constrained.runtime.reasoning import Marker, ReasoningGrammar
+from radixrt.constrained.runtime.text_grammar import TextGrammar
 from radixrt.constrained.vocabulary import Vocabulary
-from tests.constrained.masks.templates import GRAMMARS, template, walk
+from tests.constrained.runtime.templates import GRAMMARS, template, walk
 
 CHOICE = Term(parse_regex("[xyz]", search=False))
 DIGITS = Term(parse_regex("[0-9]{1,3}", search=False))

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from radixrt.constrained.grammar import Bitmask, Grammar
-from radixrt.constrained.masks.closing import Completions, ParserState
-from radixrt.constrained.masks.mask_cache import CachedState, MaskCache
 from radixrt.constrained.matcher import GrammarError, Matcher
+from radixrt.constrained.runtime.closing import Completions, ParserState
+from radixrt.constrained.runtime.mask_cache import CachedState, MaskCache
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.errors import RequestError
 

@@ -10,9 +10,9 @@ import numpy as np
 from radixrt.constrained.backends.choice import BackendName, Backends
 from radixrt.constrained.compile.compiler import make_completions
 from radixrt.constrained.grammar import Bitmask
-from radixrt.constrained.masks.text_grammar import TextGrammar, TextTemplate
 from radixrt.constrained.productions import Lit, Productions, Ref, Rep, Seq, Special, Term, alt, optional, postorder
 from radixrt.constrained.regex import ANY, integer_range, json_string, parse_regex
+from radixrt.constrained.runtime.text_grammar import TextGrammar, TextTemplate
 from radixrt.constrained.vocabulary import Vocabulary, split_utf8
 from tests.constrained.vocabularies import allowed
 

@@ -9,8 +9,8 @@ import pytest
 
 from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.compile.compiler import compile_constraint, load
-from radixrt.constrained.masks.grammar_template import GrammarTemplate
-from radixrt.constrained.masks.reasoning import ReasoningGrammar, marker_of
+from radixrt.constrained.runtime.grammar_template import GrammarTemplate
+from radixrt.constrained.runtime.reasoning import ReasoningGrammar, marker_of
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constraint import Constraint
 from tests.constrained.vocabularies import allowed, small_vocabulary

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from radixrt.constrained.grammar import Bitmask, Grammar
-from radixrt.constrained.masks.grammar_template import GrammarTemplate
-from radixrt.constrained.masks.mask_cache import UNKNOWN, CachedState
 from radixrt.constrained.matcher import GrammarError, Matcher
+from radixrt.constrained.runtime.grammar_template import GrammarTemplate
+from radixrt.constrained.runtime.mask_cache import UNKNOWN, CachedState
 from radixrt.errors import InvariantError
 
 T = TypeVar("T")

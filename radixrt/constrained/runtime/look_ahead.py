@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from radixrt.constrained.grammar import Grammar
-from radixrt.constrained.masks.text_grammar import TextGrammar
+from radixrt.constrained.runtime.text_grammar import TextGrammar
 
 MAX_PLACES = 256
 """Maximum length of each queue of places; further places are dropped."""

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from radixrt.constrained.grammar import Bitmask, Grammar
-from radixrt.constrained.masks.closing import Completions
-from radixrt.constrained.masks.grammar_template import GrammarTemplate
+from radixrt.constrained.runtime.closing import Completions
+from radixrt.constrained.runtime.grammar_template import GrammarTemplate
 from radixrt.errors import InvariantError
 
 MAX_KEPT = 64
