@@ -290,7 +290,7 @@ def _media_settings(config: Config, settings: EngineSettings, *, on_cpu: bool) -
         intermediate=vision.intermediate,
         is_rotary=bool(vision.rotary_axes),
         flops_per_s=CPU_FLOPS_PER_S if on_cpu else GPU_FLOPS_PER_S,
-        shares_memory=config.executor.executor != "ray",
+        shares_memory=config.executor.executor not in ("ray", "external"),
     )
 
 

@@ -27,6 +27,7 @@ from radixrt.messages.cache_events import (
 )
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import Finish
+from radixrt.messages.wire import pack_i32
 from radixrt.server.routes.ui import FILES
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import Caller, check_error
@@ -193,6 +194,23 @@ def test_texts_of_nodes_are_shown_only_where_the_operator_allows_it(engine: Fake
     check_error(caller.get("/ui/text?node=999999"), 404, "node")
     for bad in ("", "x", "-1", "1e3", "9" * 40, "²"):
         check_error(caller.get("/ui/text", params={"node": bad}), 400, "node")
+    hub.close(opened)
+
+
+def test_images_of_a_node_have_no_text(engine: FakeEngine) -> None:
+    """Keys of images are no token ids."""
+    Watched(engine)
+    caller = Caller(engine, ServerConfig(ui_text=True))
+    engine.answer = lambda question: RequestOutput(question.rid, "text", finish=Finish("stop"))
+    hub = caller.app.state.service.ui
+    opened = hub.open()
+    taken: list[bytes] = []
+    engine.wait_for(lambda: taken.append(opened.take()) or b'"snapshot"' in taken[-1])
+    node = json.loads(next(line for line in taken[-1].splitlines() if b'"snapshot"' in line))["events"][-1][1]
+    ids = pack_i32([1, 2, -2, -700, -3, 4])
+    engine.watched = lambda message: [NodeTokens(message.id, ids, {})] if isinstance(message, NodeTokensReq) else []
+    answer = caller.get(f"/ui/text?node={node}").json()
+    assert answer == {"node": node, "text": "text[3 tokens of images]text", "tokens": 6}
     hub.close(opened)
 
 

@@ -7,6 +7,7 @@ gaps allows, if need be some blocks of the tower at a time. Positions that the c
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -100,6 +101,10 @@ class Media(Part):
     def refuse(self, message: Request, now: float, *, compiling: int) -> FinishError | None:
         for row in message.rows:
             for image in row.images:
+                if not self._settings.shares_memory and not os.path.exists(image.pixels):
+                    return FinishError(
+                        "images need the scheduler and the tokenizer on one machine", param="images", status=501
+                    )
                 if image.count > self.pool.size:
                     return FinishError(
                         f"an image of {image.count} tokens is larger than the encoder pool, which has {self.pool.size} "

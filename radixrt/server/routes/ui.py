@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from functools import cache
 from importlib import resources
+from itertools import groupby
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -147,8 +148,16 @@ async def ui_text(service: Service, request: Request) -> Response:
     assert tokens is not None
     rid = request.state.context.rid
     ids = unpack_i32(tokens).tolist()
-    text = await arun(service.client, Detokenize(ids, Envelope(rid), skip_special_tokens=False))
-    return json_response(NodeText(node, text, len(ids)))
+    # Keys of images, which are below -1, are no token ids and have no text.
+    pieces = []
+    for is_image, group in groupby(ids, key=lambda token: token < -1):
+        run = list(group)
+        if is_image:
+            pieces.append(f"[{len(run)} tokens of images]")
+        else:
+            made = Detokenize(run, Envelope(f"{rid}-{len(pieces)}"), skip_special_tokens=False)
+            pieces.append(await arun(service.client, made))
+    return json_response(NodeText(node, "".join(pieces), len(ids)))
 
 
 async def ui_node(service: Service, request: Request) -> Response:
