@@ -26,6 +26,7 @@ from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.tasks.classify import Classification, Classify
 from radixrt.tasks.embed import Embed, Embedding
 from radixrt.tasks.generate import Chunk, Completion, Job, RequestOptions, jobs, streamed_job
+from radixrt.tasks.messages import Messages
 from radixrt.tasks.prompts import Prompt, ScoredPrompt, input_of, inputs_of, new_envelope, split, take_envelope
 from radixrt.tasks.rerank import Relate, Relevance, Rerank, Reranking, texts_of
 from radixrt.tasks.run import arun, run
@@ -127,7 +128,7 @@ class Engine:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Messages | Sequence[Prompt | Messages],
         sampling_params: Any = None,
         *,
         progress: bool | None = None,
@@ -136,7 +137,8 @@ class Engine:
         """Complete a prompt, or many prompts at once.
 
         Args:
-            prompts: a text, a list of token ids, or a list of prompts.
+            prompts: a text, a list of token ids, messages for the chat template, maybe with pictures (see
+                `radixrt.tasks.messages.Messages`), or a list of prompts.
             sampling_params: `SamplingParams` or a dict for all prompts, or a list with an entry for each prompt.
             progress: show a progress bar; default: for several completions, if stderr is a terminal.
             options: a constraint (json_schema, regex, ebnf, choices or structural_tag, and structured) where
@@ -175,7 +177,10 @@ class Engine:
         return out[0] if single and len(out) == 1 else out
 
     async def async_generate(
-        self, prompts: Prompt | Sequence[Prompt], sampling_params: Any = None, **options: Unpack[RequestOptions]
+        self,
+        prompts: Prompt | Messages | Sequence[Prompt | Messages],
+        sampling_params: Any = None,
+        **options: Unpack[RequestOptions],
     ) -> Completion | list[Completion]:
         """Like `generate`, for an event loop. Cancelling the call aborts its requests."""
         each, single = split(prompts)
@@ -199,7 +204,9 @@ class Engine:
 
     # --- streaming ---
 
-    def stream(self, prompt: Prompt, sampling_params: Any = None, **options: Unpack[RequestOptions]) -> Iterator[Chunk]:
+    def stream(
+        self, prompt: Prompt | Messages, sampling_params: Any = None, **options: Unpack[RequestOptions]
+    ) -> Iterator[Chunk]:
         """Iterate over the increments of a completion. Leaving the loop early aborts the request. n must be 1."""
         job = streamed_job(prompt, sampling_params, dict(options))
         collector = OutputCollector()
@@ -208,7 +215,7 @@ class Engine:
                 yield job.chunk(collector, output)
 
     async def async_stream(
-        self, prompt: Prompt, sampling_params: Any = None, **options: Unpack[RequestOptions]
+        self, prompt: Prompt | Messages, sampling_params: Any = None, **options: Unpack[RequestOptions]
     ) -> AsyncGenerator[Chunk, None]:
         """Like `stream`, for an event loop."""
         job = streamed_job(prompt, sampling_params, dict(options))

@@ -13,11 +13,12 @@ from radixrt.client.answers import raise_for_error
 from radixrt.client.collector import OutputCollector
 from radixrt.constraint import KINDS, StructuredOptions, as_structured_options
 from radixrt.errors import RequestError, shown
-from radixrt.messages.client import ClientRequest, InputRow, RequestOutput, TokenInput
+from radixrt.messages.client import ClientRequest, Input, InputRow, RequestOutput, TokenInput
 from radixrt.messages.parts import FINISH_ABORT, Finish, Timings, Usage
 from radixrt.messages.wire import pack_i32
 from radixrt.python_types import parse
 from radixrt.sampling_params import HiddenPositions, SamplingParams
+from radixrt.tasks.messages import Messages, chat_input, is_messages
 from radixrt.tasks.prompts import Prompt, input_of, take_envelope, token_ids
 
 
@@ -178,7 +179,7 @@ class Job:
         return Chunk(**_fields(output), completion=None if whole is None else self.completion(whole))
 
 
-def jobs(prompts: list[Prompt], params: Any, options: dict[str, Any]) -> Iterator[Job]:
+def jobs(prompts: list[Prompt | Messages], params: Any, options: dict[str, Any]) -> Iterator[Job]:
     """Jobs of a call, prompt by prompt, n for each; a prompt is converted when the iterator reaches it.
 
     Raises:
@@ -199,7 +200,7 @@ def jobs(prompts: list[Prompt], params: Any, options: dict[str, Any]) -> Iterato
     )
 
 
-def streamed_job(prompt: Prompt, params: Any, options: dict[str, Any]) -> Job:
+def streamed_job(prompt: Prompt | Messages, params: Any, options: dict[str, Any]) -> Job:
     """The one job of a stream; raises as `jobs` does."""
     _check_names(options)
     sampling, reader = _with_constraint(params, options)
@@ -272,9 +273,14 @@ def _with_hidden_states(params: Any, options: dict[str, Any]) -> Any:
     return {**(params or {}), "return_hidden_states": wanted} if params is None or isinstance(params, dict) else params
 
 
-def _request(prompt: Prompt, sampling: SamplingParams, options: dict[str, Any], *, stream: bool) -> ClientRequest:
+def _request(
+    prompt: Prompt | Messages, sampling: SamplingParams, options: dict[str, Any], *, stream: bool
+) -> ClientRequest:
     """Build the request for the completions of a prompt; token ids are not sent back, since the caller has them."""
-    given = input_of(prompt) if isinstance(prompt, str) else TokenInput(pack_i32(token_ids(prompt, "prompt")))
-    return ClientRequest(
-        take_envelope(dict(options)), [InputRow(given)], sampling, stream, return_prompt_ids=isinstance(prompt, str)
-    )
+    given: Input
+    if is_messages(prompt):
+        given = chat_input(prompt)
+    else:
+        given = input_of(prompt) if isinstance(prompt, str) else TokenInput(pack_i32(token_ids(prompt, "prompt")))
+    known = isinstance(given, TokenInput)
+    return ClientRequest(take_envelope(dict(options)), [InputRow(given)], sampling, stream, return_prompt_ids=not known)

@@ -13,6 +13,7 @@ from radixrt.messages.client import Input, PartsInput, TextInput, TokenInput
 from radixrt.messages.parts import ProgramHint, PromptPart, TemplateText
 from radixrt.messages.request import Envelope
 from radixrt.messages.wire import Int32Array, pack_i32
+from radixrt.tasks.messages import Messages, is_messages
 
 Prompt = str | Sequence[int]
 """A text or token ids."""
@@ -49,8 +50,9 @@ def take_envelope(options: dict[str, Any]) -> Envelope:
     return new_envelope(**{name: options.pop(name) for name in names if name in options})
 
 
-def split(prompts: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
-    """Return the prompts as a list, and whether the argument was a single prompt: a text or a flat list of token ids.
+def split(prompts: Prompt | Messages | Sequence[Prompt | Messages]) -> tuple[list[Prompt | Messages], bool]:
+    """Return the prompts as a list, and whether the argument was a single prompt: a text, a flat list of token ids, or
+    messages.
 
     Raises:
         RequestError: the argument is neither a prompt nor a list of prompts.
@@ -58,9 +60,11 @@ def split(prompts: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
     if isinstance(prompts, str):
         return [prompts], True
     if not hasattr(prompts, "__iter__") or isinstance(prompts, (bytes, dict)):
-        raise RequestError(f"prompts must be texts or lists of token ids, not {shown(prompts)}", param="prompt")
-    given: list[Prompt] = list(prompts)  # type: ignore[arg-type]
-    if given and not any(hasattr(p, "__len__") for p in given):
+        raise RequestError(
+            f"prompts must be texts, lists of token ids or messages, not {shown(prompts)}", param="prompt"
+        )
+    given: list[Prompt | Messages] = list(prompts)  # type: ignore[arg-type]
+    if is_messages(given) or (given and not any(hasattr(p, "__len__") for p in given)):
         return [given], True  # type: ignore[list-item]
     return given, False
 
@@ -78,7 +82,7 @@ def input_of(prompt: ScoredPrompt) -> Input:
     return TokenInput(pack_i32(token_ids(prompt, "prompt")))
 
 
-def inputs_of(prompts: Sequence[Prompt], name: str) -> list[Input]:
+def inputs_of(prompts: Sequence[Prompt | Messages], name: str) -> list[Input]:
     """Return the inputs for texts and token ids of the list `name`; raises RequestError naming the prompt."""
     return [
         TextInput(prompt, f"{name}[{i}]")
