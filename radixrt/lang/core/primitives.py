@@ -191,12 +191,15 @@ def select(
 
 
 def image(*_: Any, **__: Any) -> NoReturn:
-    """Refuse images: radixrt runs no vision model.
+    """Refuse images: prompts of programs are text and token ids. `Engine.generate` and chats over HTTP take pictures.
 
     Raises:
         Unsupported: always.
     """
-    raise Unsupported("rt.image: radixrt runs no vision model yet; describe the picture in words")
+    raise Unsupported(
+        "rt.image: programs cannot send pictures. Engine.generate takes messages with pictures, and so do the routes "
+        "/v1/chat/completions and /v1/messages of a server whose model reads images"
+    )
 
 
 def _checked(name: Any) -> str | None:
