@@ -47,6 +47,7 @@ NEEDED: dict[str, bytes] = {
 MESSAGE = b'{"role":"user","content":"x"}'
 ITEM = b'{"type":"function_call","call_id":"c","name":"f","arguments":"{}"}'
 PARTS = b'{"role":"user","content":[{"type":"text","text":"x"}]}'
+PICTURE = b'{"type":"input_image","image_url":"data:image/png;base64,AAAA"}'
 TOOL = b'{"type":"function","function":{"name":"f","parameters":{}}}'
 
 
@@ -77,6 +78,7 @@ def _values() -> dict[str, bytes]:
         "messages": b"[" + b",".join([b'{"role":"user","content":"' + b"x" * 1_950 + b'"}'] * 4_096) + b"]",
         "short messages": _array(MESSAGE, MEMBERS // 3),
         "messages of parts": _array(PARTS, MEMBERS // 7),
+        "pictures": b'[{"role":"user","content":' + _array(PICTURE, MEMBERS // 3) + b"}]",
         "calls": _array(ITEM, MEMBERS // 5),
         "tools": _array(TOOL, MEMBERS // 6),
         "a message of JSON": b'[{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"'
@@ -97,7 +99,11 @@ SHAPES = {
 }
 
 
-SLOW = {(field, kind) for field in ("messages", "input") for kind in ("short messages", "messages of parts", "calls")}
+SLOW = {
+    (field, kind)
+    for field in ("messages", "input")
+    for kind in ("short messages", "messages of parts", "calls", "pictures")
+}
 """Fields and kinds of values that have been the slowest, which are always sent; of all others, a sixth is."""
 
 

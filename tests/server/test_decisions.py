@@ -146,7 +146,7 @@ def content(part: dict[str, Any]) -> dict[str, Any]:
         ({"input": [{"role": "robot", "content": "x"}], "questions": [PREDICATE]}, "input[0].role"),
         ({"input": [{"role": "user"}], "questions": [PREDICATE]}, "input[0].content"),
         ({"input": [{"type": "function_call"}], "questions": [PREDICATE]}, "input[0].type"),
-        (content({"type": "input_image"}), "input[0].content[0]"),
+        (content({"type": "input_image"}), "input[0].content[0].image_url"),
         (content({"type": "input_text"}), "input[0].content[0].text"),
         (content({"type": "input_json"}), "input[0].content[0].data"),
         (question(type="essay"), "questions[1].type"),

@@ -81,6 +81,88 @@ def test_anthropic(caller):
     assert images == [ImageInput(DATA, "auto", "messages[0].content[0]")]
 
 
+# --- decisions ---
+
+PREDICATE = {"type": "predicate", "instructions": "Is it a cat?"}
+
+
+def decide(caller: Caller, *parts: dict[str, Any], role: str = "user", number: int = 1):
+    given = [{"role": role, "content": list(parts)}]
+    return caller.post("/v1/decisions", {"input": given, "questions": [PREDICATE] * number})
+
+
+def test_questions_about_pictures(caller):
+    text, more = {"type": "input_text", "text": "Look:"}, {"type": "input_json", "data": {"a": 1}}
+    shown = {"type": "input_image", "image_url": URL, "detail": "low"}
+    assert decide(caller, text, more, shown, text, number=2).status_code == 200
+    assert len(caller.engine.questions) == 2
+    for question in caller.engine.questions:
+        (message,) = json.decode(question.chat.messages)
+        *before, asked = message["content"]
+        assert before == [
+            {"type": "text", "text": 'Look:\n{"a":1}'},
+            {"type": "image"},
+            {"type": "text", "text": "Look:"},
+        ]
+        assert asked["text"].startswith("\n\nIs it a cat?")
+        assert question.chat.images == [ImageInput(DATA, "low", "input[0].content[2]")]
+
+
+def test_choices_after_a_chat_with_a_picture(caller):
+    body = {"messages": [{"role": "user", "content": [image()]}], "choices": ["cat", "dog"]}
+    assert caller.post("/v1/decisions", body).status_code == 200
+    (question,) = caller.engine.questions
+    assert question.chat.images == [ImageInput(DATA, "auto", "messages[0].content[0].image_url")]
+
+
+def test_pictures_of_questions_are_fetched_once(caller, monkeypatch):
+    calls = []
+
+    async def fetch(self, url, param):
+        calls.append(url)
+        return DATA
+
+    monkeypatch.setattr(ImageFetcher, "fetch", fetch)
+    assert decide(caller, {"type": "input_image", "image_url": HTTPS}, number=3).status_code == 200
+    assert calls == [HTTPS]
+    assert [question.chat.images[0].data for question in caller.engine.questions] == [DATA] * 3
+
+
+@pytest.mark.parametrize(
+    ("part", "role", "param", "message"),
+    [
+        ({"type": "input_image"}, "user", ".image_url", "is required"),
+        ({"type": "input_image", "image_url": {"url": URL}}, "user", ".image_url", "Expected"),
+        ({"type": "input_image", "image_url": URL, "detail": "best"}, "user", ".detail", "must be auto, low, high"),
+        ({"type": "input_image", "image_url": "data:image/png,x"}, "user", "", "must have the form data:"),
+        ({"type": "input_image", "image_url": URL}, "system", "", "images go into messages of the user"),
+        ({"type": "image_url", "image_url": URL}, "user", "", "it is called input_image"),
+    ],
+)  # fmt: skip
+def test_refused_pictures_of_questions(caller, part, role, param, message):
+    answer = decide(caller, part, role=role)
+    assert message in check_error(answer, 400, f"input[0].content[0]{param}")
+    assert not caller.engine.questions
+
+
+def test_pictures_of_instructions_are_refused(caller):
+    asked = {"type": "predicate", "instructions": [{"type": "input_image", "image_url": URL}]}
+    answer = caller.post("/v1/decisions", {"input": "x", "questions": [asked]})
+    assert "in input" in check_error(answer, 400, "questions[0].instructions[0]")
+
+
+def test_many_questions_about_a_large_picture(caller):
+    large = "data:image/png;base64," + base64.b64encode(bytes(2 * 2**20)).decode()
+    part = {"type": "input_image", "image_url": large}
+    message = check_error(decide(caller, part, number=33), 400, "input[0].content[0]", "images_too_large")
+    assert "33 questions" in message
+    assert not caller.engine.questions
+    assert decide(caller, part, number=32).status_code == 200
+
+
+# --- errors ---
+
+
 @pytest.mark.parametrize(
     ("parts", "param", "message"),
     [

@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 
 from radixrt.chat.dialect import Dialect
+from radixrt.chat.images import read_image
 from radixrt.chat.types import ChatMessage
 from radixrt.errors import RequestError, shown, unsupported
-from radixrt.messages.parts import ChatPrompt, SelectMethod, TemplateText
+from radixrt.messages.parts import ChatPrompt, ImageInput, SelectMethod, TemplateText
 from radixrt.server.answers.decisions import (
     ChoiceDecision,
     ChoiceShare,
@@ -27,6 +28,7 @@ from radixrt.server.answers.decisions import (
 from radixrt.server.protocol.fields import RoutingFields
 from radixrt.server.protocol.questions import (
     Asker,
+    Message,
     QuestionForm,
     Shares,
     ask_choice,
@@ -41,10 +43,12 @@ _TEXT_TYPES = ("input_text", "output_text", "text")
 
 
 class InputPart(msgspec.Struct, kw_only=True):
-    """Part of a content, of the types input_text, output_text, refusal and input_json."""
+    """Part of a content, of the types input_text, output_text, refusal, input_json and, of the user, input_image."""
 
     type: str
     text: str | None = None
+    image_url: str | None = None
+    detail: str | None = None
     refusal: str | None = None
     data: msgspec.Raw = msgspec.Raw()
 
@@ -145,7 +149,9 @@ def read_questions(body: DecisionRequest, dialect: Dialect, *, allow_control_tok
     check_number(len(questions))
     if body.input is None:
         raise RequestError("input is required", param="input", code="missing_field")
-    asker = Asker(_messages(body.input), dialect, body.chat_template_kwargs or {}, allow_control_tokens)
+    images: list[ImageInput] = []
+    messages = _messages(body.input, images)
+    asker = Asker(messages, dialect, body.chat_template_kwargs or {}, allow_control_tokens, images)
     asked = []
     for i, question in enumerate(questions):
         form = _form(question, f"questions[{i}]")
@@ -154,7 +160,8 @@ def read_questions(body: DecisionRequest, dialect: Dialect, *, allow_control_tok
 
 
 def _form(question: Question, place: str) -> QuestionForm:
-    text = _text(question.instructions, f"{place}.instructions")
+    text = _content(question.instructions, f"{place}.instructions", None)
+    assert isinstance(text, str)
     if question.type == "predicate":
         return ask_predicate(text)
     if question.type == "choice":
@@ -170,10 +177,11 @@ def _form(question: Question, place: str) -> QuestionForm:
     )
 
 
-def _messages(given: str | list[InputMessage]) -> list[dict[str, str]]:
+def _messages(given: str | list[InputMessage], images: list[ImageInput]) -> list[Message]:
+    """Return the input as messages of a chat; its pictures are appended to `images`."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
-    messages = []
+    messages: list[Message] = []
     for i, message in enumerate(given):
         place = f"input[{i}]"
         if message.type != "message":
@@ -185,26 +193,49 @@ def _messages(given: str | list[InputMessage]) -> list[dict[str, str]]:
             )
         if message.content is None:
             raise RequestError(f"{place}.content is required", param=f"{place}.content", code="missing_field")
-        messages.append({"role": role, "content": _text(message.content, f"{place}.content")})
+        pictures = images if role == "user" else None
+        messages.append({"role": role, "content": _content(message.content, f"{place}.content", pictures)})
     return messages
 
 
-def _text(content: Content, place: str) -> str:
+def _content(content: Content, place: str, images: list[ImageInput] | None) -> str | list[Message]:
+    """Return a content as a text, or, if it has pictures, as a list of parts.
+
+    Args:
+        images: pictures of the content are appended; None where there can be no pictures.
+    """
     if isinstance(content, str):
         return content
-    texts = []
+    parts: list[Message] = []
+    texts: list[str] = []
     for i, part in enumerate(content):
         name = f"{place}[{i}]"
-        if part.type == "input_json":
-            if not bytes(part.data):
-                raise RequestError(f"{name}.data is required", param=f"{name}.data", code="missing_field")
-            texts.append(bytes(part.data).decode())
+        if part.type != "input_image":
+            texts.append(_part_text(part, name))
             continue
-        text = part.refusal if part.type == "refusal" else part.text
-        if part.type not in (*_TEXT_TYPES, "refusal"):
-            raise unsupported(name, f"a content part of type {shown(part.type)}")
-        if text is None:
-            field = "refusal" if part.type == "refusal" else "text"
-            raise RequestError(f"{name}.{field} is required", param=f"{name}.{field}", code="missing_field")
-        texts.append(text)
-    return "\n".join(texts)
+        if images is None:
+            raise RequestError(f"{name}: images go into messages of the user in input", param=name)
+        images.append(read_image(part.image_url, part.detail, name, "image_url"))
+        if texts:
+            parts.append({"type": "text", "text": "\n".join(texts)})
+            texts = []
+        parts.append({"type": "image"})
+    text = "\n".join(texts)
+    if not parts:
+        return text
+    return [*parts, {"type": "text", "text": text}] if texts else parts
+
+
+def _part_text(part: InputPart, name: str) -> str:
+    if part.type == "input_json":
+        if not bytes(part.data):
+            raise RequestError(f"{name}.data is required", param=f"{name}.data", code="missing_field")
+        return bytes(part.data).decode()
+    text = part.refusal if part.type == "refusal" else part.text
+    if part.type not in (*_TEXT_TYPES, "refusal"):
+        instead = "in input it is called input_image" if part.type == "image_url" else None
+        raise unsupported(name, f"a content part of type {shown(part.type)}", instead=instead)
+    if text is None:
+        field = "refusal" if part.type == "refusal" else "text"
+        raise RequestError(f"{name}.{field} is required", param=f"{name}.{field}", code="missing_field")
+    return text

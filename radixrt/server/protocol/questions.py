@@ -23,11 +23,14 @@ import msgspec
 from radixrt.chat.dialect import Dialect
 from radixrt.config.validation import DECISION_TEMPERATURES
 from radixrt.errors import RequestError
-from radixrt.messages.parts import ChatPrompt
+from radixrt.messages.parts import ChatPrompt, ImageInput
 from radixrt.tasks.score import softmax
 
 MAX_QUESTIONS = 400
 MAX_OPTIONS = 255
+
+Message = dict[str, Any]
+"""Message for chat templates: {"role", "content"}. The content is a text, or a list of parts if it has pictures."""
 
 YES_OR_NO = ("Yes", "No")
 
@@ -92,12 +95,14 @@ class Asker:
         template_kwargs: variables of the chat template. Reasoning is off unless they say otherwise: an answer is scored
             where the model would begin it.
         allow_control_tokens: recognize control tokens in the input and the questions.
+        images: pictures of the input, in the order of its parts.
     """
 
-    messages: list[dict[str, str]]
+    messages: list[Message]
     dialect: Dialect
     template_kwargs: dict[str, Any]
     allow_control_tokens: bool
+    images: Sequence[ImageInput] = ()
 
     def prompt(self, form: QuestionForm) -> ChatPrompt:
         return ChatPrompt(
@@ -105,14 +110,20 @@ class Asker:
             template_kwargs=msgspec.json.encode({"enable_thinking": False, **self.template_kwargs}),
             allow_control_tokens=self.allow_control_tokens,
             answer_markers=self.dialect.answer_markers,
+            images=[*self.images],
         )
 
-    def _with_question(self, text: str) -> list[dict[str, str]]:
+    def _with_question(self, text: str) -> list[Message]:
         """Append the question to the last message if that is a user's, since many templates require roles to
         alternate."""
         messages = self.messages
         if messages and messages[-1]["role"] == "user":
-            return [*messages[:-1], {"role": "user", "content": f"{messages[-1]['content']}\n\n{text}"}]
+            content = messages[-1]["content"]
+            if isinstance(content, list):
+                content = [*content, {"type": "text", "text": f"\n\n{text}"}]
+            else:
+                content = f"{content}\n\n{text}"
+            return [*messages[:-1], {"role": "user", "content": content}]
         return [*messages, {"role": "user", "content": text}]
 
 

@@ -19,6 +19,7 @@ from radixrt.server.answers.systemone import ChoiceAnswer, NoulAnswer, ScoreAnsw
 from radixrt.server.protocol.fields import RoutingFields
 from radixrt.server.protocol.questions import (
     Asker,
+    Message,
     QuestionForm,
     Shares,
     ask_choice,
@@ -105,7 +106,7 @@ def read_named_questions(
         raise unsupported("assets", "images in a state")
     if _is_null(body.state):
         raise RequestError("state is required", param="state", code="missing_field")
-    messages = [{"role": "user", "content": _text(body.state, "state")}]
+    messages: list[Message] = [{"role": "user", "content": _text(body.state, "state")}]
     asker = Asker(messages, dialect, body.chat_template_kwargs or {}, allow_control_tokens)
     return {name: _asked(question, f"questions.{name}", asker) for name, question in questions.items()}
 

@@ -8,9 +8,10 @@ Two forms. With `questions` it is OpenAI's Decisions API, and its clients work:
         {"type": "score", "name", "instructions", "levels": [{"label", "description"}, ...]}]}
     -> `radixrt.server.answers.decisions.Decisions`
 
-Images and tool calls in the input are refused by name. `radixrt.server.protocol.questions` documents the prompt of a
-question and the probabilities of its answers, which `temperature` (default: the server's) changes. Each answer has two
-members beside OpenAI's: `label_mass` and `usage`.
+Messages of the user may hold pictures, {"type": "input_image", "image_url", "detail"}. Pictures elsewhere and calls of
+tools are refused by name. `radixrt.server.protocol.questions` documents the prompt of a question and the probabilities
+of its answers, which `temperature` (default: the server's) changes. Each answer has two members beside OpenAI's:
+`label_mass` and `usage`.
 
 With `choices` it is radixrt's own, the route behind `rt.select`: texts that may follow a prompt, scored as they are.
 

@@ -96,8 +96,10 @@ class RequestGroups:
             RequestError: the engine refuses a request or ends it with an error; all requests of the group end then.
         """
         requests, info = group.requests, self._client.info
-        if info is not None and info.reads_images and any(map(_has_images, requests)):
-            requests = await with_fetched_images(requests, self._fetcher)
+        if any(map(_has_images, requests)):
+            if info is not None and info.reads_images:
+                requests = await with_fetched_images(requests, self._fetcher)
+            _check_image_copies(requests)
         _check_copies(requests)
         prompt_bytes = 0
         with self._sent(group.context, group.rid, requests) as (streams, begun, records):
@@ -220,6 +222,21 @@ class RequestGroups:
 
 def _has_images(request: ClientRequest) -> bool:
     return any(isinstance(row.input, ChatPrompt) and row.input.images for row in request.rows)
+
+
+def _check_image_copies(requests: Sequence[ClientRequest]) -> None:
+    """Refuse many questions about large pictures, since each question is sent to the engine with the pictures."""
+    prompts = [row.input for request in requests for row in request.rows if isinstance(row.input, ChatPrompt)]
+    images = [image for prompt in prompts for image in prompt.images]
+    size = sum(len(image.data) for image in images)
+    if len(requests) > 1 and size > MAX_COPIES_BYTES:
+        param = images[0].param
+        raise RequestError(
+            f"{param}: the images are sent with each of {len(requests)} questions, {size} bytes in all; at most "
+            f"{MAX_COPIES_BYTES} are served at a time; send smaller images, or fewer questions in a request",
+            param=param,
+            code="images_too_large",
+        )
 
 
 def _check_copies(requests: Sequence[ClientRequest]) -> None:

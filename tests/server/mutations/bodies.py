@@ -155,7 +155,7 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "tool_choice": st.sampled_from(["auto", "none", "required", "x"]),
     "reasoning_effort": st.sampled_from(["low", "high", "none", "x"]),
     "type": st.sampled_from(
-        ["function", "text", "message", "predicate", "choice", "score", "input_text", "tool_result", "x"]
+        ["function", "text", "message", "predicate", "choice", "score", "input_text", "input_image", "tool_result", "x"]
     ),
     "max_tokens": few,
     "max_output_tokens": few,
