@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from radixrt.config import ServerConfig
 from radixrt.errors import RequestError
 from radixrt.messages.parts import ImageInput
+from radixrt.server.answers import response_messages
 from radixrt.vision.fetch import ImageFetcher
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import Caller, check_error
@@ -158,6 +159,88 @@ def test_many_questions_about_a_large_picture(caller):
     assert "33 questions" in message
     assert not caller.engine.questions
     assert decide(caller, part, number=32).status_code == 200
+
+
+# --- responses ---
+
+
+def respond(caller: Caller, *parts: dict[str, Any], role: str = "user", **fields: Any):
+    return caller.post("/v1/responses", {"input": [{"role": role, "content": list(parts)}], **fields})
+
+
+INPUT_IMAGE = {"type": "input_image", "image_url": URL, "detail": "low"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_responses(caller, stream):
+    text = {"type": "input_text", "text": "What is this?"}
+    given = [{"role": "user", "content": "Hi"}, {"role": "user", "content": [text, INPUT_IMAGE]}]
+    assert caller.post("/v1/responses", {"input": given, "instructions": "x", "stream": stream}).status_code == 200
+    messages, images = sent(caller)
+    assert messages[-1]["content"] == [{"type": "text", "text": text["text"]}, {"type": "image"}]
+    assert images == [ImageInput(DATA, "low", "input[1].content[1]")]
+
+
+def test_a_stored_response_continues_with_its_pictures(caller):
+    first = respond(caller, INPUT_IMAGE, {"type": "input_text", "text": "a"}).json()
+    (item,) = caller.get(f"/v1/responses/{first['id']}/input_items").json()["data"]
+    assert item["content"] == [INPUT_IMAGE, {"type": "input_text", "text": "a"}]
+    second = respond(caller, {"type": "input_text", "text": "b"}, previous_response_id=first["id"]).json()
+    assert respond(caller, INPUT_IMAGE, previous_response_id=second["id"]).status_code == 200
+    messages, images = sent(caller)
+    shown = [message["content"] for message in messages if message["role"] == "user"]
+    assert shown == [[{"type": "image"}, {"type": "text", "text": "a"}], "b", [{"type": "image"}]]
+    assert images == [ImageInput(DATA, "low", "previous_response_id"), ImageInput(DATA, "low", "input[0].content[0]")]
+
+
+def test_pictures_count_beside_the_texts_of_a_stored_conversation(caller, monkeypatch):
+    large = "data:image/png;base64," + base64.b64encode(bytes(2 * 2**20)).decode()
+    part = {"type": "input_image", "image_url": large}
+    first = respond(caller, part).json()
+    assert respond(caller, INPUT_IMAGE, previous_response_id=first["id"]).status_code == 200
+    monkeypatch.setattr(response_messages, "STORED_IMAGE_BYTES", len(large))
+    second = respond(caller, INPUT_IMAGE, previous_response_id=first["id"]).json()
+    answer = respond(caller, INPUT_IMAGE, previous_response_id=second["id"])
+    assert "send its items in input" in check_error(answer, 400, "previous_response_id", "conversation_too_long")
+
+
+def test_pictures_of_responses_are_fetched_for_each_answer(caller, monkeypatch):
+    calls = []
+
+    async def fetch(self, url, param):
+        calls.append(url)
+        return DATA
+
+    monkeypatch.setattr(ImageFetcher, "fetch", fetch)
+    first = respond(caller, {"type": "input_image", "image_url": HTTPS}).json()
+    assert respond(caller, {"type": "input_text", "text": "b"}, previous_response_id=first["id"]).status_code == 200
+    assert calls == [HTTPS, HTTPS]
+    assert sent(caller)[1] == [ImageInput(DATA, "auto", "previous_response_id")]
+
+
+@pytest.mark.parametrize(
+    ("part", "role", "param", "message"),
+    [
+        ({"type": "input_image"}, "user", ".image_url", "is required"),
+        ({"type": "input_image", "file_id": "file-1"}, "user", ".file_id", "as a data: URL"),
+        ({"type": "input_image", "image_url": {"url": URL}}, "user", ".image_url", "Expected"),
+        ({"type": "input_image", "image_url": URL, "detail": "best"}, "user", ".detail", "must be auto, low, high"),
+        ({"type": "input_image", "image_url": "https://evil.test/a.png"}, "user", "", "are not fetched from evil.test"),
+        (INPUT_IMAGE, "developer", "", "images go into messages of the user"),
+        (INPUT_IMAGE, "assistant", "", "images go into messages of the user"),
+    ],
+)  # fmt: skip
+def test_refused_pictures_of_responses(caller, part, role, param, message):
+    answer = respond(caller, part, role=role)
+    assert message in check_error(answer, 400, f"input[0].content[0]{param}")
+    assert not caller.engine.requests
+
+
+def test_pictures_in_outputs_of_calls_are_refused(caller):
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": [INPUT_IMAGE]}
+    answer = caller.post("/v1/responses", {"input": [call, output]})
+    assert "images go into messages of the user" in check_error(answer, 400, "input[1].output[0]")
 
 
 # --- errors ---

@@ -236,8 +236,8 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"input": [{"role": "user", "content": [{"text": "x"}]}]}, "input[0].content[0].type", "required"),
     (
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]},
-        "input[0].content[0].type",
-        "send its text",
+        "input[0].content[0]",
+        "must have the form data:",
     ),
     ({"input": [{"role": "user", "content": [{"type": "refusal", "refusal": "x"}]}]}, "input[0].content[0].type", ""),
     ({"input": [{"role": "assistant", "content": [{"type": "refusal"}]}]}, "input[0].content[0].refusal", "required"),

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, repeat
 
 import msgspec
 
-from radixrt.chat.types import ChatMessage, FunctionCall, ToolCall
+from radixrt.chat.images import image_part, read_image
+from radixrt.chat.types import ChatMessage, ContentPart, FunctionCall, ImageUrl, ToolCall
 from radixrt.errors import RequestError, shown
 from radixrt.server.answers.response_types import Item
+from radixrt.vision.limits import MAX_REQUEST_BYTES
 
 STORED_BYTES_PER_TOKEN = 32
 """Most JSON of a stored conversation for each token of the context, six times that of usual text. More fits into no
 prompt, unless it is reasoning that the chat template does not write."""
+
+STORED_IMAGE_BYTES = MAX_REQUEST_BYTES // 3 * 4 + 65_536
+"""Most bytes of the URLs of all pictures of a stored conversation: those of a request, in base64."""
 
 _encode = msgspec.json.Encoder().encode
 _decoder = msgspec.json.Decoder(list[ChatMessage])
@@ -33,11 +38,13 @@ def messages_of(
         own: the same as messages, by `item_messages`.
 
     Raises:
-        RequestError: an output belongs to no call.
+        RequestError: an output belongs to no call, or a picture cannot be read; names the field, which is
+            previous_response_id for a picture of the continued conversation.
     """
     _check_outputs(earlier, items)
     turn = _AssistantTurn([] if instructions is None else [ChatMessage(role="system", content=instructions)])
-    for message in chain(earlier, own):
+    read_earlier = _with_images(earlier, repeat("previous_response_id"))
+    for message in chain(read_earlier, _with_images(own, _image_places(items))):
         turn.add(message)
     return [_with_content(message) for message in turn.end()]
 
@@ -62,7 +69,7 @@ def item_messages(items: Iterable[Item]) -> list[ChatMessage]:
         elif item["role"] == "assistant":
             turn.say(_text_of(item["content"]))
         else:
-            turn.add(ChatMessage(role=item["role"], content=_text_of(item["content"])))
+            turn.add(ChatMessage(role=item["role"], content=_parts_of(item["content"])))
     return turn.end()
 
 
@@ -82,6 +89,44 @@ def _text_of(content: str | list[Item]) -> str:
     if isinstance(content, str):
         return content
     return "".join(part["refusal"] if part["type"] == "refusal" else part["text"] for part in content)
+
+
+def _parts_of(content: list[Item]) -> str | list[ContentPart]:
+    """Return a content as a text, or, if it has pictures, as parts."""
+    if all(part["type"] != "input_image" for part in content):
+        return _text_of(content)
+    return [
+        ContentPart(type="image_url", image_url=ImageUrl(url=part["image_url"], detail=part["detail"]))
+        if part["type"] == "input_image"
+        else ContentPart(type="text", text=part["text"])
+        for part in content
+    ]
+
+
+def _image_places(items: Sequence[Item]) -> Iterator[str]:
+    """Yield the client's names of the pictures of a request, in order."""
+    for i, item in enumerate(items):
+        for j, part in enumerate(item["content"] if item["type"] == "message" else ()):
+            if part["type"] == "input_image":
+                yield f"input[{i}].content[{j}]"
+
+
+def _with_images(messages: Iterable[ChatMessage], places: Iterator[str]) -> Iterator[ChatMessage]:
+    """Yield messages with their pictures read from the URLs.
+
+    Args:
+        places: the client's names of the pictures, for errors.
+    """
+    for message in messages:
+        if isinstance(message.content, list):
+            parts = [
+                image_part(read_image(part.image_url.url, part.image_url.detail, next(places), "image_url"))
+                if isinstance(part.image_url, ImageUrl)
+                else part
+                for part in message.content
+            ]
+            message = msgspec.structs.replace(message, content=parts)
+        yield message
 
 
 def _with_content(message: ChatMessage) -> ChatMessage:
@@ -152,17 +197,28 @@ def decode_messages(conversation: StoredConversation) -> list[ChatMessage]:
     return [message for part in conversation for message in _decoder.decode(part)]
 
 
+def num_image_bytes(messages: Iterable[ChatMessage]) -> int:
+    """Return the number of bytes of the URLs of all pictures of messages."""
+    parts = (part for message in messages if isinstance(message.content, list) for part in message.content)
+    return sum(len(part.image_url.url or "") for part in parts if isinstance(part.image_url, ImageUrl))
+
+
 def bounded(
-    conversation: StoredConversation, max_bytes: int, keeps_reasoning: Callable[[], bool]
+    conversation: StoredConversation, max_bytes: int, image_bytes: int, keeps_reasoning: Callable[[], bool]
 ) -> StoredConversation | None:
     """Return a conversation as it is stored: one of more than `max_bytes` loses the reasoning that no prompt shows.
 
     Args:
+        max_bytes: most JSON without the URLs of pictures.
+        image_bytes: of the URLs of all its pictures.
         keeps_reasoning: the chat template writes reasoning that stands before the last message of the user.
 
     Returns:
         None if the conversation is too long all the same.
     """
+    if image_bytes > STORED_IMAGE_BYTES:
+        return None
+    max_bytes += image_bytes
     if sum(map(len, conversation)) <= max_bytes:
         return conversation
     if keeps_reasoning():

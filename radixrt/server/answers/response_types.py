@@ -33,7 +33,14 @@ class Refusal(Answer, tag_field="type", tag="refusal"):
     refusal: str
 
 
-Content = InputText | OutputText | Refusal
+class InputImage(Answer, tag_field="type", tag="input_image"):
+    """Picture of the user: a data: URL, or an https URL that is fetched for each answer."""
+
+    image_url: str
+    detail: str = "auto"
+
+
+Content = InputText | InputImage | OutputText | Refusal
 
 
 class ReasoningText(Answer, tag_field="type", tag="reasoning_text"):

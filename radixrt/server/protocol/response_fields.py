@@ -31,6 +31,9 @@ class InputContent(msgspec.Struct, kw_only=True):
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: str | None = None
+    detail: str | None = None
+    file_id: str | None = None
 
 
 class InputItem(msgspec.Struct, kw_only=True):

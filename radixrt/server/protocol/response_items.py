@@ -103,17 +103,25 @@ def _read_message(item: InputItem, place: str) -> types.InputItem:
         raise RequestError(
             f"{place}.role must be one of {', '.join(ROLES)}, not {shown(item.role)}", param=f"{place}.role"
         )
-    content = _content(item.content, f"{place}.content", role == "assistant")
+    content = _content(item.content, f"{place}.content", role)
     return types.InputMessageItem(id=item.id or new_id("msg"), role=role, content=content)
 
 
-def _content(given: str | list[InputContent] | None, place: str, of_assistant: bool) -> list[types.Content]:
-    """Return the parts of a content, all of them texts or refusals."""
+def _content(given: str | list[InputContent] | None, place: str, role: str) -> list[types.Content]:
+    """Return the parts of a content: texts, refusals of the assistant and pictures of the user.
+
+    Args:
+        role: of the message, or "tool" for the output of a call.
+    """
     if given is None:
         raise RequestError(f"{place} is required", param=place, code="missing_field")
     parts = [InputContent(type="text", text=given)] if isinstance(given, str) else given
+    of_assistant = role == "assistant"
     made: list[types.Content] = []
     for i, part in enumerate(parts):
+        if part.type == "input_image":
+            made.append(_image(part, f"{place}[{i}]", role))
+            continue
         if part.type == "refusal" and of_assistant:
             made.append(types.Refusal(_required(part.refusal, f"{place}[{i}].refusal")))
             continue
@@ -124,6 +132,15 @@ def _content(given: str | list[InputContent] | None, place: str, of_assistant: b
         text = _required(part.text, f"{place}[{i}].text")
         made.append(types.OutputText(text) if of_assistant else types.InputText(text))
     return made
+
+
+def _image(part: InputContent, place: str, role: str) -> types.InputImage:
+    """Return a picture. Its URL is read with the conversation, by `response_messages.messages_of`."""
+    if role != "user":
+        raise RequestError(f"{place}: images go into messages of the user", param=place)
+    if part.file_id is not None:
+        raise unsupported(f"{place}.file_id", instead="send the image in image_url, as a data: URL")
+    return types.InputImage(_required(part.image_url, f"{place}.image_url"), part.detail or "auto")
 
 
 def _read_call(item: InputItem, place: str) -> types.InputItem:
@@ -140,7 +157,7 @@ def _read_call(item: InputItem, place: str) -> types.InputItem:
 
 def _read_call_output(item: InputItem, place: str) -> types.InputItem:
     call_id = _required(item.call_id, f"{place}.call_id")
-    output = item.output if isinstance(item.output, str) else _content(item.output, f"{place}.output", False)
+    output = item.output if isinstance(item.output, str) else _content(item.output, f"{place}.output", "tool")
     return types.CallOutputItem(id=item.id or new_id("fco"), call_id=call_id, output=output)
 
 

@@ -26,12 +26,14 @@ from radixrt.server.access.request_context import RequestContext
 from radixrt.server.answers.base import named_event
 from radixrt.server.answers.response_messages import (
     STORED_BYTES_PER_TOKEN,
+    STORED_IMAGE_BYTES,
     StoredConversation,
     bounded,
     decode_messages,
     encode_messages,
     item_messages,
     messages_of,
+    num_image_bytes,
 )
 from radixrt.server.answers.response_store import StoredResponse
 from radixrt.server.answers.response_types import InputItems, ResponseDeleted, ResponseEvent
@@ -130,11 +132,11 @@ def _prepare(
         name = "store" if body.store else "background"
         raise RequestError(f"this server stores no responses (--max-stored-responses); leave {name} out", param=name)
     items = read_items(body.input, lambda item_id: store.item(tenant, item_id), service.config.max_body_bytes)
-    messages = item_messages(items)
+    before, messages = decode_messages(earlier), item_messages(items)
     effort, as_summary = read_effort(body.reasoning)
     sampling = read_sampling(body, service.config, info)
     conversation = Conversation(
-        messages=messages_of(body.instructions, decode_messages(earlier), items, messages),
+        messages=messages_of(body.instructions, before, items, messages),
         template_kwargs=body.chat_template_kwargs,
         reasoning_effort=effort,
         allow_control_tokens=allows_control_tokens(body.allow_control_tokens, service.config),
@@ -157,6 +159,7 @@ def _prepare(
         kept = bounded(
             (*earlier, encode_messages(messages)),
             STORED_BYTES_PER_TOKEN * info.context_length,
+            num_image_bytes(before) + num_image_bytes(messages),
             lambda: service.dialect.keeps_reasoning(template_variables(conversation)),
         )
         stored = StoredResponse(builder, tenant, envelope.rid, kept, items)
@@ -174,7 +177,8 @@ def _to_continue(previous: StoredResponse) -> StoredConversation:
     if previous.conversation is None:
         raise RequestError(
             f"the conversation that ends with {previous.id} is longer than {STORED_BYTES_PER_TOKEN} bytes of JSON for "
-            "each token of the context, and was not kept; send its items in input",
+            f"each token of the context, or its images than {STORED_IMAGE_BYTES} bytes, and was not kept; send its "
+            "items in input",
             param="previous_response_id", code="conversation_too_long",
         )  # fmt: skip
     return previous.conversation
