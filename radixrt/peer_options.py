@@ -85,7 +85,10 @@ _SHORT_NAMES = {
 
 _LORA = "LoRA adapters are not served; merge the adapter into the model"
 _SPECULATION = "speculative decoding is not supported"
-_MEDIA = "models read text only, so there is nothing to configure for images, audio and video"
+_MEDIA = (
+    "{max_images} and {max_image_tokens} bound the images of a request, and {text_only} loads no vision tower; audio "
+    "and video are not read (docs/vision.md)"
+)
 _NODES = "ranks on several machines: {executor} ray (docs/ray.md), or external under torchrun or SLURM"
 _EXPERTS = "not needed: experts are divided over the ranks of {tp}"
 _GRAPHS = (

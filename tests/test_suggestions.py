@@ -58,6 +58,8 @@ def test_every_flag_of_vllm_and_sglang_is_accepted_or_explained() -> None:
         ("enable_lora", ": LoRA adapters are not served; merge the adapter into the model"),
         ("gpu_memory_utilization", ": <memory_fraction> is the part of the memory beside the weights for the KV pool, "
          "<kv_cache_tokens> its size"),
+        ("limit_mm_per_prompt", ": <max_images> and <max_image_tokens> bound the images of a request, and "
+         "<text_only> loads no vision tower; audio and video are not read (docs/vision.md)"),
         ("allowed_host", "; did you mean <allowed_hosts>?"),
         ("load_formt", "; did you mean <load_format>?"),
         ("max_model_len", "; did you mean <context_length>?"),
