@@ -57,7 +57,7 @@ class ModelConfig:
     context_length: int | None = option(None, "longest sequence; default: what the model was made for", low=1)
     text_only: bool = option(False, "a model that reads images: load its text part alone, and refuse images")
     max_images: int = option(16, "images of a request, at most", low=1)
-    max_image_tokens: int = option(2048, "tokens of an image, at most; larger ones are made smaller", low=4)
+    max_image_tokens: int = option(2048, "tokens of an image, at most; larger ones are made smaller", low=16)
 
 
 @dataclass(frozen=True)

@@ -287,7 +287,7 @@ class EngineReady(Message, frozen=True, array_like=True, tag=True):
         embedding, relevance: definitions of embeddings and scores of pairs in the model's files.
         activation: function that turns the logits of `labels` into scores.
         weights: formats of the weights; see `RunnerReady`.
-        reads_images: whether prompts may have images.
+        max_images: images of a request, at most; 0 for a model that reads no images.
     """
 
     model: str
@@ -312,7 +312,7 @@ class EngineReady(Message, frozen=True, array_like=True, tag=True):
     relevance: RelevanceInfo = RelevanceInfo()
     kv_cache_dtype: str = ""
     weights: WeightsInfo = WeightsInfo()
-    reads_images: bool = False
+    max_images: int = 0
 
 
 ToTokenizer = (

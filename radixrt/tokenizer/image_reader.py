@@ -5,7 +5,8 @@ pixels together, or there is only one of them. A picture that was known lately, 
 again while the files with its pixels exist.
 
 A decoder may crash or hang on a damaged picture in spite of all checks. So a file with the hash of each picture that is
-being decoded stands in the folder; a process that finds such files after its start refuses these pictures.
+being decoded stands in the folder; a process that finds such files after its start refuses these pictures. If a
+decoder hangs, only the picture of this decoder is refused.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import logging
 import os
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from typing import Any
 from radixrt.errors import ModelLoadError, RequestError
 from radixrt.messages.images import RowImage
 from radixrt.messages.parts import Detail, ImageInput
-from radixrt.tokenizer.pixel_files import PixelFiles
+from radixrt.tokenizer.pixel_files import MAX_BYTES, PixelFiles
 from radixrt.tokenizer.turns import Turns
 from radixrt.vision.header import Header, read_header
 from radixrt.vision.limits import MAX_PIXELS, MAX_REQUEST_PIXELS, ImageError, ImageLimits, refusal
@@ -44,7 +45,7 @@ MAX_THREADS = 8
 MAX_DECODE_S = 30.0
 """Time after which a decoder hangs: ten times that of the largest picture on a machine with other work."""
 
-DECODING, REFUSED = "decoding-", "refused-"
+DECODING, HUNG, REFUSED = "decoding-", "hung-", "refused-"
 
 
 @dataclass(frozen=True)
@@ -100,24 +101,31 @@ class ImageReader:
         folder: private folder of the files, which is made.
         limits: of the images of a request.
         keep_bytes: see `KEEP_BYTES`.
+        max_bytes: see `radixrt.tokenizer.pixel_files.MAX_BYTES`.
     """
 
     def __init__(
-        self, load: Callable[[], ImageProcessor], folder: Path, limits: ImageLimits, *, keep_bytes: int = KEEP_BYTES
+        self,
+        load: Callable[[], ImageProcessor],
+        folder: Path,
+        limits: ImageLimits,
+        *,
+        keep_bytes: int = KEEP_BYTES,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
         self._load = load
         self._folder = folder
-        self._limits = limits
+        self.limits = limits
         self._processor: ImageProcessor | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._turns: Turns[Callable[[], None]] = Turns()
         self._room = _Room(MAX_PIXELS)
         self._lock = threading.Lock()
         self._known: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()  # digests by the hash of the encoded bytes
-        self._began: dict[int, float] = {}  # when each thread began the decoding that it is at
+        self._began: dict[int, tuple[float, bytes]] = {}  # when each thread began the picture that it decodes
         folder.mkdir(mode=0o700, exist_ok=True)
         self._refused = _find_refused(folder)
-        self.files = PixelFiles(folder, keep_bytes)
+        self.files = PixelFiles(folder, keep_bytes, max_bytes)
 
     def begin(self, images: Sequence[ImageInput], client: str, max_tokens: int) -> ImageJob:
         """Check pictures by their headers, and begin to decode them.
@@ -129,7 +137,7 @@ class ImageReader:
         Raises:
             RequestError: naming a picture that exceeds a limit or cannot be read.
         """
-        self._limits.check([(image.param, len(image.data)) for image in images])
+        self.limits.check([(image.param, len(image.data)) for image in images])
         processor = self._loaded(images[0].param)
         plans = [self._plan(processor, image) for image in images]
         pixels = sum(header.width * header.height for header, _ in plans)
@@ -154,9 +162,15 @@ class ImageReader:
         )
 
     def is_overdue(self) -> bool:
-        """Return whether decoding a picture takes longer than any picture does."""
+        """Return whether decoding a picture takes longer than any picture does; such a picture gets a trace that
+        acquits the others of the next process."""
         now = time.monotonic()
-        return any(now - began > MAX_DECODE_S for began in tuple(self._began.values()))
+        overdue = [key for began, key in tuple(self._began.values()) if now - began > MAX_DECODE_S]
+        for key in overdue:
+            trace = self._folder / f"{DECODING}{key.hex()}"
+            with suppress(FileNotFoundError):  # renamed before, or decoded in the meantime
+                trace.rename(self._folder / f"{HUNG}{key.hex()}")
+        return bool(overdue)
 
     def close(self) -> None:
         """End the threads, after the pictures that they decode."""
@@ -220,6 +234,7 @@ class ImageReader:
             )
         found = self._stored(key, plan)
         if found is None:
+            self.files.check(plan.num_bytes, image.param)
             found = self._decode(key, image, header, plan)
         return Picture(image.param, plan.tiles, found)
 
@@ -242,7 +257,7 @@ class ImageReader:
 
     def _decode(self, key: bytes, image: ImageInput, header: Header, plan: Plan) -> list[RowImage]:
         assert self._processor is not None
-        with self._room.taken(header.width * header.height), self._suspected(key):
+        with self._room.taken(header.width * header.height + plan.padded), self._suspected(key):
             try:
                 tiles = self._processor.process(image.data, image.detail)
             except ImageError as error:
@@ -250,7 +265,7 @@ class ImageReader:
         images: list[RowImage] = []
         try:
             for tile in tiles:
-                images.append(_row_image(plan, tile.digest, self.files.store(tile.digest, tile.pixels)))
+                images.append(_row_image(plan, tile.digest, self.files.store(tile.digest, tile.pixels, image.param)))
         except BaseException:
             for stored in images:
                 self.files.release(stored.digest)
@@ -266,12 +281,13 @@ class ImageReader:
         """Leave a trace of the picture that this thread decodes, for the next process if this one dies."""
         thread, trace = threading.get_ident(), self._folder / f"{DECODING}{key.hex()}"
         trace.touch(mode=0o600)
-        self._began[thread] = time.monotonic()
+        self._began[thread] = (time.monotonic(), key)
         try:
             yield
         finally:
             del self._began[thread]
             trace.unlink(missing_ok=True)
+            (self._folder / f"{HUNG}{key.hex()}").unlink(missing_ok=True)
 
 
 def picture_key(data: bytes, detail: Detail) -> bytes:
@@ -289,28 +305,36 @@ def _row_image(plan: Plan, digest: bytes, path: str) -> RowImage:
 
 def _find_refused(folder: Path) -> frozenset[bytes]:
     """Remove what another process has left in the folder, and return the hashes of the pictures on which it failed."""
-    for path in folder.iterdir():
-        if path.name.startswith(DECODING):
+    blamed = HUNG if any(folder.glob(f"{HUNG}*")) else DECODING
+    for path in list(folder.iterdir()):
+        if path.name.startswith(blamed):
             logger.error("the tokenizer failed while it decoded an image, which is refused from now on: %s", path.name)
-            path.rename(folder / (REFUSED + path.name.removeprefix(DECODING)))
+            path.rename(folder / (REFUSED + path.name.removeprefix(blamed)))
         elif not path.name.startswith(REFUSED):
             path.unlink()
     return frozenset(bytes.fromhex(path.name.removeprefix(REFUSED)) for path in folder.glob(f"{REFUSED}*"))
 
 
 class _Room:
-    """Bounds the number of pixels that are decoded at a time. A single picture is never refused."""
+    """Bounds the number of pixels that are decoded at a time, in the order of arrival. A single picture is never
+    refused."""
 
     def __init__(self, pixels: int) -> None:
         self._free = self._pixels = pixels
         self._changed = threading.Condition()
+        self._waiting: deque[object] = deque()
 
     @contextmanager
     def taken(self, pixels: int) -> Generator[None]:
         pixels = min(pixels, self._pixels)
         with self._changed:
-            self._changed.wait_for(lambda: self._free >= pixels)
+            # Small pictures do not pass a large one, which would wait for ever.
+            ticket = object()
+            self._waiting.append(ticket)
+            self._changed.wait_for(lambda: self._waiting[0] is ticket and self._free >= pixels)
+            self._waiting.popleft()
             self._free -= pixels
+            self._changed.notify_all()
         try:
             yield
         finally:

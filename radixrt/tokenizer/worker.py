@@ -417,7 +417,7 @@ class TokenizerWorker:
             activation="none" if self._tasks.classifier is None else self._tasks.classifier.activation,
             relevance=self._pairs.info,
             weights=ready.weights,
-            reads_images=self.images is not None,
+            max_images=0 if self.images is None else self.images.limits.max_images,
         )
 
 

@@ -3,6 +3,7 @@ without any library, so that a picture beyond a limit never reaches a decoder.""
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,12 @@ from radixrt.vision.limits import ImageError, check_size
 FORMATS = "PNG, JPEG or WEBP"
 MAX_SEGMENTS = 2_000
 """Segments or chunks of a file before its pixels. A JPEG photo with its metadata has some dozens, of 64 KiB at most."""
+
+MAX_SCANS = 100
+"""Scans of a JPEG. A progressive photo has about 10; a decoder walks over the whole picture for each of them."""
+
+_MARKER = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")
+"""A marker that a JPEG decoder does not skip while it looks for the end of a scan."""
 
 ORIENTATION = 0x0112
 TRANSPOSED = range(5, 9)
@@ -149,9 +156,27 @@ def _read_jpeg(data: bytes) -> Header:
         # Frame headers; the other markers of this range define tables.
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
             _, height, width = struct.unpack_from(">BHH", data, content)
+            _check_scans(data, at + 2 + length)
             return Header("JPEG", width, height, orientation or 1)
         at += 2 + length
     raise _damaged()
+
+
+def _check_scans(data: bytes, at: int) -> None:
+    """Count the scans behind the header of a frame as a decoder does; raises ImageError."""
+    scans = segments = 0
+    while (found := _MARKER.search(data, at)) is not None:
+        at, marker = found.end(), data[found.end() - 1]
+        # The end of the picture, or a second start, at which decoders fail. Videos and depth maps may follow.
+        if marker in (0xD8, 0xD9) or at + 2 > len(data):
+            return
+        at += int.from_bytes(data[at : at + 2], "big")
+        scans += marker == 0xDA
+        segments += 1
+        if scans > MAX_SCANS:
+            raise ImageError(f"the image is a JPEG of more than {MAX_SCANS} scans; send a baseline JPEG, PNG or WEBP")
+        if segments > MAX_SEGMENTS:
+            raise _damaged()
 
 
 def _read_webp(data: bytes) -> Header:

@@ -20,7 +20,7 @@ from radixrt.errors import ModelLoadError
 from radixrt.messages.parts import Detail
 from radixrt.vision.decode import decode, pillow
 from radixrt.vision.header import Header, read_header
-from radixrt.vision.limits import ImageError
+from radixrt.vision.limits import MAX_PIXELS, ImageError
 from radixrt.vision.sizes import Size, fit_longest_edge, fit_shortest_edge, fit_tiles, smart_resize
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class Plan:
         image_size: height and width of each image in pixels.
         grid: (rows, columns) of an image's positions.
         num_images: number of images: tiles, and the whole picture as a tile behind them.
+        padded: pixels of the square to which the picture is padded before resizing; 0 without padding.
     """
 
     size: Size
@@ -57,11 +58,17 @@ class Plan:
     image_size: Size
     grid: Size
     num_images: int
+    padded: int = 0
 
     @property
     def num_tokens(self) -> int:
         """Positions of all images of the picture."""
         return self.num_images * self.grid[0] * self.grid[1]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the pixels of all images of the picture."""
+        return self.num_images * self.image_size[0] * self.image_size[1] * 3
 
 
 @dataclass(frozen=True)
@@ -236,7 +243,14 @@ class SquareProcessor(ImageProcessor):
         self._padding = tuple(int(value * 255) for value in mean) if settings.get("do_pad") else None
 
     def _plan(self, height: int, width: int, detail: Detail) -> Plan:
+        padded = 0
         if self._padding is not None:
+            padded = max(height, width) ** 2 if height != width else 0
+            if padded > MAX_PIXELS:
+                raise ImageError(
+                    f"the image is {width} x {height} pixels, and this model pads it to a square, which may have "
+                    f"{MAX_PIXELS // 1_000_000} million; send it smaller"
+                )
             height = width = max(height, width)
         size = fit_shortest_edge(height, width, self._shortest) if self._shortest else self._size
         rows, columns = (side // self._patch // self._merge for side in self._size)
@@ -245,7 +259,7 @@ class SquareProcessor(ImageProcessor):
                 f"an image of this model takes {rows * columns} tokens, and may take {self._max_tokens} "
                 "(--max-image-tokens)"
             )
-        return Plan(size, (0, 0), self._size, (rows, columns), 1)
+        return Plan(size, (0, 0), self._size, (rows, columns), 1, padded)
 
     def _images(self, image: Image, plan: Plan) -> list[Pixels]:
         if self._padding is not None and image.width != image.height:

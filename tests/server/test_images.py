@@ -28,7 +28,7 @@ HTTPS = "https://pictures.test/a.png"
 def caller():
     engine = FakeEngine()
     assert engine.client.info is not None
-    engine.client.info = replace(engine.client.info, reads_images=True)
+    engine.client.info = replace(engine.client.info, max_images=32)
     yield Caller(engine, ServerConfig(image_hosts="pictures.test"))
     engine.close()
 
@@ -300,6 +300,24 @@ def test_pictures_are_fetched_once(caller, monkeypatch):
     body = {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]}
     assert caller.post("/v1/messages", body).status_code == 200
     assert sent(caller)[1] == [ImageInput(DATA, "auto", "messages[0].content[0]")]
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "fetches", "param", "code"),
+    [(10_000, 10, 0, 32, "too_many_images"), (5, 8 * 1024 * 1024, 1, 4, "images_too_large")],
+)
+def test_a_url_counts_as_often_as_it_is_named(caller, monkeypatch, count, size, fetches, param, code):
+    fetched = []
+
+    async def fetch(self, url, param):
+        fetched.append(url)
+        return bytes(size)
+
+    monkeypatch.setattr(ImageFetcher, "fetch", fetch)
+    answer = ask(caller, *[image(HTTPS)] * count)
+    check_error(answer, 400, f"messages[0].content[{param}].image_url", code)
+    assert len(fetched) == fetches
+    assert not caller.engine.requests
 
 
 def test_a_picture_that_cannot_be_fetched(caller, monkeypatch):

@@ -8,6 +8,7 @@ import os
 import select
 import stat
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from radixrt.errors import RequestError
 from radixrt.messages.client import ClientRequest, InputRow
 from radixrt.messages.images import image_keys
 from radixrt.messages.parts import ChatPrompt, Finish, ImageInput
@@ -24,7 +26,7 @@ from radixrt.messages.wire import unpack_i32
 from radixrt.models.vision_spec import VisionSpec
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer import image_reader
-from radixrt.tokenizer.image_reader import ImageReader
+from radixrt.tokenizer.image_reader import ImageReader, picture_key
 from radixrt.tokenizer.prompt_queue import PromptQueue
 from radixrt.tokenizer.tokenizer import Tokenizer
 from radixrt.vision.limits import ImageLimits
@@ -57,11 +59,13 @@ class ImageBench(Bench):
         save_tokenizer(folder, VISION_TOKENS if qwen else TILE_TOKENS, template)
         (folder / "preprocessor_config.json").write_text(json.dumps(SETTINGS[kind]))
         limits, keep = options.pop("limits", ImageLimits(4)), options.pop("keep_bytes", 10**6)
+        most = options.pop("max_bytes", 10**9)
         self.reader = ImageReader(
             lambda: ImageProcessor.of(folder, kind, patch=8, merge=self.spec.merge, max_tokens=2048),
             folder / "images",
             limits,
             keep_bytes=keep,
+            max_bytes=most,
         )
         tokenizer = Tokenizer.from_folder(folder)
         super().__init__(tokenizer, **{"context_length": 2000, "vision": self.spec, "images": self.reader, **options})
@@ -324,6 +328,93 @@ def test_a_decoder_that_hangs_stops_the_heartbeat(bench, monkeypatch):
     job._futures[0].result(60)
     assert not bench.worker.is_overdue()
     job.release()
+
+
+def test_only_the_decoder_that_hangs_is_blamed(tmp_path):
+    first = ImageBench(tmp_path)
+    hangs, innocent = (picture(40, 40, seed=seed) for seed in range(2))
+    hung, other = (picture_key(data, "auto") for data in (hangs, innocent))
+    began, going = threading.Event(), threading.Event()
+
+    def decode():
+        with first.reader._suspected(other):
+            began.set()
+            assert going.wait(60)
+
+    thread = threading.Thread(target=decode)
+    thread.start()
+    assert began.wait(60)
+    with first.reader._suspected(hung):
+        first.reader._began[threading.get_ident()] = (time.monotonic() - 31, hung)
+        assert first.reader.is_overdue()
+        assert first.reader.is_overdue()
+        left = [path.name for path in first.files()]
+    assert left == [f"decoding-{other.hex()}", f"hung-{hung.hex()}"]
+    assert not first.reader.is_overdue()
+    going.set()
+    thread.join(60)
+    assert first.files() == []  # both have ended after all
+    for name in left:
+        (tmp_path / "images" / name).touch()
+    for again in (ImageBench(tmp_path), ImageBench(tmp_path)):
+        assert "has failed" in again.refused(generating("r", OK, chat=chat("Hi", hangs))).message
+        again.row(generating("s", OK, chat=chat("Hi", innocent)))
+
+
+# --- room ---
+
+
+def test_the_files_of_requests_are_bounded(tmp_path):
+    size = 48 * 48 * 3
+    bench = ImageBench(tmp_path, keep_bytes=10 * size, max_bytes=2 * size)
+    for rid in ("a", "b", "shared"):
+        bench.row(generating(rid, OK, chat=chat("Hi", picture(48, 48, seed=rid == "a"))))
+    bench.handle(generating("c", OK, chat=chat("Hi", picture(48, 48, seed=2))))
+    (output,) = bench.deltas()
+    error = output.finish.error
+    assert (error.status, error.code, error.param) == (503, "busy", "messages[0].content[1]")
+    assert f"take {2 * size} bytes, and may take {2 * size}" in error.message
+    with pytest.raises(RequestError, match=r"may take"):
+        bench.reader.files.store(b"new", np.zeros((48, 48, 3), np.uint8), "image")
+    bench.tokens("a", rid="a", finish=Finish("stop"))
+    bench.row(generating("d", OK, chat=chat("Hi", picture(48, 48, seed=2))))
+    for rid in ("b", "shared", "d"):
+        bench.tokens("a", rid=rid, finish=Finish("stop"))
+    assert bench.reader.files._used_bytes == 0
+
+
+def test_a_full_disk(bench):
+    class Full:
+        nbytes = 1
+
+        def tobytes(self):
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(RequestError, match="image: the pixels of the image cannot be stored: No space left") as caught:
+        bench.reader.files.store(b"new", Full(), "image")
+    assert caught.value.status == 503
+    assert bench.files() == []
+    assert bench.reader.files._used_bytes == 0
+
+
+def test_a_large_picture_is_not_passed_by_small_ones():
+    room, order, threads = image_reader._Room(10), [], []
+
+    def decode(pixels):
+        with room.taken(pixels):
+            order.append(pixels)
+
+    with room.taken(5):
+        for waiting, pixels in enumerate((8, 3, 2), 1):
+            threads.append(threading.Thread(target=decode, args=(pixels,)))
+            threads[-1].start()
+            while len(room._waiting) < waiting:
+                threads[-1].join(0.001)
+                assert threads[-1].is_alive()  # it waits behind the picture of 8
+    for thread in threads:
+        thread.join(60)
+    assert order[0] == 8
+    assert sorted(order) == [2, 3, 8]
 
 
 # --- turns ---

@@ -37,6 +37,13 @@ def frames(format: str) -> bytes:
     return encoded(images[0], format, save_all=True, append_images=images[1:], duration=100)
 
 
+def scans(count: int, between: bytes = b"") -> bytes:
+    """Progressive JPEG whose last scan is repeated."""
+    data = encoded(random_image(0, 40, 40), "JPEG", progressive=True)
+    last = data.rindex(b"\xff\xda")
+    return data[:last] + (between + data[last:-2]) * count + data[-2:]
+
+
 EMPTY = zlib.compress(b"\0")
 BOMB = png(10_000, 10_000, chunk(b"IDAT", zlib.compress(bytes(30_010_000), 9)), chunk(b"IEND", b""))
 BAD = {
@@ -66,9 +73,17 @@ BAD = {
     "cut png": (picture(40, 40)[:-1000], "damaged: it cannot be decoded as PNG"),
     "cut jpeg": (picture(300, 300, format="JPEG")[:-3000], "damaged: it cannot be decoded as JPEG"),
     "cut webp": (picture(300, 300, format="WEBP")[:-3000], "damaged: it cannot be decoded as WEBP"),
+    "jpeg of scans": (scans(120), "a JPEG of more than 100 scans; send a baseline JPEG, PNG or WEBP"),
+    "jpeg of hidden scans": (scans(120, b"\xff\xfe\0\4\xff\xd9\xff\2"), "a JPEG of more than 100 scans"),
+    "jpeg of segments behind its frame": (scans(1, b"\xff\xfe\0\2" * 3000), "cut off or damaged"),
     "jpeg of fill bytes": (b"\xff\xd8" + b"\xff" * 100_000, "cut off or damaged"),
     "jpeg of segments": (b"\xff\xd8" + b"\xff\xfe\0\2" * 100_000, "cut off or damaged"),
 }  # fmt: skip
+
+
+def test_scans_behind_the_end_of_a_jpeg_do_not_count():
+    read_header(scans(50) + b"\xff\xda" * 1000)
+    read_header(encoded(random_image(0, 40, 40), "JPEG", comment=b"\xff\xda" * 1000))
 
 
 @pytest.mark.parametrize("name", BAD)

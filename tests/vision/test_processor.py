@@ -86,6 +86,15 @@ def test_squares(settings):
         assert (tile.rows, tile.columns) == (6, 6)
 
 
+def test_the_square_of_a_padded_picture_is_bounded():
+    padding = SquareProcessor(14, 1, CLIP | {"do_pad": True}, 2048)
+    with pytest.raises(ImageError, match="16384 x 82 pixels, and this model pads it to a square, which may have 40"):
+        padding.plan(Header("PNG", 16_384, 82))
+    assert padding.plan(Header("PNG", 6_000, 100)).padded == 36_000_000
+    assert padding.plan(Header("PNG", 6_000, 6_000)).padded == 0
+    assert SquareProcessor(14, 1, CLIP, 2048).plan(Header("PNG", 16_384, 82)).padded == 0
+
+
 def test_every_size_of_qwen():
     processor = PatchProcessor(16, 2, {"size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}}, 2048)
     for height in range(1, 3000, 37):

@@ -11,17 +11,22 @@ from radixrt.errors import RequestError
 from radixrt.messages.client import ClientRequest
 from radixrt.messages.parts import ChatPrompt, ImageInput
 from radixrt.vision.fetch import ImageFetcher
-from radixrt.vision.limits import MAX_REQUEST_BYTES
+from radixrt.vision.limits import ImageLimits
 
 MAX_FETCHED = 16
 """Pictures of a request that are fetched, at most, each URL once."""
 
 
-async def with_fetched_images(requests: Sequence[ClientRequest], fetcher: ImageFetcher) -> Sequence[ClientRequest]:
+async def with_fetched_images(
+    requests: Sequence[ClientRequest], fetcher: ImageFetcher, max_images: int
+) -> Sequence[ClientRequest]:
     """Return requests whose pictures all have their bytes.
 
+    Args:
+        max_images: number of pictures of each request. A URL counts as often as parts of the request name it.
+
     Raises:
-        RequestError: a URL may not be fetched or gives no picture; names the part.
+        RequestError: a URL may not be fetched or gives no picture, or the pictures exceed a limit; names the part.
     """
     wanted: dict[str, ImageInput] = {}
     for image in (image for request in requests for image in _images(request)):
@@ -29,6 +34,9 @@ async def with_fetched_images(requests: Sequence[ClientRequest], fetcher: ImageF
             wanted.setdefault(image.url, image)
     if not wanted:
         return requests
+    limits = ImageLimits(max_images)
+    for request in requests:
+        limits.check([(image.param, len(image.data)) for image in _images(request)])
     for image in wanted.values():
         fetcher.check(image.url, image.param)
     if len(wanted) > MAX_FETCHED:
@@ -46,14 +54,9 @@ async def with_fetched_images(requests: Sequence[ClientRequest], fetcher: ImageF
         if isinstance(result, RequestError):
             raise result
         found[url] = result
-    if sum(map(len, found.values())) > MAX_REQUEST_BYTES:
-        param = next(iter(wanted.values())).param
-        raise RequestError(
-            f"{param}: the images of this request have more than {MAX_REQUEST_BYTES} bytes together; send fewer or "
-            "smaller ones",
-            param=param,
-            code="images_too_large",
-        )
+    # Each part gets the bytes of its URL, so each of them counts.
+    for request in requests:
+        limits.check([(image.param, len(found[image.url] if image.url else image.data)) for image in _images(request)])
     return [_with_bytes(request, found) for request in requests]
 
 

@@ -97,8 +97,8 @@ class RequestGroups:
         """
         requests, info = group.requests, self._client.info
         if any(map(_has_images, requests)):
-            if info is not None and info.reads_images:
-                requests = await with_fetched_images(requests, self._fetcher)
+            if info is not None and info.max_images:
+                requests = await with_fetched_images(requests, self._fetcher, info.max_images)
             _check_image_copies(requests)
         _check_copies(requests)
         prompt_bytes = 0
