@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from radixrt.constrained.grammar import Bitmask, Grammar
-from radixrt.constrained.guards.json_position import Position
+from radixrt.constrained.guards.json_position import Position, next_member
 from radixrt.constrained.guards.scanner import Scanner, start_of
-from radixrt.constrained.guards.search import Completer, many_for
+from radixrt.constrained.guards.search import Completer, Effort, many_for
 from radixrt.constrained.guards.tables import tables_of
 from radixrt.constrained.obligations import Obligation
 from radixrt.constrained.runtime.closing import ParserState
@@ -100,10 +100,11 @@ class Guard:
             scope = scope.parent
         if not tokens:
             return NO_TOKENS
+        effort = Effort()
         return frozenset(
             token
             for token in tokens
-            if row[token >> 5] >> (token & 31) & 1 and not self.takes(position, place, text, token)
+            if row[token >> 5] >> (token & 31) & 1 and not self.takes(position, place, text, token, effort)
         )
 
     def _candidates(self, place: ParserState, rest: bytes, many: int | None) -> tuple[int, ...]:
@@ -123,14 +124,14 @@ class Guard:
 
     def _find_candidates(self, place: ParserState, rest: bytes, many: int | None) -> Iterator[int]:
         # Members in another order are followed by all tokens that go beyond the place where a member may begin.
-        part = rest if self._ordered else rest[: _next_member(rest)]
+        part = rest if self._ordered else rest[: next_member(rest)]
         found = list(self.tables.along(part))
         # A token that ends before a point with many ways to go on leaves a completion. A token may end inside of a
         # character, which few characters complete.
         state, pending = place
         last = None
         if found and many is not None and not pending:
-            last = self.completer.last_choice(state, rest, many, max(end for _, end in found))
+            last = self.completer.last_choice(state, part, many, max(end for _, end in found))
         vocabulary = self._template.vocabulary
         for token, end in found:
             is_short = last is not None and len(vocabulary.table[token]) == end <= last
@@ -154,15 +155,26 @@ class Guard:
             known = self._some[key] = row, allowed.tolist()  # the row is kept alive, because the key is its id
         return known[1]
 
-    def takes(self, position: Position, place: ParserState, text: bytearray, token: int) -> bool:
-        """Return whether a token that the grammar allows leaves a completion that keeps the obligations."""
+    def takes(
+        self, position: Position, place: ParserState, text: bytearray, token: int, effort: Effort | None = None
+    ) -> bool:
+        """Return whether a token that the grammar allows leaves a completion that keeps the obligations.
+
+        Args:
+            effort: that of the mask which the token is of.
+
+        Raises:
+            GrammarError: the search takes too many steps.
+        """
         after = self.after(position, place, text, token)
         if after is None:
             return False
         if not after.alive:
             return True
         state = self._template.completions.advance(place, token)
-        return state is not None and self.completer.exists(state, after, text, self._template.vocabulary.table[token])
+        if state is None:
+            return False
+        return self.completer.exists(state, after, text, self._template.vocabulary.table[token], effort or Effort())
 
     def without(self, row: Bitmask, bans: frozenset[int]) -> Bitmask:
         """Return a mask without some tokens. Equal arguments give the same read-only array."""
@@ -317,10 +329,3 @@ class GuardedGrammar(Grammar):
         copied = GuardedGrammar(self._inner.copy(), self._guard)
         copied._text, copied._positions, copied._ends = self._text.copy(), self._positions.copy(), self._ends.copy()
         return copied
-
-
-def _next_member(text: bytes) -> int:
-    """Return an offset before which no member of an object begins: behind the first comma, or the first bracket that
-    opens an object; the length of the text if there is none."""
-    found = [at + 1 for at in (text.find(b","), text.find(b"{")) if at >= 0]
-    return min(found, default=len(text))

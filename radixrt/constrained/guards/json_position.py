@@ -172,6 +172,13 @@ def _rotations(text: bytes, at: int) -> list[bytes]:
     return [text[:at] + one + text[end:] for one in others]
 
 
+def next_member(text: bytes) -> int:
+    """Return an offset before which no member of an object begins: behind the first comma, or the first bracket that
+    opens an object; the length of the text if there is none."""
+    found = [at + 1 for at in (text.find(b","), text.find(b"{")) if at >= 0]
+    return min(found, default=len(text))
+
+
 class Position:
     """A position in a JSON text.
 

@@ -31,13 +31,14 @@ class Scanner:
 
     Attributes:
         arrays: some arrays are not FREE.
+        ordered: the members of objects in items that must differ have a fixed order.
         start: the position before a text.
     """
 
     def __init__(self, recognizer: Recognizer, obligations: Sequence[Obligation]) -> None:
         self._recognizer = recognizer
         self._keys = DISTINCT if any(one.kind == "keys" for one in obligations) else FREE
-        self._ordered = all(one.ordered for one in obligations)
+        self.ordered = all(one.ordered for one in obligations)
         self._prefixes = tuple([one.prefix for one in obligations if one.prefix])
         self._kinds: dict[tuple[State, str, bool], int] = {}
         self.arrays = any(one.kind != "keys" for one in obligations)
@@ -70,7 +71,7 @@ class Scanner:
             data,
             kind_of,
             keys=self._keys,
-            ordered=self._ordered,
+            ordered=self.ordered,
             embedded=bool(self._prefixes),
         )
 

@@ -6,11 +6,11 @@ used one, every completion of the grammar is good, so a search only follows the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from heapq import heappop, heappush
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
-from radixrt.constrained.guards.json_position import DELIMITERS, SCALAR, Position, Scope
+from radixrt.constrained.guards.json_position import DELIMITERS, FREE, SCALAR, Position, Scope, next_member
 from radixrt.constrained.guards.scanner import Scanner
 from radixrt.constrained.guards.tails import Tails
 from radixrt.constrained.matcher import GrammarError
@@ -21,7 +21,11 @@ from radixrt.constrained.runtime.closing import ParserState, code_points
 from radixrt.constrained.vocabulary import Vocabulary
 
 MAX_NODES: Final = 20_000
-"""Maximum number of nodes of one search."""
+"""Maximum number of cached results of a kind."""
+MAX_STEPS: Final = 20_000
+"""Maximum number of steps of the searches of one mask, or of one completion."""
+TEXTS_OF_STEP: Final = 256
+"""Number of used texts that are compared in about the time of one step."""
 MANY_WAYS: Final = 4096
 """Number beyond which ways to go on are not counted."""
 LOOK_AHEAD: Final = 4
@@ -41,6 +45,32 @@ class Node(NamedTuple):
     pending: bytes
     position: Position
     extra: bytes
+
+
+_Key: TypeAlias = tuple[Hashable, ...]
+
+
+class Effort:
+    """The steps of the searches of one mask or one completion, which a request may not exceed.
+
+    Attributes:
+        hopeless: keys of nodes from which no search reaches a completion; see `_key`.
+    """
+
+    def __init__(self) -> None:
+        self._left = MAX_STEPS
+        self.hopeless: set[_Key] = set()
+
+    def spend(self, position: Position) -> None:
+        """Count a step at a position.
+
+        Raises:
+            GrammarError: the steps are used up.
+        """
+        scope = position.scope
+        self._left -= 1 if scope is None else 1 + scope.num_live // TEXTS_OF_STEP
+        if self._left < 0:
+            raise _too_long()
 
 
 class Completer:
@@ -81,11 +111,12 @@ class Completer:
                 break
         return most
 
-    def exists(self, place: ParserState, position: Position, before: bytearray, extra: bytes) -> bool:
+    def exists(self, place: ParserState, position: Position, before: bytearray, extra: bytes, effort: Effort) -> bool:
         """Return whether a text has a completion in which no unit repeats another that it must differ from.
 
         Args:
             before, extra: the text, in two parts.
+            effort: of all searches with the same `before`.
 
         Raises:
             GrammarError: the search takes too many steps.
@@ -93,14 +124,22 @@ class Completer:
         if not position.alive or self._may_leave(place, position):
             return True
         todo = [Node(*place, position, extra)]
-        for _ in range(MAX_NODES):
-            if not todo:
-                return False
-            for node in self._following(todo.pop(), before):
-                if not node.position.alive:
+        seen: set[_Key] = set()
+        while todo:
+            node = todo.pop()
+            effort.spend(node.position)
+            if not self._scanner.ordered:
+                # Members in another order lead to the same choices. In a fixed order no two nodes are alike.
+                key = _key(node, before)
+                if key in seen or key in effort.hopeless:
+                    continue
+                seen.add(key)
+            for further in self._following(node, before):
+                if not further.position.alive:
                     return True
-                todo.append(node)
-        raise _too_long()
+                todo.append(further)
+        effort.hopeless |= seen
+        return False
 
     def _may_leave(self, place: ParserState, position: Position) -> bool:
         """Return whether at some point along a used text there are more ways to go on than used texts, so that the unit
@@ -111,6 +150,8 @@ class Completer:
         if scope is None or place[1]:
             return False
         rest = scope.live[0][scope.matched :]
+        if not self._scanner.ordered:
+            rest = rest[: next_member(rest)]  # another member in its place leads away from no used text
         many = many_for(position)
         return many is not None and self.last_choice(place[0], rest, many, 0) is not None
 
@@ -142,11 +183,12 @@ class Completer:
         if known is not None:
             return known
         node = Node(state, pending, position, b"")
+        effort = Effort()
         while True:
-            node, rest = self._follow(node, before)
+            node, rest = self._follow(node, before, effort)
             if rest is None:
                 break
-            node = self._around(node, rest, before)
+            node = self._around(node, rest, before, effort)
         if not pending:
             self._tails.add(state, node.extra)
         return self._vocabulary.encode_bytes(node.extra)
@@ -155,7 +197,7 @@ class Completer:
         """Return whether a text meets the obligations."""
         return self._scanner.advance(position, (state, b""), before, b"", text) is not None
 
-    def _follow(self, node: Node, before: bytearray) -> tuple[Node, int | None]:
+    def _follow(self, node: Node, before: bytearray, effort: Effort) -> tuple[Node, int | None]:
         """Follow the grammar's shortest completion up to a unit that repeats another.
 
         Returns:
@@ -168,6 +210,7 @@ class Completer:
         for char in text:
             after = self._recognizer.advance(node.state, char)
             assert after is not None
+            effort.spend(node.position)
             further = self._step(node, char, after, before)
             if further is None:
                 depth = _depth(node.position.scope)
@@ -186,7 +229,7 @@ class Completer:
             node = further
         return node, None
 
-    def _around(self, start: Node, depth: int, before: bytearray) -> Node:
+    def _around(self, start: Node, depth: int, before: bytearray, effort: Effort) -> Node:
         """Return the node after a shortest unit that repeats no other.
 
         Args:
@@ -195,15 +238,16 @@ class Completer:
         """
         used = _used(start.position.scope, depth)
         queue: list[tuple[int, int, int, Node]] = [(0, 0, 0, start)]
-        for serial in range(MAX_NODES):
-            if not queue:
-                break
+        serial = 0
+        while queue:
             _, _, _, node = heappop(queue)
+            effort.spend(node.position)
             if _depth(node.position.scope) < depth or _used(node.position.scope, depth) > used:
                 return node
             for number, one in enumerate(self._following(node, before)):
                 cost = len(one.extra) + self._recognizer.closing_length(one.state)
-                heappush(queue, (cost, -len(one.extra), serial << 20 | number, one))
+                heappush(queue, (cost, -len(one.extra), serial + number, one))
+            serial += 1 << 20
         raise _too_long()
 
     def _following(self, node: Node, before: bytearray) -> Iterator[Node]:
@@ -291,6 +335,29 @@ def _used(scope: Scope | None, depth: int) -> int:
         assert scope is not None
         scope = scope.parent
     return 0 if scope is None else len(scope.used)
+
+
+def _key(node: Node, before: bytearray) -> _Key:
+    """Return a key which is equal for nodes that have the same completions until a unit becomes equal to no used text.
+
+    Of the outermost scope with live texts only the rest of these texts counts, because the search ends where the unit
+    differs from all of them. Of the scopes within, all texts count, because further units must differ from them.
+    """
+    parts: list[Hashable] = [node.state, node.pending, node.position.mode]
+    scope = node.position.scope
+    while scope is not None and scope.alive:
+        rests = frozenset([text[scope.matched :] for text in scope.live])
+        if scope.parent is None or not scope.parent.alive:
+            parts.append(rests)
+        elif scope.kind != FREE:
+            written = b""
+            if scope.start >= len(before):
+                written = node.extra[scope.start - len(before) :]
+            elif scope.start >= 0:
+                written = bytes(before[scope.start :]) + node.extra
+            parts.append((scope.kind, frozenset(scope.used), rests, written))
+        scope = scope.parent
+    return tuple(parts)
 
 
 def _too_long() -> GrammarError:

@@ -11,6 +11,9 @@ import pytest
 
 from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.compile.compiler import compile_constraint
+from radixrt.constrained.guards import search
+from radixrt.constrained.guards.search import Completer
+from radixrt.constrained.matcher import GrammarError
 from radixrt.constrained.schema import normalize
 from radixrt.constrained.schema.emit import arrays, plan
 from radixrt.constrained.schema.normal_form import graph
@@ -184,6 +187,10 @@ def test_random_answers_of_every_length_repeat_no_item(number: int, options: Any
     assert repeated, "no item would have been repeated"
 
 
+ONES: dict[str, Any] = {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 9}
+"""Arrays of which there is one of each length."""
+
+
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
@@ -193,9 +200,85 @@ def test_random_answers_of_every_length_repeat_no_item(number: int, options: Any
         ),
         ({"items": {"type": "integer", "minimum": 1, "maximum": 70}, "minItems": 71}, "only 70 values .uniqueItems"),
         ({"prefixItems": [{"type": "string"}, {"const": "a"}], "minItems": 2}, "uniqueItems.*Allow more values"),
+        ({"items": ONES, "minItems": 9}, "only 8 values .uniqueItems"),
     ],
 )
 def test_too_few_different_values_are_refused(schema: Any, message: str, backends: Backends) -> None:
     source = json.dumps({"type": "array", "uniqueItems": True, **schema})
     with pytest.raises(RequestError, match=message):
         compile_constraint(Constraint(kind="json_schema", source=source), backends)
+
+
+def test_as_many_items_as_there_are_values_can_be_written(backends: Backends) -> None:
+    closing = guarded(distinct(ONES, 8, minItems=8), backends).new().closing()
+    found = json.loads(text_of(backends.vocabulary, closing))
+    assert sorted(map(len, found)) == list(range(2, 10))
+
+
+def test_the_values_of_a_very_long_array_are_counted_at_once(backends: Backends) -> None:
+    items = {**ONES, "minItems": 10**9, "maxItems": 10**9}
+    source = json.dumps({"type": "array", "items": items, "uniqueItems": True})
+    with pytest.raises(RequestError):
+        compile_constraint(Constraint(kind="json_schema", source=source), backends)
+
+
+MEMBERS: dict[str, Any] = {f"k{number}": {"const": number} for number in range(9)}
+ANY_ORDER: dict[str, Any] = {
+    "type": "object", "properties": MEMBERS, "required": [*MEMBERS], "additionalProperties": False,
+}  # fmt: skip
+"""One value, with a text for each of the 362,880 orders."""
+
+
+def test_another_order_of_members_is_no_other_item() -> None:
+    backends = Backends(small_vocabulary("byte_level"))
+    grammar = guarded(distinct(ANY_ORDER), backends, key_order="any").new()
+    item = json.dumps({name: one["const"] for name, one in MEMBERS.items()}, separators=(",", ":"))
+    assert all(map(grammar.accept, backends.vocabulary.encode_greedily(f"[{item}".encode())))
+    tokens = allowed(grammar, backends.vocabulary.vocab_size)
+    assert {backends.vocabulary.table[token] for token in tokens} == {b"]"}
+
+
+def test_a_completion_takes_a_bounded_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    backends = Backends(small_vocabulary("byte_level"))
+    template = guarded({"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "minItems": 40}, backends)
+    assert template.new().closing()
+    # Each of the items is found within a hundred steps, but not all of them within 400.
+    monkeypatch.setattr(search, "MAX_STEPS", 400)
+    with pytest.raises(GrammarError, match="too many steps"):
+        Completer(template.completions.recognizer, backends.vocabulary, template.guard.scanner).closing(
+            template.completions.start, template.guard.start, bytearray()
+        )
+
+
+def test_a_mask_takes_a_bounded_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    backends = Backends(small_vocabulary("byte_level"))
+    grammar = guarded(distinct({"type": "string", "pattern": "^[ab]{6}$"}, 70), backends).new()
+    used = ",".join([json.dumps(f"{number:06b}".translate({48: "a", 49: "b"})) for number in range(64)])
+    text = f"[{used}".encode()
+    assert all(map(grammar.accept, backends.vocabulary.encode_greedily(text)))
+    tokens = allowed(grammar.copy(), backends.vocabulary.vocab_size)
+    assert {backends.vocabulary.table[token] for token in tokens} == {b"]"}
+    monkeypatch.setattr(search, "MAX_STEPS", 40)
+    with pytest.raises(GrammarError, match="too many steps"):
+        grammar.copy().mask()
+
+
+def test_searches_that_skip_known_choices_find_the_same_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    backends = Backends(small_vocabulary("byte_level"))
+    members = {"type": "object", "patternProperties": {"^[ab]?$": {"const": 1}}, "additionalProperties": False}
+    template = guarded(distinct(distinct(members, 2), 2), backends)
+    skipped = 0
+    for seed in range(4):
+        generator, grammar = random.Random(seed), template.new()
+        while not grammar.is_terminated():
+            here = grammar._positions[-1], grammar._place, grammar._text, grammar._inner.mask()
+            bans = template.guard.bans(*here)
+            with monkeypatch.context() as patch:
+                patch.setattr(search, "_key", lambda *args: (object(),))
+                assert bans == template.guard.bans(*here)
+            skipped += bool(bans)
+            tokens = allowed(grammar, backends.vocabulary.vocab_size)
+            texts = {token: backends.vocabulary.table[token] for token in tokens}
+            likely = [token for token, text in texts.items() if not text.endswith(b"]")]
+            assert grammar.accept(generator.choice(sorted(likely or tokens)))
+    assert skipped

@@ -14,7 +14,11 @@ from radixrt.constrained.vocabulary import Vocabulary
 from tests.constrained.guards.languages import guarded, strict
 from tests.constrained.guards.test_keys import answer
 
-COUNTS = {"type": "object", "additionalProperties": {"type": "integer", "maximum": 99}, "minProperties": 12}
+COUNTS: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": {"type": "integer", "maximum": 99},
+    "minProperties": 12,
+}
 NESTED = {"type": "object", "additionalProperties": COUNTS, "minProperties": 2}
 
 
@@ -99,3 +103,30 @@ def test_the_completion_that_fits_is_the_one_that_is_written(backends: Backends)
     assert grammar.closing() == promised
     copied = grammar.copy()
     assert all(map(copied.accept, promised))
+
+
+@pytest.mark.parametrize(("limit", "most"), [("MAX_BYTES", 2000), ("MAX_TEXT", 60)])
+def test_completions_that_are_forgotten_are_searched_again(
+    limit: str, most: int, backends: Backends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tails, limit, most)
+    vocabulary, template = backends.vocabulary, guarded(COUNTS, backends)
+    generator = random.Random(1)
+    tokens, _ = answer(template.new(), vocabulary, generator, likely_tokens(vocabulary), 10)
+    assert len(strict(b"".join(vocabulary.table[token] for token in tokens).decode())) >= COUNTS["minProperties"]
+    known = template.guard.completer._tails
+    assert known._size <= tails.MAX_BYTES
+    assert all(len(text) <= tails.MAX_TEXT for some in known._tails.values() for text, _ in some)
+
+
+def test_the_ends_of_a_completion_share_its_text(backends: Backends) -> None:
+    schema = {"type": "array", "items": {"type": "string", "minLength": 1000}, "uniqueItems": True}
+    completer = guarded(schema, backends).guard.completer
+    known, state = completer._tails, completer._recognizer.start()
+    text = b'["' + b"a" * 1000 + b'"]'
+    known.add(state, text)
+    ends = [one for some in known._tails.values() for one in some]
+    assert len(ends) > 1000
+    assert {id(one) for one, _ in ends} == {id(text)}
+    known.add(state, b'["' + b"a" * tails.MAX_TEXT + b'"]')
+    assert known.find(state, lambda text: True) == backends.vocabulary.encode_bytes(text)

@@ -99,6 +99,10 @@ class Sizes:
             if more is None or total + sequences * more > limit:
                 return None
             sequences *= more
+            if more <= 1 and length >= len(plan.prefix):
+                # Each of the longer lengths has as many sequences.
+                total += sequences * (plan.high - max(plan.low - 1, length))
+                break
         return total
 
     def _of_object(self, plan: ObjectPlan, limit: int) -> int | None:
