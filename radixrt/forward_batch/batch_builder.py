@@ -103,6 +103,12 @@ class BatchBuilder:
         index, values = self._upload(rows, offsets)
         self.rotary_offsets[index] = values
 
+    @torch.inference_mode()
+    def reset_offsets(self) -> None:
+        """Set the rotary offsets of all rows to 0."""
+        if self.rotary_offsets is not None:
+            self.rotary_offsets.zero_()
+
     def rotary_positions(self, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Return int64 [n], the rotary positions of tokens at positions of rows of req_to_token (int64 [n] each)."""
         return positions if self.rotary_offsets is None else positions + self.rotary_offsets[rows]

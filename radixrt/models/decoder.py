@@ -211,10 +211,12 @@ class Decoder(nn.Module):
         *before, last = self.layers
         for i, layer in enumerate(before):
             residual, added = layer(residual, added, inputs)
-            if batch.inputs is not None and self._stage.is_first and i < len(batch.inputs.added):
-                residual.index_add_(0, batch.inputs.places, batch.inputs.added[i].to(residual.dtype))
+            if batch.inputs is not None:
+                self._add_rows(residual, batch.inputs, i)
             self.progress()
         residual, added = last(residual, added, inputs, batch.narrowed)
+        if batch.inputs is not None:
+            self._add_rows(residual, batch.inputs, len(before))
         if not residual.shape[0]:
             return residual
         if self.norm is None:
@@ -224,6 +226,12 @@ class Decoder(nn.Module):
         return self._ops.all_reduce_add_rms_norm(
             residual, added, self.norm, self._eps, self._activation_dtype, self._group
         )
+
+    def _add_rows(self, residual: torch.Tensor, inputs: StepInputs, layer: int) -> None:
+        """Add the rows for the hidden states after a layer, in place. The last layer of a model has none, so that the
+        hidden states [T, hidden] are those of all tokens."""
+        if self._stage.is_first and layer < len(inputs.added):
+            residual.index_add_(0, inputs.places, inputs.added[layer].to(residual.dtype))
 
     def _on_axes(self, inputs: MixerInputs, positions: torch.Tensor) -> MixerInputs:
         """Return the inputs with a rotary table of this step: each token has a row, in which each frequency comes from

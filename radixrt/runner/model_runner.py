@@ -515,6 +515,12 @@ class ModelRunner:
     def state_bytes(self) -> int:
         return bytes_per_state(self._model.states)
 
+    def reset_rows(self) -> None:
+        """Bring what steps write by row into the state that a new scheduler assumes."""
+        self.batches.reset_offsets()
+        if self._inputs is not None:
+            self._inputs.reset()
+
     def is_usable(self) -> bool:
         """Return whether the device still works after an error, and release its cached memory."""
         return still_works(self.device)

@@ -108,6 +108,10 @@ class InputReader(Protocol):
         """
         ...
 
+    def reset(self) -> None:
+        """Drop work that a step has begun and no later step will end: a new scheduler begins."""
+        ...
+
     def measure(self) -> None:
         """Do the largest piece of work, so that its memory is counted and its kernels are loaded."""
         ...

@@ -138,14 +138,15 @@ class Worker:
         self._announce()
 
     def reconnect(self, answers: Outbox[FromRunner]) -> None:
-        """Serve a new scheduler, and drop the unanswered steps of the old scheduler. The old outbox may be closed. The
-        tables need no reset: the rows of a request are written before its first step."""
+        """Serve a new scheduler, and drop the unanswered steps of the old scheduler. The old outbox may be closed.
+        Tables that `ModelRunner.reset_rows` leaves are written for a request before its first step."""
         self._awaiting_mask = None
         for _, sampled in self._unanswered:
             sampled.wait()
         self._unanswered.clear()
         for part in self._parts.values():
             part.reset()
+        self._runner.reset_rows()
         self._answers = answers
         self._announce()
 

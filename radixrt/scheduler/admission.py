@@ -8,6 +8,7 @@ computing a prefix that it could reuse a step later (`PrefillPrefixes`), and whe
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import chain
@@ -142,9 +143,12 @@ class Admission:
     def _reach(self, req: Req, start: int, wanted: int, budget: StepBudget) -> int:
         """Return how many of `wanted` tokens the chunk of a row with other inputs can have."""
         assert req.inputs is not None
-        reach = req.inputs.reach(start, wanted, budget.seconds)
+        seconds = self._pacing.input_seconds(budget, self._step_time)
+        reach = req.inputs.reach(start, wanted, seconds)
+        if not reach.seconds or seconds == math.inf:
+            return reach.tokens
         budget.spend_seconds(reach.seconds)
-        return min(reach.tokens, budget.tokens_behind(start)) if reach.seconds else reach.tokens
+        return max(min(reach.tokens, budget.tokens_behind(start)), 0)
 
     def _admit(
         self,

@@ -122,10 +122,11 @@ class Pacing:
     def __init__(self, max_gap_s: float = math.inf) -> None:
         self._max_gap_s = max_gap_s
         self._decoding: list[Req] = []
+        self._has_rows = False  # the next step has decode rows
 
     def rows(self, growing: list[Req]) -> list[Req]:
         """Return the decode rows of the next step, among all rows that may decode."""
-        self._decoding = growing
+        self._decoding, self._has_rows = growing, bool(growing)
         return growing
 
     def no_prompts(self) -> None:
@@ -146,6 +147,20 @@ class Pacing:
     def chunk_tokens(self, max_tokens: int, step_time: HasTimes) -> int:
         """Return the number of prompt tokens that a step like the last one gets, at the beginning of a prompt."""
         return self._budget_beside_rows(max_tokens, step_time).tokens_behind(0)
+
+    def input_seconds(self, budget: StepBudget, step_time: HasTimes) -> float:
+        """Return the time that the next step has for other inputs than tokens; inf without decode rows, because a step
+        needs a row and such inputs alone make none.
+
+        Args:
+            budget: result of `budget`. While the time of prompts is not known it has no bound in seconds, and what the
+                decode rows leave is the bound.
+        """
+        if not self._has_rows or self._max_gap_s == math.inf:
+            return math.inf
+        if budget.seconds < math.inf:
+            return budget.seconds
+        return max(self._seconds_beside_rows(step_time.times), 0.0)
 
     def _budget_beside_rows(self, max_tokens: int, step_time: HasTimes) -> StepBudget:
         """Return the budget that the decode rows of the next step leave."""

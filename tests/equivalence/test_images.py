@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from radixrt.channel import LocalChannel
 from radixrt.messages.wire import unpack_f32
 from radixrt.models.model_config import load_model_spec
 from radixrt.models.vision_spec import VisionSpec
@@ -161,3 +162,14 @@ def test_a_runner_that_died(model: str, tiny_model: Callable[[str], Path], tmp_p
         bench.turn()
     bench.restart()
     bench.assert_equal()
+
+
+def test_a_new_scheduler_finds_no_offsets(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    """A runner outlives its scheduler; the next scheduler takes rows for those of text."""
+    bench = ImageBench(tiny_model("qwen3_vl"), tmp_path)
+    bench.show("r", [105, pictures(bench.folder)[0], 107])
+    bench.assert_equal()
+    assert bench.runner.batches.rotary_offsets is not None
+    assert bench.runner.batches.rotary_offsets.any()
+    bench.executor._worker.reconnect(LocalChannel())  # type: ignore[attr-defined]
+    assert not bench.runner.batches.rotary_offsets.any()

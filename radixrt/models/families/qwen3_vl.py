@@ -169,9 +169,9 @@ def _deepstack(vision: Config, default: Sequence[int] | None, depth: int, layers
         raise ModelLoadError(f"config.json: {name} must list the indices of blocks, not {found!r}")
     if default is None and found:
         raise ModelLoadError(f"config.json: {name} {list(found)} is not supported for a tower without deepstack")
-    if sorted(set(found)) != list(found) or any(not 0 <= i < depth for i in found) or len(found) > layers:
+    if sorted(set(found)) != list(found) or any(not 0 <= i < depth for i in found) or len(found) >= layers:
         raise ModelLoadError(
-            f"config.json: {name} {list(found)} must be ascending indices of the tower's {depth} blocks, not more than"
+            f"config.json: {name} {list(found)} must be ascending indices of the tower's {depth} blocks, fewer than"
             f" the text's {layers} layers"
         )
     return tuple(found)

@@ -1,8 +1,8 @@
 """`EncoderPool`: owner of the rows of the encoder pool, in which the ModelRunner keeps the encoded images.
 
 An image has consecutive rows, one for each of its keys. Images that no active request needs stay in the pool until
-their rows are needed, and leave it in the order of their last use. So a picture that many requests show is encoded
-once, although each request may have another namespace or another question.
+their rows are needed, and leave it in the order of their last use. So a picture that many requests of a namespace show
+is encoded once, although each request may ask another question.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from radixrt.messages.images import RowImage
 from radixrt.scheduler.req import Req
 
 Key = tuple[str, bytes]
-"""Namespace of the radix cache, and digest of the image. Two namespaces share nothing, not even time."""
+"""Namespace of the radix cache, and digest of the image: two namespaces share no encoding."""
 
 
 @dataclass(eq=False)
@@ -49,7 +49,7 @@ class EncoderPool:
     def __init__(self, size: int) -> None:
         self.size = size
         self._encodings: dict[Key, Encoding] = {}  # in the order of their last use
-        self._next_number = 0
+        self._used = self._next_number = 0
 
     def find(self, key: Key) -> Encoding | None:
         """Return an image of the pool, which becomes the last one to leave; None if the pool does not have it."""
@@ -65,39 +65,52 @@ class EncoderPool:
             is_held: returns whether an encoding must stay.
 
         Returns:
-            The encoding, of which no block is computed; None if too many rows are held.
+            The encoding, of which no block is computed; None if too many rows are held. Others may have left even then.
         """
-        kept = list(self._encodings.values())
-        leaving = [each for each in kept if not is_held(each)]
-        if self._gap([each for each in kept if each not in leaving], image.count) is None:
-            return None
-        # The images that were used least recently leave until there is a gap.
-        while (row := self._gap(kept, image.count)) is None:
-            oldest = leaving.pop(0)
-            kept.remove(oldest)
-            self.remove(oldest)
+        oldest = iter(list(self._encodings.values()))
+        wanted = image.count
+        while True:
+            # The images that were used least recently leave.
+            while self.size - self._used < wanted:
+                leaving = next((each for each in oldest if not is_held(each)), None)
+                if leaving is None:
+                    return None
+                self.remove(leaving)
+            if (row := self._gap(image.count)) is not None:
+                break
+            # The free rows are in pieces: as many again leave before the next search.
+            wanted = min(self.size - self._used + image.count, self.size)
         self._next_number += 1
         made = Encoding(key, image, self._next_number, row, image.count)
         self._encodings[key] = made
+        self._used += image.count
         return made
 
     def remove(self, encoding: Encoding) -> None:
         """Take an image out of the pool."""
         del self._encodings[encoding.key]
+        self._used -= encoding.count
+
+    def forget(self, req: Req, key: Key) -> None:
+        """Note that a request needs no image any longer."""
+        encoding = self._encodings.get(key)
+        if encoding is not None:
+            encoding.users = [user for user in encoding.users if user[0] is not req]
 
     def clear(self) -> None:
         """Forget all images: their rows are lost."""
         self._encodings.clear()
+        self._used = 0
 
     @property
     def encodings(self) -> list[Encoding]:
         """All images of the pool, in the order of their last use."""
         return list(self._encodings.values())
 
-    def _gap(self, taken: list[Encoding], count: int) -> int | None:
-        """Return the first row of the first gap of `count` rows between some encodings; None without such a gap."""
+    def _gap(self, count: int) -> int | None:
+        """Return the first row of the first gap of `count` rows; None without such a gap."""
         row = 0
-        for each in sorted(taken, key=lambda encoding: encoding.row):
+        for each in sorted(self._encodings.values(), key=lambda encoding: encoding.row):
             if each.row - row >= count:
                 return row
             row = each.row + each.count

@@ -25,12 +25,14 @@ from radixrt.parts.media.encoder_pool import EncoderPool, Encoding
 from radixrt.parts.media.rotary import RotaryPositions
 from radixrt.parts.media.settings import MediaSettings
 from radixrt.scheduler.kv_manager import DecodeRows
-from radixrt.scheduler.part import Core, Part, Section
+from radixrt.scheduler.part import Core, End, Part, Section
 from radixrt.scheduler.req import Reach, Req
 from radixrt.scheduler.schedule_batch import ByKind, Chunk, ScheduleBatch
 
 LEARNING = 0.2
 """Weight of a step in the mean speed of the tower."""
+CLIP = 4.0
+"""Largest ratio of the speed in one step to the mean speed."""
 
 
 class RowImages:
@@ -126,6 +128,13 @@ class Media(Part):
         row = req.kv.req_pool_idx
         if offset != self._offsets.get(row, 0):
             self._offsets[row] = self._changed[row] = offset
+
+    def ended(self, end: End) -> None:
+        """Forget a request that has used images, whose encodings may stay for long."""
+        req = end.req
+        if req is not None and isinstance(req.inputs, RowImages):
+            for image in req.inputs.images:
+                self.pool.forget(req, (req.namespace, image.digest))
 
     def emptying(self) -> None:
         """Forget what the ModelRunner has lost."""
@@ -292,8 +301,8 @@ class Media(Part):
         tokens_s = times.seconds(*batch.shape) if times.extend_steps else 0.0
         seconds = max(self._core.step_time.last_s - tokens_s, 0.1 * self._core.step_time.last_s)
         if seconds > 0:
-            speed = kept.flops / seconds
             known = self._flops_per_s
+            speed = min(max(kept.flops / seconds, known / CLIP), known * CLIP)  # a step may capture a graph
             self._flops_per_s = 1 / ((1 - LEARNING) / known + LEARNING / speed)
 
     def stats(self, now: float) -> dict[str, MediaStats]:

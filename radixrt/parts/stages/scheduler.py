@@ -39,7 +39,9 @@ class StagePacing(Pacing):
         """
         self._decoding = growing
         free = sorted((req for req in growing if not req.num_pending), key=lambda req: req.last_step)
-        return free[: -(-len(growing) // self.stages)]
+        chosen = free[: -(-len(growing) // self.stages)]
+        self._has_rows = bool(chosen)
+        return chosen
 
     def no_prompts(self) -> None:
         self._seconds = 0.0  # the burst is over

@@ -1,4 +1,4 @@
-"""Runner end of images: the encoder pool, and the inputs of a step that come from the pool."""
+"""`ImageReader`: the encoder pool, and the inputs of a step that come from the pool."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from radixrt.models.vision.divided import encode_divided
 from radixrt.models.vision.load import load_tower
 from radixrt.models.vision.tower import Encoding, VisionTower
 from radixrt.models.vision_spec import VisionSpec
-from radixrt.parts.media.tower_graphs import TowerGraphs
+from radixrt.parts.media.runner.tower_graphs import CAPTURE_AT, TowerGraphs
 from radixrt.runner.runner_config import RunnerConfig
 
 
@@ -96,7 +96,12 @@ class ImageReader:
             return
         side = self._spec.patch * self._spec.merge
         height = self._spec.image_size or side * max(1, int((self._num_rows / 4) ** 0.5))
-        self._tower.encode(torch.zeros(height, height, 3, dtype=torch.uint8, device=self._device))
+        for _ in range(CAPTURE_AT):  # a graph takes memory too
+            self._tower.encode(torch.zeros(height, height, 3, dtype=torch.uint8, device=self._device))
+
+    def reset(self) -> None:
+        """As `InputReader.reset`."""
+        self._begun = None
 
     def _encode(self, tower: VisionTower, pieces: Sequence[EncodePiece]) -> None:
         """Compute the pieces of a step, and write the rows of images whose last block is among them."""

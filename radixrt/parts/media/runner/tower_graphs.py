@@ -65,10 +65,10 @@ class TowerGraphs:
 
     def _capture(self, size: tuple[int, int], pixels: torch.Tensor) -> bool:
         """Capture the encoding of images of a size; return False if that fails."""
-        static = pixels.clone()
         stream = self._stream
         stream.wait_stream(torch.cuda.current_stream(self._device))
         try:
+            static = pixels.clone()
             with torch.cuda.stream(stream):
                 self._tower.encode_directly(static)  # kernels are loaded, and tables of the size are made
             torch.cuda.synchronize(self._device)
