@@ -52,7 +52,9 @@ def test_a_classifier_on_two_ranks(classifier: Path, classifier_url: str) -> Non
     prompts = [rendered(classifier, document)[: -len(ids_of(classifier, ["<|im_start|>A:"]))] for document in DOCUMENTS]
     logits = reference_logits(classifier, prompts)[:, 0]
     ranked = post(f"{classifier_url}/v1/rerank", {"query": QUERY, "documents": DOCUMENTS}).json()["results"]
-    assert [each["index"] for each in ranked][:2] == np.argsort(-logits, kind="stable")[:2].tolist()
+    order = [each["index"] for each in ranked]
+    assert sorted(order) == list(range(len(DOCUMENTS)))
+    assert (np.diff(logits[order]) <= 2e-5).all(), "scores fall, but for what rounding swaps"
     for each in ranked:
         assert each["relevance_score"] == pytest.approx(logits[each["index"]], abs=1e-5)
 

@@ -156,9 +156,9 @@ def test_replicas_stand_above_the_tree_and_are_chosen_by_a_click(page: Browser) 
     row = {
         "replica": 0, "state": "serving", "reason": "", "open": 3, "queued": 2, "predicted_wait_s": 0.25, "fences": 0,
         "slots_total": 1000, "slots_free": 500, "slots_evictable": 250, "prompt_tokens": 200, "cached_tokens": 150,
-        "generated_tokens": 10,
+        "generated_tokens": 10, "role": "both",
     }  # fmt: skip
-    rows = [row, {**row, "replica": 1, "state": "fenced", "reason": HOSTILE}]
+    rows = [row, {**row, "replica": 1, "role": "decode", "state": "fenced", "reason": HOSTILE}]
     assert page.run("document.querySelector('#fleet').hidden"), "one engine has no replicas"
     found = page.run(
         "import('/ui/fleet.js').then(({ Fleet }) => { const chosen = [], fleet = new Fleet((it) => chosen.push(it));"
@@ -172,7 +172,7 @@ def test_replicas_stand_above_the_tree_and_are_chosen_by_a_click(page: Browser) 
     assert found[0] == [1]
     assert [words.split() for words in found[1]] == [
         ["replica", "0", "serving", "3", "2", "0.25", "s", "0", "75.0", "%"],
-        ["replica", "1", "fenced", "3", "2", "0.25", "s", "0", "75.0", "%"],
+        ["replica", "1,", "decode", "fenced", "3", "2", "0.25", "s", "0", "75.0", "%"],
     ]
 
 

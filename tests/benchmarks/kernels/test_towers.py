@@ -22,6 +22,9 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"hidden_size": 32, "intermediate_size": 64, "image_size": 64, "num_hidden_layers": 2}
     config["vision_config"] = {**config["vision_config"], **sizes, "num_attention_heads": 2}
     monkeypatch.setitem(CONFIGS, "smolvlm-256m", config)
+    name = config["architectures"][0]
+    preprocessor = {**vision_shapes.PREPROCESSORS[name], "max_image_size": {"longest_edge": 64}}
+    monkeypatch.setitem(vision_shapes.PREPROCESSORS, name, preprocessor)
 
 
 @pytest.mark.usefixtures("tiny")
