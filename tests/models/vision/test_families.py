@@ -185,7 +185,7 @@ def test_a_file_that_names_what_differs_alone() -> None:
         ("qwen3_vl", {"vision_config.rope_parameters": {"factor": 2}}, "rope_parameters: factor is not supported"),
         ("qwen3_vl", {"vision_config.deepstack_visual_indexes": [3, 1]}, r"deepstack_visual_indexes \[3, 1\] must be"),
         ("qwen3_vl", {"vision_config.deepstack_visual_indexes": [4]}, "ascending indices of the tower's 4 blocks"),
-        ("qwen3_vl", {"text_config.num_hidden_layers": 2}, "not more than the text's 2 layers"),
+        ("qwen3_vl", {"text_config.num_hidden_layers": 2}, "fewer than the text's 2 layers"),
         ("qwen3_vl", {"text_config.rope_parameters.mrope_interleaved": False}, "mrope_interleaved false"),
         ("qwen3_vl", {"text_config.rope_parameters.mrope_section": [6, 5]}, "mrope_section must be three integers"),
         ("qwen3_vl", {"text_config.use_sliding_window": True}, "use_sliding_window True"),
