@@ -10,6 +10,7 @@ import msgspec
 from radixrt.errors import RequestError, shown
 from radixrt.messages.parts import ChatPrompt, Detail, ImageInput
 from radixrt.vision.encode import picture_bytes
+from radixrt.vision.fetch import is_data_url
 
 Messages = Sequence[Mapping[str, Any]]
 """Conversation, which the model's chat template renders: {"role", "content"} objects. A content is a text or a list of
@@ -66,7 +67,7 @@ def _part(part: object, param: str, images: list[ImageInput]) -> dict[str, str]:
         given = part.get(kind)
         if isinstance(given, Mapping):
             part, given = given, given.get("url")
-        if kind == "image_url" and not (isinstance(given, str) and given[:5].lower() == "data:"):
+        if kind == "image_url" and not (isinstance(given, str) and is_data_url(given)):
             raise RequestError(
                 f'{param}.image_url must hold a data: URL; for a path or bytes, send {{"type": "image", "image": ...}}',
                 param=f"{param}.image_url",

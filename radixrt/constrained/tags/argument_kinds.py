@@ -55,14 +55,17 @@ class _Leaf:
 
 
 @dataclass(frozen=True)
-class _All:
-    """A value satisfies all of the parts."""
-
+class _Combination:
     parts: frozenset[_Tree]
 
     @cached_property
     def size(self) -> int:
         return 1 + sum(one.size for one in self.parts)
+
+
+@dataclass(frozen=True)
+class _All(_Combination):
+    """A value satisfies all of the parts."""
 
     @cached_property
     def kinds(self) -> Kinds:
@@ -70,14 +73,8 @@ class _All:
 
 
 @dataclass(frozen=True)
-class _Any:
+class _Any(_Combination):
     """A value satisfies one of the parts."""
-
-    parts: frozenset[_Tree]
-
-    @cached_property
-    def size(self) -> int:
-        return 1 + sum(one.size for one in self.parts)
 
     @cached_property
     def kinds(self) -> Kinds:
