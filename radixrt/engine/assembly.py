@@ -130,9 +130,9 @@ def make_runner(
         staging_bytes = STAGING_BYTES
     make_inputs, image_rows = None, 0
     if settings.vision is not None:
-        from radixrt.parts.media.runner import ImageReader
+        from radixrt.parts.media.runner import ImageEncoder
 
-        make_inputs, image_rows = ImageReader.of, encoder_rows(config.model.max_image_tokens)
+        make_inputs, image_rows = ImageEncoder.of, encoder_rows(config.model.max_image_tokens)
 
     return ModelRunner(
         RunnerConfig(
@@ -282,13 +282,8 @@ def _media_settings(config: Config, settings: EngineSettings, *, on_cpu: bool) -
     if vision is None:
         return None
     return MediaSettings(
-        token=vision.image_token_id,
+        vision,
         rows=encoder_rows(config.model.max_image_tokens),
-        blocks=vision.depth,
-        patch=vision.patch,
-        hidden=vision.hidden,
-        intermediate=vision.intermediate,
-        is_rotary=bool(vision.rotary_axes),
         flops_per_s=CPU_FLOPS_PER_S if on_cpu else GPU_FLOPS_PER_S,
         shares_memory=config.executor.executor not in ("ray", "external"),
     )

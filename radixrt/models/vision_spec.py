@@ -123,11 +123,15 @@ class VisionSpec:
         """Return the operations of the matrix products for an image of a size in pixels."""
         rows, columns = self.grid(height, width)
         patches = rows * columns * self.merge**2
-        tokens = patches + self.class_token
-        weights = 4 * self.hidden**2 + 2 * self.hidden * self.intermediate
-        block = 2 * tokens * weights + 4 * tokens**2 * self.hidden
         behind = 2 * rows * columns * self._projector_weights * (1 + len(self.deepstack))
-        return 2 * patches * 3 * self.patch**2 * self.hidden + self.depth * block + behind
+        return 2 * patches * 3 * self.patch**2 * self.hidden + self.depth * self.block_flops(height, width) + behind
+
+    def block_flops(self, height: int, width: int) -> int:
+        """Return the part of `flops` that one block takes."""
+        rows, columns = self.grid(height, width)
+        tokens = rows * columns * self.merge**2 + self.class_token
+        weights = 4 * self.hidden**2 + 2 * self.hidden * self.intermediate
+        return 2 * tokens * weights + 4 * tokens**2 * self.hidden
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """Return the rows and columns of positions of an image of a size in pixels."""

@@ -15,6 +15,7 @@ from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
 from radixrt.mem_cache.state_slots import StateSlotAllocator
 from radixrt.messages.kv_moves import KVOpen
 from radixrt.messages.runner import CascadeCosts
+from radixrt.models.vision_spec import VisionSpec
 from radixrt.parts.constraint.scheduler import Constraints
 from radixrt.parts.media.scheduler import Media
 from radixrt.parts.media.settings import MediaSettings
@@ -53,8 +54,13 @@ CHOICES: dict[str, frozenset[str]] = {
 """No part at all, and each part by itself. Watching alone needs another part: its views name requests' programs."""
 
 TOWER = MediaSettings(
-    token=9, rows=64, blocks=2, patch=16, hidden=64, intermediate=256, is_rotary=True, flops_per_s=1e9
-)
+    VisionSpec(
+        "qwen_vl", 9, (), patch=16, merge=2, depth=2, hidden=64, intermediate=256, heads=4, out_size=64, table_side=6,
+        rotary_axes=(0, 1, 2),
+    ),
+    rows=64,
+    flops_per_s=1e9,
+)  # fmt: skip
 
 
 def empty_tiers() -> Tiers:

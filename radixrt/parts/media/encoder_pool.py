@@ -23,7 +23,7 @@ class Encoding:
 
     Attributes:
         number: distinguishes the encodings of one engine.
-        row, count: rows [row, row + count) of the pool.
+        row: first row of the pool; the image has `count` rows.
         blocks: number of blocks of the tower that steps have been told to compute.
         users: (request, position behind the image in the request's row) of the requests that may need the rows.
         step: number of the last step that uses the rows.
@@ -33,10 +33,14 @@ class Encoding:
     image: RowImage
     number: int
     row: int
-    count: int
     blocks: int = 0
     users: list[tuple[Req, int]] = field(default_factory=list)
     step: int = -1
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return self.image.count
 
 
 class EncoderPool:
@@ -44,12 +48,15 @@ class EncoderPool:
 
     Args:
         size: number of rows.
+
+    Attributes:
+        used: number of rows that images have.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._encodings: dict[Key, Encoding] = {}  # in the order of their last use
-        self._used = self._next_number = 0
+        self.used = self._next_number = 0
 
     def find(self, key: Key) -> Encoding | None:
         """Return an image of the pool, which becomes the last one to leave; None if the pool does not have it."""
@@ -71,7 +78,7 @@ class EncoderPool:
         wanted = image.count
         while True:
             # The images that were used least recently leave.
-            while self.size - self._used < wanted:
+            while self.size - self.used < wanted:
                 leaving = next((each for each in oldest if not is_held(each)), None)
                 if leaving is None:
                     return None
@@ -79,17 +86,17 @@ class EncoderPool:
             if (row := self._gap(image.count)) is not None:
                 break
             # The free rows are in pieces: as many again leave before the next search.
-            wanted = min(self.size - self._used + image.count, self.size)
+            wanted = min(self.size - self.used + image.count, self.size)
         self._next_number += 1
-        made = Encoding(key, image, self._next_number, row, image.count)
+        made = Encoding(key, image, self._next_number, row)
         self._encodings[key] = made
-        self._used += image.count
+        self.used += image.count
         return made
 
     def remove(self, encoding: Encoding) -> None:
         """Take an image out of the pool."""
         del self._encodings[encoding.key]
-        self._used -= encoding.count
+        self.used -= encoding.count
 
     def forget(self, req: Req, key: Key) -> None:
         """Note that a request needs no image any longer."""
@@ -100,7 +107,7 @@ class EncoderPool:
     def clear(self) -> None:
         """Forget all images: their rows are lost."""
         self._encodings.clear()
-        self._used = 0
+        self.used = 0
 
     @property
     def encodings(self) -> list[Encoding]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -66,12 +65,6 @@ class RowImages:
         return [image for image in self.images if image.start < stop and image.end > start]
 
 
-class Encoded(NamedTuple):
-    """Work on the tower in one step: floating-point operations."""
-
-    flops: float
-
-
 class Media(Part):
     """See the module's docstring.
 
@@ -84,7 +77,7 @@ class Media(Part):
     name = MEDIA
 
     def __init__(self, settings: MediaSettings) -> None:
-        self._settings = settings
+        self._settings, self._vision = settings, settings.vision
         self.pool = EncoderPool(settings.rows)
         self._flops_per_s = settings.flops_per_s
         self._step = 0  # number of sections
@@ -118,11 +111,11 @@ class Media(Part):
 
     def queued(self, req: Req, row: Row, message: Request, now: float) -> None:
         if row.images:
-            req.inputs = RowImages(self, req, row.images, self._settings.token)
+            req.inputs = RowImages(self, req, row.images, self._vision.image_token_id)
 
     def admitted(self, req: Req, prompt_tokens: int, cached_tokens: int, *, again: bool) -> None:
         """Set the offset of the request's row, which another request may have had before."""
-        if not self._settings.is_rotary:
+        if not self._vision.rotary_axes:
             return
         offset = req.inputs.positions.offset if isinstance(req.inputs, RowImages) else 0
         row = req.kv.req_pool_idx
@@ -172,9 +165,9 @@ class Media(Part):
         spent = 0.0
         for image in images:
             encoding = self._encoding_of(req, image)
-            if encoding is not None and encoding.blocks < self._settings.blocks:
+            if encoding is not None and encoding.blocks < self._vision.depth:
                 spent += self._advance(encoding, seconds - spent)
-            if encoding is None or encoding.blocks < self._settings.blocks:
+            if encoding is None or encoding.blocks < self._vision.depth:
                 return Reach(max(image.start - start, 0), spent)
             encoding.step = self._step
         return Reach(wanted, spent)
@@ -207,9 +200,9 @@ class Media(Part):
         """Add blocks of the tower to the next step: at least one block to a step without any, even if it takes longer
         than `seconds`; return their predicted time."""
         image, settings = encoding.image, self._settings
-        flops = settings.block_flops(image.height, image.width)
+        flops = self._vision.block_flops(image.height, image.width)
         block_s = flops / self._flops_per_s
-        left = settings.blocks - encoding.blocks
+        left = self._vision.depth - encoding.blocks
         fitting = left if seconds >= left * block_s else int(max(seconds, 0.0) / block_s)
         count = min(left, max(fitting, 0 if self._pieces else 1))
         if not count:
@@ -233,7 +226,7 @@ class Media(Part):
         encoding.blocks += count
         encoding.step = self._step
         self._flops += count * flops
-        if encoding.blocks == settings.blocks:
+        if encoding.blocks == self._vision.depth:
             self._begun = None
         return count * block_s
 
@@ -246,20 +239,19 @@ class Media(Part):
         return req.kv.req_pool_idx > 0 and self._core.kv.computed_len(req) < end
 
     def section(self, kinds: ByKind, decode: DecodeRows) -> Section | None:
+        self._step += 1
         chunks = kinds.chunks
         if not (chunks or self._pieces or self._changed):
-            self._step += 1
             return None
-        positions = self._positions(chunks, decode) if self._settings.is_rotary else b""
+        positions = self._positions(chunks, decode) if self._vision.rotary_axes else b""
         places, source = self._places(chunks)
         flops, pieces, changed = self._flops, self._pieces, self._changed
-        self._step += 1
         if not (pieces or changed or positions or len(places)):
             return None
         self._flops, self._pieces, self._changed = 0.0, [], {}
         offsets = np.array(list(changed.items()), np.int32).reshape(-1)
         data = encode(MediaSection(pieces, pack_i32(offsets), pack_i32(places), pack_i32(source), positions))
-        return Section(data, Encoded(flops) if flops else None, flops / self._flops_per_s)
+        return Section(data, flops or None, flops / self._flops_per_s)
 
     def _places(self, chunks: Sequence[Chunk]) -> tuple[Int32Array, Int32Array]:
         """Return int32[m] indices of the step's tokens that are positions of images, and their rows of the pool."""
@@ -270,7 +262,6 @@ class Media(Part):
                 for image in chunk.req.inputs.within(chunk.start, chunk.start + count):
                     encoding = self.pool.find((chunk.req.namespace, image.digest))
                     assert encoding is not None, "a chunk reaches encoded images only"
-                    encoding.step = self._step
                     begin = max(image.start, chunk.start)
                     patches = np.arange(begin, min(image.end, chunk.start + count), dtype=np.int32) - image.start
                     places.append(patches + (first + image.start - chunk.start))
@@ -295,19 +286,22 @@ class Media(Part):
         columns.append(np.tile(decode.seq_lens - 1 + offsets, (3, 1)))
         return pack_i32(np.concatenate(columns, axis=1).reshape(-1))
 
-    def commit(self, batch: ScheduleBatch, kept: Encoded, output: StepOutput, now: float) -> None:
-        """Learn the speed of the tower from the time that a step took longer than its tokens."""
+    def commit(self, batch: ScheduleBatch, kept: float, output: StepOutput, now: float) -> None:
+        """Learn the speed of the tower from the time that a step took longer than its tokens.
+
+        Args:
+            kept: floating-point operations of the tower in the step.
+        """
         times = self._core.step_time.times
         tokens_s = times.seconds(*batch.shape) if times.extend_steps else 0.0
         seconds = max(self._core.step_time.last_s - tokens_s, 0.1 * self._core.step_time.last_s)
         if seconds > 0:
             known = self._flops_per_s
-            speed = min(max(kept.flops / seconds, known / CLIP), known * CLIP)  # a step may capture a graph
+            speed = min(max(kept / seconds, known / CLIP), known * CLIP)  # a step may capture a graph
             self._flops_per_s = 1 / ((1 - LEARNING) / known + LEARNING / speed)
 
     def stats(self, now: float) -> dict[str, MediaStats]:
-        used = sum(each.count for each in self.pool.encodings)
-        return {"media": MediaStats(self.pool.size, used, self.encoded_images, self.reused_images)}
+        return {"media": MediaStats(self.pool.size, self.pool.used, self.encoded_images, self.reused_images)}
 
     def check(self) -> None:
         """Check that the encodings have rows of their own."""

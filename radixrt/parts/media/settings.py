@@ -1,8 +1,10 @@
-"""`MediaSettings`: facts of a vision model that the scheduler needs, without tensors."""
+"""`MediaSettings`: facts of a vision model that the scheduler needs, and the size of the encoder pool; no tensors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from radixrt.models.vision_spec import VisionSpec
 
 CPU_FLOPS_PER_S, GPU_FLOPS_PER_S = 1e11, 3e14
 """Speeds of towers that are assumed until steps have shown them."""
@@ -17,32 +19,16 @@ def encoder_rows(max_image_tokens: int) -> int:
 
 @dataclass(frozen=True)
 class MediaSettings:
-    """A vision tower and its place in the language model.
+    """What the scheduler needs to know of a vision tower.
 
     Attributes:
-        token: token id that the model reads at the positions of images.
+        vision: the tower, and its place in the language model.
         rows: rows of the encoder pool, at least those of the largest image.
-        blocks: blocks of the tower.
-        patch: side of a patch in pixels.
-        hidden, intermediate: sizes of a block of the tower.
-        is_rotary: rotary positions have several axes.
         flops_per_s: speed of the tower that is assumed until steps have shown it.
         shares_memory: every rank reads the files of pixels; otherwise steps carry the pixels.
     """
 
-    token: int
+    vision: VisionSpec
     rows: int
-    blocks: int
-    patch: int
-    hidden: int
-    intermediate: int
-    is_rotary: bool
     flops_per_s: float
     shares_memory: bool = True
-
-    def block_flops(self, height: int, width: int) -> float:
-        """Return the floating-point operations of one block for an image of this size in pixels: four projections of
-        attention, two of the feed-forward network, and the attention of all patches to all."""
-        patches = height * width / self.patch**2
-        weights = 4 * self.hidden * self.hidden + 2 * self.hidden * self.intermediate
-        return 2 * patches * (weights + 2 * patches * self.hidden)

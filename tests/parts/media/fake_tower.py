@@ -14,6 +14,7 @@ from radixrt.messages.request import Envelope, Request, Row
 from radixrt.messages.runner import ForwardStep
 from radixrt.messages.sections import MEDIA, MediaSection, decode
 from radixrt.messages.wire import pack_i32, unpack_i32
+from radixrt.models.vision_spec import VisionSpec
 from radixrt.parts.media.scheduler import Media
 from radixrt.parts.media.settings import MediaSettings
 from radixrt.sampling_params import SamplingParams
@@ -21,9 +22,11 @@ from tests.scheduler.fake_runner import VOCAB, FakeRunner, Harness, digest, expe
 
 IMAGE_TOKEN = VOCAB + 7
 BLOCKS = 5
-SETTINGS = MediaSettings(
-    token=IMAGE_TOKEN, rows=32, blocks=BLOCKS, patch=1, hidden=8, intermediate=16, is_rotary=True, flops_per_s=1e9
-)
+TOWER = VisionSpec(
+    "qwen_vl", IMAGE_TOKEN, (), patch=1, merge=1, depth=BLOCKS, hidden=8, intermediate=16, heads=1, out_size=8,
+    table_side=1, rotary_axes=(0, 1, 2),
+)  # fmt: skip
+SETTINGS = MediaSettings(TOWER, rows=32, flops_per_s=1e9)
 
 
 def picture(number: int, rows: int, columns: int) -> RowImage:

@@ -141,7 +141,7 @@ def test_beside_decode_rows_an_image_is_encoded_in_pieces() -> None:
         h.show(f"warm{number}", [20 + number, *range(5, 20)], max_tokens=1)
         serve(f"warm{number}")
     wide = picture(7, 2, 2)
-    h.part._flops_per_s = h.part._settings.block_flops(2, 2) / block_s
+    h.part._flops_per_s = h.part._settings.vision.block_flops(2, 2) / block_s
     h.show("image", [1, wide, 2], max_tokens=1)
     before = len(h.steps)
     serve("image")
@@ -160,7 +160,7 @@ def test_images_alone_bound_gaps_too() -> None:
     h.submit()
     h.now += 0.01
     h.commit()
-    h.part._flops_per_s = h.part._settings.block_flops(3, 4) / 0.03
+    h.part._flops_per_s = h.part._settings.vision.block_flops(3, 4) / 0.03
     h.show("image", [1, BOOK, 2], max_tokens=1)
     h.drain()
     h.assert_seen("image")
@@ -177,7 +177,7 @@ def test_pipeline_stages(stages: int) -> None:
             h.submit()
             h.now += 0.01
             h.commit()
-    h.part._flops_per_s = h.part._settings.block_flops(3, 4) / 30.0
+    h.part._flops_per_s = h.part._settings.vision.block_flops(3, 4) / 30.0
     for number in range(3):
         h.show(f"r{number}", [1, picture(50 + number, 3, 4), 2])
     h.drain()

@@ -1,5 +1,5 @@
 """Runner end of images."""
 
-from radixrt.parts.media.runner.image_reader import ImageReader
+from radixrt.parts.media.runner.image_encoder import ImageEncoder
 
-__all__ = ["ImageReader"]
+__all__ = ["ImageEncoder"]

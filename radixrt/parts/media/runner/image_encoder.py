@@ -1,4 +1,4 @@
-"""`ImageReader`: the encoder pool, and the inputs of a step that come from the pool."""
+"""`ImageEncoder`: the encoder pool, and the inputs of a step that come from the pool."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from radixrt.distributed.parallel import TPGroup
 from radixrt.forward_batch.batch_builder import BatchBuilder
 from radixrt.forward_batch.forward_batch import StepInputs
+from radixrt.forward_batch.upload import Uploader
 from radixrt.layers.ops import LayerOps
 from radixrt.messages.sections import MEDIA, EncodePiece, MediaSection, decode
 from radixrt.messages.wire import unpack_i32
@@ -20,10 +21,11 @@ from radixrt.models.vision.load import load_tower
 from radixrt.models.vision.tower import Encoding, VisionTower
 from radixrt.models.vision_spec import VisionSpec
 from radixrt.parts.media.runner.tower_graphs import CAPTURE_AT, TowerGraphs
+from radixrt.parts.media.settings import IMAGES_IN_POOL
 from radixrt.runner.runner_config import RunnerConfig
 
 
-class ImageReader:
+class ImageEncoder:
     """Encodes the images of steps, and keeps their rows. The `InputReader` of a model with a vision tower.
 
     Args:
@@ -39,6 +41,7 @@ class ImageReader:
     ) -> None:  # fmt: skip
         self._tower, self._spec, self._group, self._progress = tower, spec, group, progress
         self._device = device = group.device
+        self._uploader = Uploader(device)
         self._num_rows = num_rows
         self._begun: tuple[int, Encoding] | None = None
         self._pool: torch.Tensor | None = None
@@ -49,7 +52,7 @@ class ImageReader:
     @staticmethod
     def of(
         config: RunnerConfig, spec: ModelSpec, group: TPGroup, ops: LayerOps, progress: Callable[[], None]
-    ) -> ImageReader:
+    ) -> ImageEncoder:
         """Load the tower of a model and allocate the encoder pool.
 
         Raises:
@@ -70,7 +73,7 @@ class ImageReader:
             )
             if device.type == "cuda" and config.cuda_graph != "off":
                 tower.replay = TowerGraphs(tower, device).encode
-        return ImageReader(tower, spec.vision, config.image_rows, group, progress)
+        return ImageEncoder(tower, spec.vision, config.image_rows, group, progress)
 
     def of_step(self, sections: dict[str, bytes], batches: BatchBuilder) -> StepInputs | None:
         """As `InputReader.of_step`."""
@@ -83,7 +86,10 @@ class ImageReader:
             batches.set_offsets(*unpack_i32(section.offsets).reshape(-1, 2).T)
         if not section.places and not section.positions:
             return None
-        places, source, positions = self._upload(section.places, section.source, section.positions)
+        columns = [
+            unpack_i32(column).astype(np.int64) for column in (section.places, section.source, section.positions)
+        ]
+        places, source, positions = self._uploader.upload(columns)
         on_axes = positions.view(3, -1) if section.positions else None
         if self._pool is None:
             return StepInputs(places, torch.empty(0, device=self._device), (), on_axes)
@@ -91,11 +97,11 @@ class ImageReader:
         return StepInputs(places, rows, tuple(added), on_axes)
 
     def measure(self) -> None:
-        """Encode an image with a quarter of the pool's rows, or one of the only size."""
+        """Encode an image of the most tokens, or one of the only size."""
         if self._tower is None:
             return
         side = self._spec.patch * self._spec.merge
-        height = self._spec.image_size or side * max(1, int((self._num_rows / 4) ** 0.5))
+        height = self._spec.image_size or side * max(1, int((self._num_rows / IMAGES_IN_POOL) ** 0.5))
         for _ in range(CAPTURE_AT):  # a graph takes memory too
             self._tower.encode(torch.zeros(height, height, 3, dtype=torch.uint8, device=self._device))
 
@@ -140,11 +146,3 @@ class ImageReader:
         if self._device.type != "cuda":
             return pixels
         return pixels.pin_memory().to(self._device, non_blocking=True)
-
-    def _upload(self, *columns: bytes) -> list[torch.Tensor]:
-        """Return int32 columns as int64 tensors on the device, by one copy."""
-        arrays = [unpack_i32(column) for column in columns]
-        packed = torch.from_numpy(np.concatenate(arrays).astype(np.int64))
-        if self._device.type == "cuda":
-            packed = packed.pin_memory().to(self._device, non_blocking=True)
-        return list(torch.split(packed, [len(array) for array in arrays]))
