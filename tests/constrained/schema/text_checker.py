@@ -35,9 +35,12 @@ class TextChecker:
         return any(self._recognizer.is_complete(state) for state in self._after({id(start): start}, value).values())
 
     def accepts_text(self, text: str) -> bool:
+        return self.is_sentence(text) and self._scanner.violation(text.encode()) is None
+
+    def is_sentence(self, text: str) -> bool:
+        """Whether the productions derive the text; guards, which compare keys and items, are not asked."""
         state = self._recognizer.advance(self._recognizer.start(), text)
-        is_sentence = state is not None and self._recognizer.is_complete(state)
-        return is_sentence and self._scanner.violation(text.encode()) is None
+        return state is not None and self._recognizer.is_complete(state)
 
     def _read(self, states: States, text: str) -> States:
         found = (self._recognizer.advance(state, text) for state in states.values())
