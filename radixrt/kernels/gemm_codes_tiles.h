@@ -267,9 +267,12 @@ inline void unpack_nibbles(const Panel& panel, uint8_t* to) {
         }
 }
 
-// The weights of a panel in bfloat16, in the layout of gemm_tiles.h.
+// The weights of a panel in bfloat16, in the layout of gemm_tiles.h, and zeros behind the last group: rows are padded with
+// zeros, which a NaN in old memory would not leave zero.
 inline void to_bfloat16(const Panel& panel, uint16_t* to) {
     const Weight& weight = panel.weight;
+    const int64_t ends = std::min(weight.depth(), weight.groups() * weight.group);
+    std::fill(to + ends * COLS, to + weight.depth() * COLS, uint16_t{0});
     const vec middle = splat(static_cast<float>(weight.middle()));
     const __m512i in_turn = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
                                              5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);

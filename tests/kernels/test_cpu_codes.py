@@ -166,6 +166,19 @@ def test_rows_of_a_batch_do_not_depend_on_each_other(ops: CpuOps, case: Case) ->
         assert torch.equal(quantized.linear(packed, x[:tokens], None), together[:tokens])
 
 
+def test_a_padded_weight_reads_nothing_of_the_weight_before(ops: CpuOps) -> None:
+    """Groups of 32 inputs cover 224 of the 256 that 200 are padded to."""
+    quantized, case = CpuQuantized(ops, OnlineLayout("int8")), Case(group=32, columns=200)
+    broken = make(case._replace(columns=256))
+    broken = broken._replace(scales=torch.full_like(broken.scales, torch.nan))
+    weight, x = make(case), torch.randn(40, 200)
+    before = quantized.linear(quantized.pack(weight), x, None)
+    # All threads write NaN where they convert weights.
+    assert quantized.linear(quantized.pack(broken), torch.randn(40, 256), None).isnan().all()
+    assert torch.equal(quantized.linear(quantized.pack(weight), x, None), before)
+    assert not before.isnan().any()
+
+
 def test_zeros_and_extremes(ops: CpuOps) -> None:
     quantized, weight = CpuQuantized(ops, OnlineLayout("int8")), make(Case(group=32))
     packed, x = quantized.pack(weight), torch.zeros(4, 192)
