@@ -127,7 +127,7 @@ def test_the_feed_has_the_tree_its_events_and_the_requests(
     watched: Watched, feed: Callable[[str], dict[str, Any]]
 ) -> None:
     hello = feed("hello")
-    assert (hello["model"], hello["slots"], hello["shows_text"]) == ("fake", 4096, False)
+    assert (hello["model"], hello["slots"], hello["shows_text"], hello["images"]) == ("fake", 4096, False, 0)
     tree = feed("snapshot")
     cache = watched.scheduler.scheduler.kv.cache
     nodes = [event[1:] for event in tree["events"] if event[0] == "insert"]

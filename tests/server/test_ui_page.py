@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import uvicorn
 
@@ -27,16 +28,22 @@ from radixrt.messages.wire import Int32Array, pack_i32
 from radixrt.scheduler.part import Part
 from radixrt.server import create_app
 from tests.lang.observe.runs import large_run, small_run
-from tests.server.fake_engine import MODEL, FakeEngine, Sent, speak
+from tests.server.fake_engine import MODEL, FakeEngine, Sent, error_delta, speak
+from tests.vision.pictures import picture
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 
 HOSTILE = "<img src=x onerror=alert(1)>"
+DAMAGED = b"no picture"
 LIVE = "document.querySelector('#about').textContent.startsWith('live')"
 
 
 def say(request: Sent) -> Iterable[RequestOutput | float]:
-    """A hostile text; for a constrained request its tokens, of which the second is forced."""
+    """A hostile text; for a constrained request its tokens, of which the second is forced; an error for a picture that
+    is damaged."""
+    for image in () if request.chat is None else request.chat.images:
+        if image.data == DAMAGED:
+            return [error_delta(request, f"{image.param}: {HOSTILE} is damaged", 400, "invalid_image")]
     if request.sampling.constraint is None:
         return speak(request, [HOSTILE, " and", " so on"])
     tokens = [("{", 3, False), ('"name"', 1, True), (HOSTILE, 40, False)]
@@ -424,6 +431,99 @@ def test_the_playground(page: Browser) -> None:
     assert "1 of 3 tokens" in text(page, "#shades")
     page.run("document.querySelector('#schema').value = '{'; document.querySelector('#send').click()")
     page.wait("document.querySelector('#dialog .note.bad') !== null")  # an error that is shown
+
+
+PICTURES = "[...document.querySelectorAll('#pictures img')].map((img) => img.alt)"
+NOTE = "#picture-note"
+
+
+def file(name: str, data: bytes, kind: str = "image/png") -> dict[str, Any]:
+    """A file that a user chooses, for Playwright."""
+    return {"name": name, "mimeType": kind, "buffer": data}
+
+
+def give(page: Browser, event: str, name: str, data: bytes) -> None:
+    """Drop or paste a PNG file, as a user does."""
+    field = "dataTransfer" if event == "drop" else "clipboardData"
+    kind = "DragEvent" if event == "drop" else "ClipboardEvent"
+    made = f"new File([new Uint8Array({list(data)})], {json.dumps(name)}, {{ type: 'image/png' }})"
+    page.run(
+        f"{{ const given = new DataTransfer(); given.items.add({made});"
+        f"const event = new {kind}('{event}', {{ {field}: given, bubbles: true, cancelable: true }});"
+        "document.querySelector('#prompt').dispatchEvent(event); }"
+    )
+
+
+def test_the_playground_of_a_model_that_reads_no_images(page: Browser) -> None:
+    tab(page, "playground")
+    page.run("document.querySelector('[data-mode=chat]').click()")
+    assert page.run("document.querySelector('#add-picture').disabled")
+    assert text(page, NOTE) == "this model reads no images"
+    give(page, "paste", "a.png", picture(8, 8))
+    page.wait(f"document.querySelector('{NOTE}.bad') !== null")
+    assert "was not added" in text(page, NOTE)
+    assert page.run(PICTURES) == []
+
+
+def test_pictures_of_the_playground(page: Browser, served: Served) -> None:
+    info = served.engine.client.info
+    assert info is not None
+    served.engine.client.info = msgspec.structs.replace(info, max_images=4)
+    page.open(served.url)
+    page.wait(LIVE)
+    tab(page, "playground")
+    page.wait("!document.querySelector('#add-picture').disabled")
+    first, second, third = (picture(12, 20, seed) for seed in range(3))
+    page.page.set_input_files("#picture-file", [file("first.png", first), file("other.png", second)])
+    page.wait(f"{PICTURES}.length === 2")
+    give(page, "drop", "dropped.png", third)
+    page.wait(f"{PICTURES}.length === 3")
+    give(page, "paste", "pasted.png", third)
+    page.wait(f"{PICTURES}.length === 4")
+    for name in ("other.png", "pasted.png"):
+        page.page.click(f"#pictures [aria-label='Remove {name}']")
+    assert page.run(PICTURES) == ["first.png", "dropped.png"]
+    for wrong, words in (
+        (file(f"{HOSTILE}.gif", b"GIF89a", "image/gif"), f"{HOSTILE}.gif is no PNG, JPEG or WEBP file"),
+        (file("large.png", bytes(10 * 2**20 + 1)), "large.png has more than 10 MiB; make it smaller"),
+    ):
+        page.page.set_input_files("#picture-file", [wrong])
+        page.wait(f"document.querySelector('{NOTE}').textContent === {json.dumps(words)}")
+    page.run("document.querySelector('#detail').value = 'low'; document.querySelector('#send').click()")
+    page.wait("/output token/.test(document.querySelector('#dialog').textContent)")
+    chat = served.engine.requests[-1].chat
+    assert [(image.data, image.detail) for image in chat.images] == [(first, "low"), (third, "low")]
+    (message,) = json.loads(chat.messages)
+    assert [part["type"] for part in message["content"]] == ["image", "image", "text"]
+    assert page.run(PICTURES) == [], "they have gone with the message"
+    shown = "[...document.querySelectorAll('#dialog .user img')].map((img) => img.naturalWidth)"
+    page.wait(f"{shown}.join() === '20,20'")  # the policy lets them through
+
+    page.page.set_input_files("#picture-file", [file("damaged.png", DAMAGED)])
+    page.wait(f"{PICTURES}.length === 1")
+    page.run("document.querySelector('#prompt').value = 'And this?'; document.querySelector('#send').click()")
+    page.wait("document.querySelector('#dialog .note.bad') !== null")
+    assert text(page, "#dialog .note.bad") == f"messages[2].content[0].image_url: {HOSTILE} is damaged"
+    assert page.run(PICTURES) == ["damaged.png"], "the message is in the form again"
+    assert page.run("document.querySelector('#prompt').value") == "And this?"
+    page.page.click("#pictures button")
+    page.run("document.querySelector('#send').click()")
+    page.wait("document.querySelector('#stop').hidden && document.querySelectorAll('#dialog .user').length === 2")
+    assert len(json.loads(served.engine.requests[-1].chat.messages)) == 3, "without the message that failed"
+    assert [error for error in page.errors if "400 (Bad Request)" not in error] == []
+    page.errors.clear()
+
+    page.run("document.querySelector('[data-mode=json]').click()")
+    page.page.set_input_files("#picture-file", [file("first.png", first)])
+    page.wait(f"{PICTURES}.length === 1")
+    page.run("document.querySelector('#send').click()")
+    page.wait("/output token/.test(document.querySelector('#dialog').textContent)")
+    assert served.engine.requests[-1].chat.images[0].data == first
+    assert page.run(PICTURES) == ["first.png"], "it stays, as the prompt does"
+    page.run("document.querySelector('[data-mode=completion]').click()")
+    assert page.run("document.querySelector('#add-picture').offsetParent") is None
+    page.run("document.querySelector('#clear').click()")
+    assert page.run(PICTURES) == []
 
 
 def test_texts_of_users_are_only_text(page: Browser) -> None:

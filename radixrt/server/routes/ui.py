@@ -28,7 +28,7 @@ from radixrt.tasks.tokenize import Detokenize
 
 READ_S = 0.2
 FLEET_S = 1.0
-SCRIPTS = ("tools", "fleet", "tree", "icicle", "plots", "requests", "report", "playground", "page")
+SCRIPTS = ("tools", "fleet", "tree", "icicle", "plots", "requests", "report", "pictures", "playground", "page")
 FILES = {
     "page.html": "text/html; charset=utf-8",
     "style.css": "text/css; charset=utf-8",
@@ -110,7 +110,8 @@ async def _lines(service: Service, feed: Feed, replica: int | None) -> AsyncIter
             dtype="" if info is None else info.dtype, slots=_slots(service),
             context=0 if info is None else info.context_length,
             max_running=0 if info is None else info.max_running_requests,
-            generates=info is None or info.generates, chats=info is None or info.has_chat_template, replica=replica,
+            generates=info is None or info.generates, chats=info is None or info.has_chat_template,
+            images=0 if info is None else info.max_images, replica=replica,
         )  # fmt: skip
         while not (feed.ended or service.client.draining or service.client.failure is not None):
             taken = feed.take()

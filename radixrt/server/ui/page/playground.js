@@ -1,5 +1,6 @@
 // The playground: chat, completion with coloured log-probabilities, and JSON by a schema, with the tokens that the
 // grammar left no choice about.
+import { content, Pictures, thumbnail } from "./pictures.js";
 import { $, call, count, legend, lines, make, percent, plural, time } from "./tools.js";
 
 const SCHEMA = {
@@ -16,6 +17,7 @@ export class Playground {
     this.mode = "chat";
     this.messages = [];
     this.abort = null;
+    this.pictures = new Pictures(document.querySelector(".tab[data-tab=playground]"), () => this.mode !== "completion");
     $("schema").value = JSON.stringify(SCHEMA, null, 2);
     for (const button of document.querySelectorAll("[data-mode]")) button.addEventListener("click", () => this.choose(button.dataset.mode));
     $("ask").addEventListener("submit", (event) => {
@@ -24,7 +26,10 @@ export class Playground {
     });
     $("prompt").addEventListener("keydown", (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && $("ask").requestSubmit());
     $("stop").addEventListener("click", () => this.abort?.abort());
-    $("clear").addEventListener("click", () => this.clear());
+    $("clear").addEventListener("click", () => {
+      this.pictures.take();
+      this.clear();
+    });
     this.choose("chat");
   }
 
@@ -32,6 +37,7 @@ export class Playground {
     this.model = hello.model;
     $("play-about").textContent = hello.generates ? "requests of this page are requests like all others; watch them in the tree" : "this model generates nothing";
     $("send").disabled = !hello.generates;
+    this.pictures.start(hello.images);
     if (!hello.chats && this.mode === "chat") this.choose("completion");
   }
 
@@ -58,17 +64,18 @@ export class Playground {
     if (this.mode === "chat") return ["/v1/chat/completions", { ...shared, messages: [...first, ...this.messages] }];
     const schema = JSON.parse($("schema").value);
     return ["/v1/chat/completions", {
-      ...shared, messages: [...first, { role: "user", content: $("prompt").value }], logprobs: true, top_logprobs: TOP,
+      ...shared, messages: [...first, { role: "user", content: content($("prompt").value, this.pictures.chosen) }], logprobs: true, top_logprobs: TOP,
       response_format: { type: "json_schema", json_schema: { name: "answer", schema, strict: false } },
     }];
   }
 
   async send() {
     const asked = $("prompt").value;
-    if (!asked.trim() && this.mode !== "completion") return;
+    if (!asked.trim() && !this.pictures.chosen.length && this.mode !== "completion") return;
+    const pictures = this.mode === "chat" ? this.pictures.take() : [], question = make("div", { class: "said user" }, ...pictures.map(thumbnail), asked);
     if (this.mode === "chat") {
-      this.messages.push({ role: "user", content: asked });
-      $("dialog").append(make("div", { class: "said user" }, asked));
+      this.messages.push({ role: "user", content: content(asked, pictures) });
+      $("dialog").append(question);
       $("prompt").value = "";
     } else this.clear();
     const said = make("div", { class: this.mode === "chat" ? "said" : "said tokens" }), foot = make("p", { class: "quiet note" }, "…");
@@ -89,7 +96,13 @@ export class Playground {
       foot.textContent = error.name === "AbortError" ? "stopped" : error.message;
       foot.classList.toggle("bad", error.name !== "AbortError");
     }
-    if (this.mode === "chat") this.messages.push({ role: "assistant", content: answer.text });
+    if (this.mode === "chat" && foot.classList.contains("bad") && !answer.text) { // it would fail with every later message too
+      this.messages.pop();
+      question.remove();
+      said.remove();
+      $("prompt").value ||= asked;
+      this.pictures.put(pictures);
+    } else if (this.mode === "chat") this.messages.push({ role: "assistant", content: answer.text });
     $("stop").hidden = true;
     $("send").disabled = false;
     this.shades(answer);
