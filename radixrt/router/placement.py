@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from radixrt.mem_cache.granules import GRANULE_TOKENS
 from radixrt.messages.parts import ProgramHint
@@ -20,6 +21,20 @@ MAX_LOOK = 8
 """Requests of a replica's queue that an idle replica looks at."""
 
 _ForkKey = tuple[str, int]
+
+
+class _Answer(NamedTuple):
+    """Answer of a replica to a prompt that another replica computes.
+
+    Attributes:
+        work: work there, in which what is moved counts as computed.
+        transfer: move of the prompt; None if computing the prompt there takes less time.
+    """
+
+    price_s: float
+    load: ReplicaLoad
+    work: Work
+    transfer: Transfer | None
 
 
 class Placement:
@@ -89,10 +104,13 @@ class Placement:
 
         best = next(iter(loads))
         if len(loads) > 1:
-            prefill = [replica for replica, load in loads.items() if self.roles.prefills(request, load)]
+            prefill = self.roles.prefilling(request)
             answering = {replica: load for replica, load in loads.items() if replica not in prefill}
-            placed = self._fork_place(request, answering, hits, output)
-            best = min(loads if placed is None else [placed, *prefill], key=price)
+            place = request.place = self._fork_place(request, answering, hits, output)
+            if place is None:
+                best = min(loads, key=price)
+            else:  # only decode replicas get prompts that other replicas compute
+                best = min([place, *(prefill if place in self.roles.decoding() else ())], key=price)
         request.work = self._work(request, loads[best], hits.get(best, 0))
         return best
 
@@ -119,15 +137,23 @@ class Placement:
         return price
 
     def _answer_s(self, request: RoutedRequest, source: ReplicaLoad) -> float:
-        """Return the lowest price of a decode replica for a request once another replica has computed the prompt."""
-        decoding = {load.number: load for load in self.roles.decoding()}
+        """Return the price of the answer once another replica has computed the prompt."""
+        return self._answering(request, source.number).price_s
+
+    def _answering(self, request: RoutedRequest, source: int) -> _Answer:
+        """Return the answer of the decode replica with the lowest price, or of the one that a fork's division has
+        chosen, once another replica has computed the prompt."""
+        decoding = self.roles.decoding()
+        if request.place in decoding:
+            decoding = {request.place: decoding[request.place]}
         hits = self.hits(request, decoding)
-        prices = []
+        answers = []
         for number, load in decoding.items():
             work = Work(request.length - hits.get(number, 0), request.length, request.output)
-            transfer = self.transfers.of_prompt(request, source.number, load, hits.get(number, 0))
-            prices.append(price_s(load, work) if transfer is None else self._moved_price_s(load, work, transfer))
-        return min(prices)
+            transfer = self.transfers.of_prompt(request, source, load, hits.get(number, 0))
+            price = price_s(load, work) if transfer is None else self._moved_price_s(load, work, transfer)
+            answers.append(_Answer(price, load, work, transfer))
+        return min(answers, key=lambda answer: answer.price_s)
 
     def _work(self, request: RoutedRequest, load: ReplicaLoad, hit: int) -> Work:
         """Return the request's work on a replica that has the first `hit` tokens."""
@@ -146,11 +172,30 @@ class Placement:
         """Return the request's work on a replica with its present cache."""
         return self._work(request, self.loads[replica], self.hits(request, (replica,)).get(replica, 0))
 
+    def has_queue(self, request: RoutedRequest, replica: int) -> bool:
+        """Return True if a request would wait in the router: for the replica, or for a decode replica once the replica
+        has computed the prompt."""
+        load = self.loads[replica]
+        if load.queue.size or not self.roles.prefills(request, load):
+            return load.queue.size > 0
+        answering = self._answering(request, replica).load
+        rows = len(answering.open) + self.roles.coming
+        return answering.queue.size > 0 or rows >= answering.info.max_running_requests
+
     def predicted_wait_s(self, request: RoutedRequest, replica: int) -> float:
-        """Return the predicted seconds until a replica has computed the input of a request that arrives now."""
+        """Return the predicted seconds until a replica has computed the input of a request that arrives now, and, if
+        that replica computes the prompt for a decode replica, until the decode replica has a row and the prefix."""
         load, work = self.loads[replica], request.work
         shared = load.queue.shared(request.prefix, work.length - work.miss)
-        return wait_s(load, work._replace(miss=work.miss - shared))
+        wait = wait_s(load, work._replace(miss=work.miss - shared))
+        if not self.roles.prefills(request, load):
+            return wait
+        # Requests of the decode replica end while the prompt is computed.
+        _, answering, work, transfer = self._answering(request, replica)
+        if transfer is not None:
+            work = work._replace(miss=work.miss - transfer.tokens)
+        there = wait_s(answering, work, coming=self.roles.coming)
+        return max(wait, there) + (0.0 if transfer is None else transfer.seconds)
 
     def advance(self, replica: int, hashes: Iterable[int]) -> None:
         """Update the work of queued requests that were waiting for granules, which the replica has or computes now."""
@@ -186,17 +231,25 @@ class Placement:
     # --- forks ---
 
     def _nearly(self, request: RoutedRequest, replica: int, hit: int) -> int:
-        """Return the hit of a replica that would compute as long as this one moves and computes."""
-        transfer = self.transfers.find(request, replica, hit)
+        """Return the hit of a replica that would compute as long as this one moves and computes. Prefill replicas
+        compute a prompt once for all decode replicas."""
+        transfer, load = self.transfers.find(request, replica, hit), self.loads[replica]
+        if transfer is None and load.info.role == "decode":
+            sources = self.roles.prefilling(request)
+            moves = (self.transfers.of_prompt(request, source, load, hit) for source in sources)
+            transfer = min((each for each in moves if each is not None), key=lambda each: each.seconds, default=None)
         return hit if transfer is None else hit + transfer.saved
 
     def _fork_place(
         self, request: RoutedRequest, loads: dict[int, ReplicaLoad], hits: dict[int, int], output: float
     ) -> int | None:
-        """Return the replica for this branch by the division of the fork.
+        """Return the replica for this branch by the division of the fork, the same one each time that it is among
+        `loads`.
 
         None outside of forks, and for branches beyond the announced number.
         """
+        if request.place in loads and not request.deaths:
+            return request.place
         hint = request.message.envelope.program
         granules = 0 if hint is None else min(hint.fork_len // GRANULE_TOKENS, len(request.prefix.hashes))
         if hint is None or hint.siblings < 2 or not granules or request.deaths or request.prefilled is not None:

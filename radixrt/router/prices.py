@@ -23,17 +23,20 @@ FORK_PARTS = 64
 """A fork of more branches is divided by this many parts."""
 
 
-def wait_s(load: ReplicaLoad, work: Work, *, is_first: bool = False) -> float:
+def wait_s(load: ReplicaLoad, work: Work, *, is_first: bool = False, coming: int = 0) -> float:
     """Return the predicted seconds until a replica has computed a request's input.
 
     Args:
         is_first: the request would be the first of the replica's queue rather than the last.
+        coming: number of requests that the replica gets before this request. Each counts as much output as this
+            request, and no input, which another replica computes.
     """
     times, info = load.times, load.info
     open_rows = len(load.open)
     started = open_rows - load.unstarted_rows
     step_s = times.step + times.row * started + times.context * load.context
-    tokens, rows, slots = load.unstarted_tokens + work.miss, open_rows + 1, load.reachable
+    tokens, rows = load.unstarted_tokens + work.miss, open_rows + 1 + coming
+    slots = load.reachable - coming * work.output
     if not is_first:
         queue = load.queue
         tokens += queue.tokens

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from radixrt.config.roles import Role
 from radixrt.router.replica_load import ReplicaLoad
 from radixrt.router.routed_request import RoutedRequest
 from radixrt.router.transfers import LEAST_TOKENS
@@ -54,6 +55,19 @@ class Roles:
             return loads
         return {number: load for number, load in loads.items() if self.may_get(request, load)}
 
-    def decoding(self) -> list[ReplicaLoad]:
-        """Return the decode replicas that take requests."""
-        return [load for load in self._loads.values() if load.takes_new and load.info.role == "decode"]
+    def decoding(self) -> dict[int, ReplicaLoad]:
+        """Return the decode replicas that take requests, by number."""
+        return self._taking("decode")
+
+    def prefilling(self, request: RoutedRequest) -> dict[int, ReplicaLoad]:
+        """Return the replicas that would compute the prompt of a request for another replica, by number."""
+        return self._taking("prefill") if request.can_prefill and self.count else {}
+
+    def _taking(self, role: Role) -> dict[int, ReplicaLoad]:
+        return {n: load for n, load in self._loads.items() if load.takes_new and load.info.role == role}
+
+    @property
+    def coming(self) -> int:
+        """Number of requests that each decode replica gets, on average, once their prompts are computed."""
+        coming = sum(load.prefilling + load.queue.size for load in self._taking("prefill").values())
+        return -(-coming // max(len(self.decoding()), 1))

@@ -37,9 +37,11 @@ class Prefill(NamedTuple):
 
     Attributes:
         replica: the replica that has computed it.
+        epoch: life of the replica, with which its prefix ends; None if the computation ended with an error.
     """
 
     replica: int
+    epoch: int | None
     usage: Usage
     timings: Timings
 
@@ -60,7 +62,9 @@ class RoutedRequest:
         work: work on this replica.
         output: expected number of output tokens.
         is_prefill: the replica computes the prompt for another replica.
-        prefilled: set once a replica has done that.
+        prefilled: set once a replica has done that; None again if the replica dies before the request is sent to the
+            replica that answers.
+        place: replica that the request gets by the division of its fork; None outside of forks.
         booked: booking in the index, while the request is sent.
         resumed_ids: int32 column of output tokens that replicas sent before they died.
         is_aborted: the replica has been told to end the request.
@@ -86,6 +90,7 @@ class RoutedRequest:
         self.output = 0.0
         self.is_prefill = False
         self.prefilled: Prefill | None = None
+        self.place: int | None = None
         self.booked: Sequence[int] = ()
         self.resumed_ids = b""
         self.is_aborted = False

@@ -158,6 +158,7 @@ class Router:
         self._acks.pop(replica, None)
         lost = list(load.open.values())
         self._rebind(load, now)
+        self._rebind_prefilled(replica, now)
         for request in lost:
             request.deaths += 1
             if not request.is_prefill:
@@ -340,7 +341,8 @@ class Router:
         load.ended(request)
         request.booked, request.replica = (), None
         request.is_sent = request.is_prefill = False
-        request.prefilled = Prefill(load.number, delta.usage or Usage(), delta.timings or Timings())
+        epoch = load.epoch if delta.finish.error is None else None
+        request.prefilled = Prefill(load.number, epoch, delta.usage or Usage(), delta.timings or Timings())
         if request.is_aborted or delta.finish.reason == FINISH_ABORT:
             self._finish(request, Finish(FINISH_ABORT))
             return
@@ -357,7 +359,7 @@ class Router:
         """Return the error of a request that would have to wait too long on the chosen replica; None if it may wait."""
         loads, wait_s = self.placement.loads, None
         is_full = len(self.unbound) + sum(load.queue.size for load in loads.values()) >= self._max_queued
-        if chosen is not None and (is_full or loads[chosen].queue.size):
+        if chosen is not None and (is_full or self.placement.has_queue(request, chosen)):
             wait_s = self.placement.predicted_wait_s(request, chosen)
         if is_full:
             message = f"the queue is full ({self._max_queued} requests wait); try again later"
@@ -380,6 +382,8 @@ class Router:
         return FinishError(message, code="queue_full", status=429, retry_after_s=wait_s)
 
     def _bind(self, request: RoutedRequest, now: float) -> None:
+        if request.prefilled is not None and self.placement.transfers.is_lost(request.prefilled):
+            request.prefilled = None
         self._bind_to(request, self.placement.choose(request, self._expected(request)), now)
 
     def _bind_to(self, request: RoutedRequest, replica: int | None, now: float) -> None:
@@ -407,6 +411,14 @@ class Router:
         for request in list(load.queue):
             load.queue.remove(request)
             self._bind(request, now)
+
+    def _rebind_prefilled(self, replica: int, now: float) -> None:
+        """Bind again the requests whose prompts a dead replica has computed, and that no other replica has yet."""
+        for load in self.placement.loads.values():
+            for request in list(load.queue):
+                if request.prefilled is not None and request.prefilled.replica == replica:
+                    load.queue.remove(request)
+                    self._bind(request, now)
 
     def _share(self, now: float) -> None:
         """Send queued requests to the replicas with room: first each replica's own, then requests of other queues whose

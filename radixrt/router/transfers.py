@@ -20,7 +20,7 @@ from radixrt.mem_cache.granules import GRANULE_TOKENS
 from radixrt.messages.peers import HandOver, PrefixAsk, PrefixPages
 from radixrt.router.replica_index import ReplicaIndex
 from radixrt.router.replica_load import ReplicaLoad
-from radixrt.router.routed_request import RoutedRequest
+from radixrt.router.routed_request import Prefill, RoutedRequest
 
 LEAST_TOKENS = 256
 """Smallest number of tokens of a transfer. Messages and pages of the tiers cost as much as computing fewer tokens."""
@@ -83,12 +83,21 @@ class Transfers:
         if not self._is_on or request.length - hit < LEAST_TOKENS or request.message.sampling is None:
             return None
         end, holders = self._index.longest(request.prefix)
-        if request.prefilled is not None and request.prefilled.replica in self._loads:
+        if request.prefilled is not None and self._has_prompt(request.prefilled):
             end, holders = len(request.prefix.hashes) * GRANULE_TOKENS, [request.prefilled.replica]
         sources = [replica for replica in holders if replica != target and not self._loads[replica].is_fenced]
         if end - hit < LEAST_TOKENS or not sources or target in holders or self._loads[target].info.has_states:
             return None
         return self._transfer(min(sources, key=self._answer_s), self._loads[target], end, hit)
+
+    def _has_prompt(self, prefill: Prefill) -> bool:
+        """Return True if the replica that has computed a prompt has not begun another life since."""
+        load = self._loads.get(prefill.replica)
+        return load is not None and load.epoch == prefill.epoch
+
+    def is_lost(self, prefill: Prefill) -> bool:
+        """Return True if a prompt was computed, and the replica that has computed the prompt died."""
+        return prefill.epoch is not None and not self._has_prompt(prefill)
 
     def of_prompt(self, request: RoutedRequest, source: int, target: ReplicaLoad, hit: int) -> Transfer | None:
         """Return the transfer of a prompt that a replica is about to compute for another one; None if computing the

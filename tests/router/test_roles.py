@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from radixrt.config.roles import Role
-from radixrt.messages.parts import FINISH_ABORT, FINISH_ERROR, ProgramHint, Timings, Usage
+from radixrt.messages.parts import FINISH_ABORT, FINISH_ERROR, Finish, FinishError, ProgramHint, Timings, Usage
 from radixrt.messages.peers import PrefixAsk, PrefixComing, PrefixPages
 from radixrt.messages.reads import LogprobRead
 from radixrt.messages.request import Envelope, Request, Row
 from radixrt.messages.scheduler import TokenBatch, TokenDelta
 from radixrt.messages.wire import pack_i32
-from radixrt.router.routed_request import Prefill
+from radixrt.router.routed_request import Prefill, RoutedRequest, Work
 from radixrt.router.router import TOKENIZER
 from tests.router.fake_fleet import FakeFleet
 
@@ -143,6 +143,56 @@ def test_the_first_output_brings_what_is_read_of_the_prompt() -> None:
     assert fleet.sent["read"] == [DECODE]  # all of the prompt has to be computed where it is read
 
 
+# --- forks ---
+
+
+def fork(fleet: Fleet, branches: int = 12, *, gap: int = 0) -> list[str]:
+    """Submit the branches of a fork behind a long prefix.
+
+    Args:
+        gap: number of things that happen between two branches.
+    """
+    rids = [f"branch {number}" for number in range(branches)]
+    for number, rid in enumerate(rids):
+        hint = ProgramHint("p", f"{number}", 384, branches)
+        fleet.submit(rid, [*LONG[:384], number + 1, 5, 6], max_tokens=40, program=hint)
+        fleet.play(gap)
+    return rids
+
+
+def test_the_branches_of_a_fork_are_divided_among_decode_replicas() -> None:
+    fleet = Fleet(("prefill", "decode", "decode"), busy=4)
+    rids = fork(fleet)
+    places = [fleet.router.open[rid].place for rid in rids]
+    assert (places.count(1), places.count(2)) == (6, 6)
+    fleet.finish(*rids)
+    assert {fleet.where(rid) for rid in rids} == {1, 2}
+    assert fleet.prefills
+
+
+def test_a_fork_is_divided_before_one_decode_replica_has_its_prefix() -> None:
+    fleet = Fleet(("prefill", "decode", "decode"), busy=2)
+    for load in fleet.router.placement.loads.values():
+        load.pull_token_s = 0.3 * load.times.token
+    rids = fork(fleet, 3, gap=15)  # the first answers already when the last arrives
+    fleet.finish(*rids)
+    assert {fleet.where(rid) for rid in rids} == {1, 2}
+    assert fleet.prefills == 1
+
+
+def test_a_branch_keeps_its_replica_while_that_takes_requests() -> None:
+    fleet = Fleet(("prefill", "decode", "decode"), busy=4)
+    rids = fork(fleet)
+    places = {rid: fleet.router.open[rid].place for rid in rids}
+    fleet.router.drain(PREFILL, fleet.now)  # binds the branches that wait for the prefill replica again
+    assert {rid: fleet.router.open[rid].place for rid in rids} == places
+    waiting = [rid for rid in rids if not fleet.router.open[rid].is_sent]
+    assert {places[rid] for rid in waiting} == {DECODE, 2}
+    fleet.router.drain(2, fleet.now)
+    fleet.finish(*rids)
+    assert {fleet.where(rid) for rid in waiting} == {DECODE}
+
+
 # --- usage and times ---
 
 
@@ -152,7 +202,7 @@ def test_tokens_that_another_replica_has_computed_are_no_cached_tokens() -> None
     request = fleet.router.open["long"]
     fleet.play_until(lambda: request.prefilled is not None)
     assert request.prefilled is not None
-    request.prefilled = Prefill(PREFILL, Usage(400, 1, cached_tokens=100), Timings(prefill_s=0.5))
+    request.prefilled = Prefill(PREFILL, 1, Usage(400, 1, cached_tokens=100), Timings(prefill_s=0.5))
     request.arrived_at, request.sent_at = 0.0, 2.0
     usage = Usage(400, 4, 390, 390, {"peer": 320, "host": 50})
     delta = request.whole(TokenDelta("long", b"", usage=usage, timings=Timings(0.1, 0.2)))
@@ -206,6 +256,81 @@ def test_the_decode_replica_waits_for_no_answer_of_a_dead_replica() -> None:
     fleet.kill(PREFILL)
     assert fleet.messages_to[DECODE][-1] == PrefixPages("long")
     fleet.finish("long")
+
+
+@pytest.mark.parametrize("other", ["", "prefill"], ids=["no other", "another prefill replica"])
+@pytest.mark.parametrize("ends", ["dies", "is fenced"])
+def test_a_prompt_is_computed_again_if_its_replica_dies_before_a_row_is_free(ends: str, other: Role) -> None:
+    roles: tuple[Role, ...] = ("prefill", "decode", "prefill") if other else ("prefill", "decode")
+    fleet = Fleet(roles, busy=4)  # no row is free for the answer
+    fleet.submit("long", LONG)
+    first = fleet.where("long")
+    request = fleet.router.open["long"]
+    fleet.play_until(lambda: request.prefilled is not None and request.replica == DECODE)
+    assert not request.is_sent
+    if ends == "dies":
+        fleet.kill(first)
+        fleet.add_replica(first)  # in another life, without the prefix
+    else:
+        fleet.router.fence(first, fleet.now)
+        fleet.router.heard(first, 0, fleet.now)
+        fleet.route()
+    assert request.prefilled is None
+    before = len(fleet.messages_to[first])
+    fleet.finish("long")
+    assert fleet.sent["long"][-1] == DECODE
+    assert set(fleet.sent["long"][1:-1]) <= {PREFILL, 2}
+    asked = [each for each in fleet.messages_to[first][before:] if isinstance(each, PrefixAsk)]
+    assert not asked or first in fleet.sent["long"][1:]
+
+
+def test_a_replica_whose_computation_ended_with_an_error_is_not_asked_for_the_prompt() -> None:
+    fleet = Fleet()
+    fleet.submit("long", LONG)
+    delta = TokenDelta("long", b"", finish=Finish(FINISH_ERROR, error=FinishError("no memory")), usage=Usage(400))
+    load = fleet.router.placement.loads[PREFILL]
+    fleet.replicas[PREFILL].scheduler.abort("long", fleet.now)
+    fleet.router.receive(PREFILL, load.epoch, TokenBatch([delta]), fleet.now)
+    fleet.route()
+    assert fleet.sent["long"] == [PREFILL, DECODE]
+    assert not any(isinstance(each, PrefixAsk) for each in fleet.messages_to[PREFILL])
+    assert PrefixComing("long", 384) not in fleet.messages_to[DECODE]
+    fleet.replicas[PREFILL].inbox.clear()
+    fleet.replicas[PREFILL].turn()
+    fleet.replicas[PREFILL].tokens.clear()
+    fleet.finish("long")
+
+
+def test_a_prompt_is_refused_if_it_would_wait_too_long_for_a_decode_replica() -> None:
+    fleet = Fleet(busy=4, max_queue_wait_s=1.0)
+    fleet.submit("admitted", LONG)
+    assert fleet.where("admitted") == PREFILL
+    load = fleet.router.placement.loads[DECODE]
+    load.outputs += 100_000.0  # the requests that run there are expected to take long
+    for number in range(2):
+        fleet.submit(f"long {number}", LONG[number + 1 :])
+    assert {fleet.finishes[f"long {number}"].error.code for number in range(2)} == {"queue_full"}  # type: ignore[union-attr]
+    error = fleet.finishes["long 0"].error
+    assert error is not None
+    assert error.retry_after_s is not None
+    assert error.retry_after_s > 1.0
+    load.outputs -= 100_000.0
+    fleet.finish("admitted")
+
+
+def test_prompts_that_are_being_computed_take_rows_of_the_decode_replica_before_a_new_prompt() -> None:
+    fleet = Fleet(busy=2)
+    for number in range(2):
+        fleet.submit(f"ahead {number}", [number + 1, *LONG[:300]])
+    request = RoutedRequest(fleet.router.open["ahead 0"].message, 99, 99, fleet.now, max_len=512, timeout_s=60.0)
+    placement = fleet.router.placement
+    request.output, request.work = 4.0, Work(301, 301, 1.0)
+    assert placement.has_queue(request, PREFILL)
+    waits = placement.predicted_wait_s(request, PREFILL)
+    placement.loads[DECODE].info = dataclasses.replace(placement.loads[DECODE].info, max_running_requests=100)
+    assert not placement.loads[DECODE].queue.size
+    assert placement.predicted_wait_s(request, PREFILL) < waits
+    fleet.drain()
 
 
 def test_the_prefill_replica_answers_if_the_last_decode_replica_dies() -> None:
