@@ -21,6 +21,7 @@ from radixrt.messages.parts import (
     ConstraintInfo,
     FillInTokens,
     Finish,
+    ImageInput,
     Pooling,
     PromptPart,
     Timings,
@@ -59,9 +60,16 @@ class TokenInput(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 class PartsInput(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Prompt in parts, in order. Adjacent texts are tokenized as one text. If the first part is a user's text, the
-    model's own special tokens are added before it."""
+    model's own special tokens are added before it.
+
+    Attributes:
+        images: pictures of the prompt, in its order. Texts of the chat template have the model's image token for each
+            picture; token ids have the keys of the picture's positions (`radixrt.messages.images`), as `prompt_ids` of
+            an earlier output reports them.
+    """
 
     parts: list[PromptPart]
+    images: list[ImageInput] = []
 
 
 class PairInput(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -113,6 +121,11 @@ class InputRow(msgspec.Struct, frozen=True, array_like=True):
     continuations: Continuations | None = None
     keep_last: int | None = None
     decode: bool | None = None
+
+    @property
+    def images(self) -> list[ImageInput]:
+        """Pictures of the prompt, in its order."""
+        return self.input.images if isinstance(self.input, (ChatPrompt, PartsInput)) else []
 
 
 class ClientRequest(Message, frozen=True, array_like=True, tag=True):
@@ -177,6 +190,7 @@ class RequestOutput(msgspec.Struct, ReportsPrompt, frozen=True, array_like=True,
         logprobs: one entry for each token of `output_ids`, if requested.
         prompt_values: values read of the prompt, if requested; on the first increment.
         prompt_ids: int32[n] column of the tokenized prompt, on the first increment, unless the request declined it.
+            At positions of images it has their keys for a prompt in parts, and the model's image token for a chat.
         values: float32 column of the values that the rows of a request without sampling read, row by row, on its only
             output: pooled hidden states or logits, log-probabilities of targets, or log-probabilities of each token of
             each continuation, followed by the log-probabilities without the prompt, if requested. None after an error
@@ -288,6 +302,7 @@ class EngineReady(Message, frozen=True, array_like=True, tag=True):
         activation: function that turns the logits of `labels` into scores.
         weights: formats of the weights; see `RunnerReady`.
         max_images: images of a request, at most; 0 for a model that reads no images.
+        image_token: text that the chat template writes for an image; empty for a model that reads no images.
     """
 
     model: str
@@ -313,6 +328,7 @@ class EngineReady(Message, frozen=True, array_like=True, tag=True):
     kv_cache_dtype: str = ""
     weights: WeightsInfo = WeightsInfo()
     max_images: int = 0
+    image_token: str = ""
 
 
 ToTokenizer = (

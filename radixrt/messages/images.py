@@ -14,6 +14,9 @@ import numpy as np
 
 from radixrt.messages.wire import Int32Array
 
+MAX_KEY = -2
+"""Largest key."""
+
 PROVEN_KEYS = 4
 """Number of equal keys of an image that prove equal pixels: 124 bits. Fewer equal keys may be a collision."""
 
@@ -54,5 +57,5 @@ def image_keys(digest: bytes, count: int) -> Int32Array:
     """
     drawn = hashlib.shake_128(digest).digest(8 * count)
     numbers = np.frombuffer(drawn, "<u8") % np.uint64(2**31 - 2)
-    keys: Int32Array = (-2 - numbers.astype(np.int64)).astype(np.int32)
+    keys: Int32Array = (MAX_KEY - numbers.astype(np.int64)).astype(np.int32)
     return keys

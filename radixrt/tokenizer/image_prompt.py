@@ -3,7 +3,8 @@
 The chat template writes the model's image token for each picture of the messages. A picture that is divided into tiles
 gets the texts around them there. Once the text is encoded, each image token becomes as many as the image has positions,
 and these positions get keys in the row that is sent to the scheduler. A client's text is never taken for an image:
-`PartsEncoder` encodes no control token in it.
+`PartsEncoder` encodes no control token in it. Token ids that continue an earlier prompt have keys already, which must
+be the keys of the pictures that come with them.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import msgspec
 import numpy as np
 
 from radixrt.errors import RequestError
-from radixrt.messages.images import RowImage, image_keys
+from radixrt.messages.images import MAX_KEY, RowImage, image_keys
 from radixrt.messages.parts import PromptPart, TemplateText
 from radixrt.messages.request import Row
 from radixrt.messages.wire import Int32Array, pack_i32, unpack_i32
 from radixrt.models.vision_spec import VisionSpec
 from radixrt.tokenizer.image_reader import Picture
+from radixrt.tokenizer.prompt_parts import INPUT_PARTS
 from radixrt.tokenizer.tokenizer import Tokenizer
 
 FAKE, GLOBAL = "<fake_token_around_image>", "<global-img>"
@@ -37,43 +39,96 @@ class ImagePrompt:
         self._divides = spec.kind == "idefics3"
         self._token = next((text for text, token in tokenizer.control_tokens.items() if token == self._id), None)
 
-    def write(self, parts: Sequence[PromptPart], pictures: Sequence[Picture]) -> list[PromptPart]:
-        """Return the parts of a conversation with the texts of its pictures, an image token for each image.
+    @property
+    def token(self) -> str:
+        """Text that the chat template writes for an image; empty if the tokenizer has none."""
+        return self._token or ""
+
+    def write(self, parts: Sequence[PromptPart], pictures: Sequence[Picture]) -> tuple[list[PromptPart], list[int]]:
+        """Return the parts of a prompt with the texts of its pictures, and with image tokens in place of keys.
+
+        Returns:
+            The parts, and for each image token in them the number of positions that it stands for: all positions of an
+            image in a text, one position in token ids.
 
         Raises:
-            RequestError: the chat template has not written one image token for each picture.
+            RequestError: the chat template has not written one image token for each picture, or the keys in token ids
+                are not those of the pictures.
         """
         if self._token is None:
             raise RequestError("this model's tokenizer has no image token", param=pictures[0].param)
-        texts = [part.template.split(self._token) if isinstance(part, TemplateText) else None for part in parts]
-        found = sum(len(pieces) - 1 for pieces in texts if pieces is not None)
-        if found != len(pictures):
+        rest = list(reversed(pictures))
+        written: list[PromptPart] = []
+        repeats: list[int] = []
+        missing = 0
+        for i, part in enumerate(parts):
+            if isinstance(part, list):
+                ids, positions = self._tokens(part, rest, f"{INPUT_PARTS}[{i}]")
+                written.append(ids)
+                repeats += [1] * positions
+            elif isinstance(part, TemplateText):
+                text, *pieces = part.template.split(self._token)
+                for piece in pieces:
+                    if rest:
+                        picture = rest.pop()
+                        text += self._text(picture) + piece
+                        repeats += [image.count for image in picture.images]
+                    else:
+                        missing += 1
+                written.append(TemplateText(text))
+            else:
+                written.append(part)
+        if rest or missing:
             raise RequestError(
-                f"{pictures[0].param}: the chat template writes {found} images, and the messages have {len(pictures)}; "
-                "put images into messages of the user, without allow_control_tokens, or use the model's own template",
+                f"{pictures[0].param}: the chat template writes {len(pictures) - len(rest) + missing} images, and the "
+                f"messages have {len(pictures)}; put images into messages of the user, without allow_control_tokens, "
+                "or use the model's own template",
                 param=pictures[0].param,
             )
-        rest = iter(pictures)
-        written: list[PromptPart] = []
-        for part, pieces in zip(parts, texts, strict=True):
-            if pieces is None:
-                written.append(part)
-                continue
-            text = pieces[0] + "".join(self._text(next(rest)) + piece for piece in pieces[1:])
-            written.append(TemplateText(text))
-        return written
+        return written, repeats
 
-    def expand(self, ids: Int32Array, pictures: Sequence[Picture]) -> Int32Array:
-        """Return int32 token ids with as many image tokens for each image as it has positions.
+    def expand(self, ids: Sequence[int], repeats: Sequence[int]) -> Int32Array:
+        """Return int32 token ids with an image token at each position of an image.
 
         Args:
-            ids: int32, with one image token for each image.
+            ids: encoded parts of `write`.
+            repeats: see `write`.
+
+        Raises:
+            RequestError: a text of the request holds the image token.
         """
-        counts = np.array([image.count for picture in pictures for image in picture.images])
-        repeats = np.ones(len(ids), np.int64)
-        repeats[ids == self._id] = counts
-        expanded: Int32Array = np.repeat(ids, repeats)
+        tokens = np.array(ids, np.int32)
+        times = np.ones(len(tokens), np.int64)
+        places = tokens == self._id
+        if np.count_nonzero(places) != len(repeats):
+            raise RequestError(f"the prompt holds the text {self._token}, which stands for an image", param="prompt")
+        times[places] = repeats
+        expanded: Int32Array = np.repeat(tokens, times)
         return expanded
+
+    def _tokens(self, part: list[int], rest: list[Picture], param: str) -> tuple[list[int], int]:
+        """Return token ids with image tokens in place of keys, and the number of keys.
+
+        Args:
+            rest: pictures that are not placed yet, the next one last; those of the keys are removed.
+        """
+        ids = np.array(part, np.int64)
+        places = np.flatnonzero(ids <= MAX_KEY)
+        keys, at = ids[places], 0
+        while at < len(keys) and rest:
+            picture = rest.pop()
+            expected = np.concatenate([image_keys(image.digest, image.count) for image in picture.images])
+            if not np.array_equal(keys[at : at + len(expected)], expected):
+                break
+            at += len(expected)
+        if at < len(keys) or (ids == self._id).any():
+            raise RequestError(
+                f"{param} holds positions of images other than those of the request's pictures; send token ids as the "
+                "engine has reported them, with the same pictures in the same order",
+                param=param,
+            )
+        ids[places] = self._id
+        return ids.tolist(), len(keys)
 
     def keyed(self, row: Row, prefix: bytes, pictures: Sequence[Picture]) -> tuple[Row, bytes]:
         """Return a row and its prefix with the keys of images in place of their tokens.

@@ -79,20 +79,26 @@ class PromptEncoder:
         Args:
             before: written before a text.
             keep_last: maximum number of tokens; a longer prompt is cut to its last `keep_last` tokens. None: never cut.
-            pictures: of a conversation; an image token stands at each position of their images.
+            pictures: of the prompt; an image token stands at each position of their images.
 
         Raises:
             RequestError: the prompt is not valid; the error names the prompt.
         """
         self._check_tokenizer(given)
         if pictures:
-            assert isinstance(given, ChatPrompt)
-            ids, param = self._chat(given, pictures=pictures), "messages"
+            ids, param = self._with_images(given, pictures)
             if keep_last is not None and len(ids) > 4 * keep_last:
                 raise RequestError("a prompt with images cannot be cut to its last tokens; shorten it", param=param)
         else:
             ids, param = self._encoded(given, before)
         return self._checked(ids if keep_last is None else ids[-4 * keep_last :], param)
+
+    def _with_images(self, given: Input, pictures: Sequence[Picture]) -> tuple[bytes, str]:
+        """Return a prompt with pictures as an int32 column, and the client's name for it."""
+        assert self._images is not None
+        begin, parts, repeats, param = self._scored_parts(given, pictures)
+        encoder = self._chat_encoder(given) if isinstance(given, ChatPrompt) else self._parts
+        return pack_i32(self._images.expand([*begin, *encoder.encode(parts, param)], repeats)), param
 
     def turn_len(self, chat: Input, input_ids: bytes) -> int:
         """Return the number of tokens of an encoded conversation up to the end of its last message; 0 if unknown."""
@@ -142,15 +148,12 @@ class PromptEncoder:
         self._check_tokenizer(given)
         self.check_text("choices")
         self._check_choices(choices)
-        prefix, parts, param = self._scored_parts(given)
+        prefix, parts, repeats, param = self._scored_parts(given, pictures)
         encoder = self._chat_encoder(given) if isinstance(given, ChatPrompt) else self._parts
-        if pictures:
-            assert self._images is not None
-            parts = self._images.write(parts, pictures)
         tokens = encode_choices(encoder, prefix, parts, param, choices)
         if pictures:
             assert self._images is not None
-            expanded = self._images.expand(np.array(tokens.prompt_ids, np.int32), pictures).tolist()
+            expanded = self._images.expand(tokens.prompt_ids, repeats).tolist()
             # Images are before every choice: control tokens end a run of text that is tokenized with a choice.
             kept = tokens.kept + len(expanded) - len(tokens.prompt_ids)
             tokens = ChoiceTokens(expanded, kept, tokens.token_ids)
@@ -203,18 +206,26 @@ class PromptEncoder:
         elif isinstance(given, ChatPrompt):
             self.check_text("messages")
 
-    def _scored_parts(self, given: Input) -> tuple[tuple[int, ...], list[PromptPart], str]:
-        """Return the token ids before the parts, the parts, and the client's name for the parts."""
-        if isinstance(given, PartsInput):
-            self._check_parts(given.parts)
-            return self._begin(given.parts), given.parts, INPUT_PARTS
+    def _scored_parts(
+        self, given: Input, pictures: Sequence[Picture]
+    ) -> tuple[tuple[int, ...], list[PromptPart], list[int], str]:
+        """Return the token ids before the parts, the parts, the positions of each image token in them (see
+        `ImagePrompt.write`), and the client's name for the parts."""
         if isinstance(given, TokenInput):
-            return (), [unpack_i32(self._checked(given.ids, given.param)).tolist()], given.param
-        if isinstance(given, ChatPrompt):
-            return (), self._chat_parts(given), "messages"
-        assert isinstance(given, TextInput)
-        self._check_length(len(given.text), given.param)
-        return self._tokenizer.prefix_ids, [TemplateText(given.text)], given.param
+            return (), [unpack_i32(self._checked(given.ids, given.param)).tolist()], [], given.param
+        if isinstance(given, TextInput):
+            self._check_length(len(given.text), given.param)
+            return self._tokenizer.prefix_ids, [TemplateText(given.text)], [], given.param
+        assert isinstance(given, (ChatPrompt, PartsInput))
+        is_chat, repeats = isinstance(given, ChatPrompt), list[int]()
+        parts = self._chat_parts(given) if isinstance(given, ChatPrompt) else given.parts
+        begin = () if is_chat else self._begin(parts)
+        if pictures:
+            assert self._images is not None
+            parts, repeats = self._images.write(parts, pictures)
+        if not is_chat:
+            self._check_parts(parts)
+        return begin, parts, repeats, "messages" if is_chat else INPUT_PARTS
 
     def _begin(self, parts: list[PromptPart]) -> tuple[int, ...]:
         """Return the token ids before a prompt in parts: the tokenizer's prefix (bos) if the first part is a user's
@@ -247,14 +258,9 @@ class PromptEncoder:
             self._chats[markers] = PartsEncoder(self._tokenizer, controls, self._announce)
         return self._chats[markers]
 
-    def _chat(self, chat: ChatPrompt, template: ChatTemplate | None = None, pictures: Sequence[Picture] = ()) -> bytes:
+    def _chat(self, chat: ChatPrompt, template: ChatTemplate | None = None) -> bytes:
         """Encode a conversation as an int32 column, by the model's own template unless another is given."""
-        parts = self._chat_parts(chat, template)
-        if not pictures:
-            return pack_i32(self._chat_encoder(chat).encode(parts, "messages"))
-        assert self._images is not None
-        ids = self._chat_encoder(chat).encode(self._images.write(parts, pictures), "messages")
-        return pack_i32(self._images.expand(np.array(ids, np.int32), pictures))
+        return pack_i32(self._chat_encoder(chat).encode(self._chat_parts(chat, template), "messages"))
 
     def _chat_parts(self, chat: ChatPrompt, template: ChatTemplate | None = None) -> list[PromptPart]:
         """Render a conversation to texts of the template and texts of the request."""

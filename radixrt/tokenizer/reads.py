@@ -144,12 +144,13 @@ class ReadState:
 
 
 def read_continuations(
-    rid: str, tokens: ChoiceTokens, bos: Sequence[int] | None
+    rid: str, tokens: ChoiceTokens, bos: Sequence[int] | None, prompt_ids: bytes
 ) -> tuple[ReadState, list[Row], list[bytes]]:
     """Return the state of a request that reads continuations, its rows and their prefixes.
 
     Args:
         bos: tokens that begin a text, to read the continuations after them too; None for only after the prompt.
+        prompt_ids: int32[n] column that the output carries.
     """
     prefixes = [tokens.prompt_ids[: tokens.kept], *([] if bos is None else [list(bos)])]
     rows: list[Row] = []
@@ -161,5 +162,5 @@ def read_continuations(
         order += [start + edge for edges in tree.edges() for edge in edges]
         start += tree.num_edges
     found = ContinuationTokens(tokens.token_ids, tokens.kept)
-    state = ReadState(rid, pack_i32(tokens.prompt_ids), found, np.array(order, np.int32))
+    state = ReadState(rid, prompt_ids, found, np.array(order, np.int32))
     return state, rows, [pack_i32(prefix) for prefix in prefixes]

@@ -46,6 +46,7 @@ class RequestState:
         "_prompt_ids",
         "_prompt_tokens",
         "_prompt_values",
+        "_reported_ids",
         "_rid",
         "_sampling",
         "_stream",
@@ -58,7 +59,7 @@ class RequestState:
 
     def __init__(
         self, rid: str, sampling: SamplingParams, prompt_ids: bytes, *, stream: bool, tokenizer: Tokenizer,
-        return_prompt_ids: bool = True,
+        return_prompt_ids: bool = True, reported_ids: bytes | None = None,
     ) -> None:  # fmt: skip
         self._rid = rid
         self._sampling = sampling
@@ -71,6 +72,7 @@ class RequestState:
         self._matcher = scoped_matcher(stops, sampling, tokenizer, include=include) if stops else None
         scores_prompt = sampling.prompt_logprobs is not None
         self._prompt_ids: bytes | None = prompt_ids if return_prompt_ids or scores_prompt else None
+        self._reported_ids = prompt_ids if reported_ids is None else reported_ids  # `RequestOutput.prompt_ids`
         self._prompt_tokens = len(prompt_ids) // 4
         self._num_tokens = 0
         self._last_excluded = False  # the last output token ended the request and is not part of its text
@@ -210,7 +212,7 @@ class RequestState:
         logprobs = self._logprobs
         if logprobs is not None:
             self._logprobs = []
-        prompt_values, prompt_ids = self._prompt_values, self._prompt_ids
+        prompt_values, prompt_ids = self._prompt_values, None if self._prompt_ids is None else self._reported_ids
         self._prompt_values = self._prompt_ids = None
         return RequestOutput(self._rid, text, output_ids, None, None, None, logprobs, prompt_values, prompt_ids)
 

@@ -25,6 +25,7 @@ from radixrt.messages.client import (
     InputRow,
     OutputBatch,
     PairInput,
+    PartsInput,
     RequestOutput,
     TextInput,
     TokenInput,
@@ -35,10 +36,8 @@ from radixrt.messages.fleet import FromRouter
 from radixrt.messages.parts import (
     FINISH_ABORT,
     FINISH_STOP,
-    ChatPrompt,
     Finish,
     FinishError,
-    ImageInput,
     Timings,
     Usage,
 )
@@ -198,7 +197,7 @@ class TokenizerWorker:
 
     def _begin_images(self, req: ClientRequest) -> ImageJob | Exception | None:
         """Begin to decode the pictures of a request; return None without any, or the error of one of them."""
-        images = [image for row in req.rows for image in images_of(row)]
+        images = [image for row in req.rows for image in row.images]
         if not images:
             return None
         param = images[0].param
@@ -222,7 +221,7 @@ class TokenizerWorker:
         if isinstance(job, Exception):
             raise job
         found = [] if job is None else (yield from job.wait())
-        pictures = [[found.pop(0) for _ in images_of(row)] for row in req.rows] if found else [[]] * len(req.rows)
+        pictures = [[found.pop(0) for _ in row.images] for row in req.rows] if found else [[]] * len(req.rows)
         row = req.rows[0]
         if req.sampling is not None:
             return self._generate(req, row, req.sampling, pictures[0])
@@ -233,7 +232,8 @@ class TokenizerWorker:
         if row.continuations is not None:
             bos = self._prompts.begins_text() if row.continuations.unconditional else None
             tokens = self._prompts.choices(row.input, row.continuations.texts, pictures[0])
-            state, rows, prefixes = read_continuations(req.rid, tokens, bos)
+            reported = self._reported(row, pack_i32(tokens.prompt_ids), pictures[0])
+            state, rows, prefixes = read_continuations(req.rid, tokens, bos, reported)
             if pictures[0]:
                 assert self._image_prompt is not None
                 keyed = [self._image_prompt.keyed(each, prefixes[0], pictures[0]) for each in rows if not each.prefix]
@@ -257,6 +257,11 @@ class TokenizerWorker:
             return row
         assert self._image_prompt is not None
         return self._image_prompt.keyed(row, b"", pictures)[0]
+
+    def _reported(self, row: InputRow, ids: bytes, pictures: list[Picture]) -> bytes:
+        """Return the prompt ids that an output carries: the keys of images stand in a prompt in parts, so that parts of
+        a later prompt can be these ids."""
+        return self._keyed(Row(ids), pictures).ids if isinstance(row.input, PartsInput) else ids
 
     def _input_ids(self, req: ClientRequest, row: InputRow, pictures: list[Picture]) -> bytes:
         """Return the prompt of a row as an int32 column, with image tokens at the positions of images; raises
@@ -287,6 +292,7 @@ class TokenizerWorker:
             stream=req.stream,
             tokenizer=self._tokenizer,
             return_prompt_ids=req.return_prompt_ids,
+            reported_ids=self._reported(row, ids, pictures),
         )
         turn_len = self._prompts.turn_len(row.input, ids)
         tokenized = Request.continue_prompt(req.envelope, ids, sampling, turn_len)
@@ -310,12 +316,13 @@ class TokenizerWorker:
     def _answer(self, req: ClientRequest, row: InputRow, pictures: list[Picture]) -> Start:
         """Answer a request that needs no forward pass, with the token ids of its prompt or with their text."""
         if row.decode is None:
-            output = RequestOutput(req.rid, finish=Finish(FINISH_STOP), prompt_ids=self._input_ids(req, row, pictures))
+            ids = self._reported(row, self._input_ids(req, row, pictures), pictures)
+            output = RequestOutput(req.rid, finish=Finish(FINISH_STOP), prompt_ids=ids)
         else:
             self._prompts.check_text("tokens")
             empty = isinstance(row.input, TokenInput) and not row.input.ids
-            ids = unpack_ids(b"" if empty else self._input_ids(req, row, pictures))
-            text = self._tokenizer.decode(list(ids), skip_special_tokens=row.decode)
+            tokens = unpack_ids(b"" if empty else self._input_ids(req, row, pictures))
+            text = self._tokenizer.decode(list(tokens), skip_special_tokens=row.decode)
             output = RequestOutput(req.rid, text, finish=Finish(FINISH_STOP))
 
         def answer() -> None:
@@ -418,9 +425,5 @@ class TokenizerWorker:
             relevance=self._pairs.info,
             weights=ready.weights,
             max_images=0 if self.images is None else self.images.limits.max_images,
+            image_token="" if self.images is None or self._image_prompt is None else self._image_prompt.token,
         )
-
-
-def images_of(row: InputRow) -> list[ImageInput]:
-    """Return the pictures of a row's prompt."""
-    return row.input.images if isinstance(row.input, ChatPrompt) else []

@@ -17,9 +17,9 @@ import pytest
 from PIL import Image
 
 from radixrt.errors import RequestError
-from radixrt.messages.client import ClientRequest, InputRow
+from radixrt.messages.client import ClientRequest, InputRow, PartsInput
 from radixrt.messages.images import image_keys
-from radixrt.messages.parts import ChatPrompt, Finish, ImageInput
+from radixrt.messages.parts import ChatPrompt, Finish, ImageInput, TemplateText
 from radixrt.messages.request import Envelope, Request
 from radixrt.messages.scheduler import AbortReq
 from radixrt.messages.wire import unpack_i32
@@ -214,6 +214,85 @@ def test_embedded_rows(bench):
     request, _ = bench.row(pooling("e", [chat("a", picture(40, 40)), chat("b"), chat(picture(30, 90, seed=2), "c")]))
     assert [len(row.images) for row in request.rows] == [1, 0, 1]
     assert (request.tokens(2) < 0).sum() == request.rows[2].images[0].count
+
+
+# --- prompts in parts ---
+
+IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+
+
+def in_parts(*parts: Any, pictures: list[bytes]) -> PartsInput:
+    """Prompt in parts; texts in tuples are the template's."""
+    texts = [TemplateText(each[0]) if isinstance(each, tuple) else each for each in parts]
+    return PartsInput(texts, [ImageInput(each) for each in pictures])
+
+
+def test_parts_have_the_keys_of_a_chat(bench):
+    data, other = picture(42, 70), picture(64, 32, seed=1)
+    chat_request, expected = bench.row(generating("c", OK, chat=chat("What is ", data, " and ", other, "?")))
+    head, end = ("<|im_start|>user\n",), ("<|im_end|>\n<|im_start|>assistant\n",)
+    prompt = in_parts(head, "What is ", (IMAGE,), " and ", (IMAGE,), "?", end, pictures=[data, other])
+    request, ids = bench.row(generating("r", OK, chat=prompt))
+    assert ids.tolist() == expected.tolist()
+    assert request.rows[0].images == chat_request.rows[0].images
+    (output,) = bench.tokens("a", finish=Finish("stop"))
+    assert output.prompt_token_ids == ids.tolist()  # keys, so that a later prompt can begin with them
+    bench.handle(tokenizing("t", chat=prompt))
+    (tokens,) = bench.deltas()
+    assert tokens.prompt_token_ids == ids.tolist()
+
+
+@pytest.mark.parametrize("kind", ["qwen_vl", "idefics3"])
+def test_token_ids_with_keys_begin_a_later_prompt(tmp_path, kind):
+    bench = ImageBench(tmp_path, kind)
+    image = IMAGE if kind == "qwen_vl" else "<image>"
+    data, other = picture(100, 70), picture(64, 32, seed=1)
+    whole, expected = bench.row(
+        generating("w", OK, chat=in_parts("A ", (image,), " b ", (image,), " c", pictures=[data, other]))
+    )
+    first, known = bench.row(generating("f", OK, chat=in_parts("A ", (image,), pictures=[data])))
+    prompt = in_parts(known.tolist(), " b ", (image,), " c", pictures=[data, other])
+    request, ids = bench.row(generating("r", OK, chat=prompt))
+    assert first.rows[0].images == whole.rows[0].images[: len(first.rows[0].images)]
+    assert request.rows[0].images == whole.rows[0].images
+    assert np.where(ids < 0, 0, ids).tolist() == np.where(expected < 0, 0, expected).tolist()
+    scored, _ = bench.row(scoring("s", ["yes", "no"], chat=prompt))
+    (prefix,) = (unpack_i32(each) for each in scored.prefixes)
+    assert prefix.tolist() == ids[: len(prefix)].tolist()
+    assert all(row.images == request.rows[0].images for row in scored.rows)
+
+
+@pytest.mark.parametrize("wrong", ["other picture", "no picture", "part of a picture", "image token", "order"])
+def test_token_ids_with_keys_of_other_pictures(bench, wrong):
+    data, other = picture(42, 70), picture(64, 32, seed=1)
+    _, known = bench.row(generating("f", OK, chat=in_parts("A ", (IMAGE,), (IMAGE,), pictures=[data, other])))
+    bench.tokens("a", rid="f", finish=Finish("stop"))
+    ids, pictures = known.tolist(), [data, other]
+    if wrong == "other picture":
+        pictures = [data, picture(64, 32, seed=2)]
+    elif wrong == "no picture":
+        pictures = [data]
+    elif wrong == "part of a picture":
+        ids = [token for i, token in enumerate(ids) if i != np.flatnonzero(known < 0)[3]]
+    elif wrong == "image token":
+        ids = [*ids, 5]
+    else:
+        pictures = [other, data]
+    error = bench.refused(generating("r", OK, chat=in_parts(ids, "?", pictures=pictures)))
+    assert error.param == "input_parts[0]"
+    assert "send token ids as the engine has reported them, with the same pictures" in error.message
+
+
+def test_keys_without_pictures_are_no_token_ids(bench):
+    error = bench.refused(generating("r", OK, chat=in_parts([7, -5], pictures=[])))
+    assert "holds -5 at position 1; token ids are below" in error.message
+
+
+def test_parts_with_another_number_of_pictures(bench):
+    error = bench.refused(generating("r", OK, chat=in_parts("A ", (IMAGE,), (IMAGE,), pictures=[picture(40, 40)])))
+    assert "writes 2 images, and the messages have 1" in error.message
+    _, ids = bench.row(generating("t", OK, chat=in_parts("<|image_pad|> ", (IMAGE,), pictures=[picture(40, 40)])))
+    assert 5 not in ids  # typed text stays text
 
 
 # --- files ---

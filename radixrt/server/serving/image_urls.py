@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from radixrt.errors import RequestError
-from radixrt.messages.client import ClientRequest
+from radixrt.messages.client import ClientRequest, PartsInput
 from radixrt.messages.parts import ChatPrompt, ImageInput
 from radixrt.vision.fetch import ImageFetcher
 from radixrt.vision.limits import ImageLimits
@@ -68,18 +68,16 @@ async def _fetched(fetcher: ImageFetcher, image: ImageInput) -> bytes | RequestE
 
 
 def _images(request: ClientRequest) -> list[ImageInput]:
-    return [image for row in request.rows if isinstance(row.input, ChatPrompt) for image in row.input.images]
+    return [image for row in request.rows for image in row.images]
 
 
 def _with_bytes(request: ClientRequest, found: dict[str, bytes]) -> ClientRequest:
     rows = []
     for row in request.rows:
-        if isinstance(row.input, ChatPrompt) and row.input.images:
+        if isinstance(row.input, (ChatPrompt, PartsInput)) and row.images:
             images = [
-                ImageInput(found[image.url], image.detail, image.param) if image.url else image
-                for image in row.input.images
+                ImageInput(found[image.url], image.detail, image.param) if image.url else image for image in row.images
             ]
-            chat = msgspec.structs.replace(row.input, images=images)
-            row = msgspec.structs.replace(row, input=chat)
+            row = msgspec.structs.replace(row, input=msgspec.structs.replace(row.input, images=images))
         rows.append(row)
     return msgspec.structs.replace(request, rows=rows)

@@ -18,7 +18,7 @@ from radixrt.client.collector import OutputCollector
 from radixrt.client.engine_client import EngineClient
 from radixrt.errors import RequestError
 from radixrt.messages.client import ClientRequest, RequestOutput
-from radixrt.messages.parts import FINISH_ABORT, ChatPrompt, Finish
+from radixrt.messages.parts import FINISH_ABORT, Finish
 from radixrt.messages.reads import check_total
 from radixrt.server.access.request_context import RequestContext
 from radixrt.server.access.tenants import Account, Accounts, Tenant
@@ -221,13 +221,12 @@ class RequestGroups:
 
 
 def _has_images(request: ClientRequest) -> bool:
-    return any(isinstance(row.input, ChatPrompt) and row.input.images for row in request.rows)
+    return any(row.images for row in request.rows)
 
 
 def _check_image_copies(requests: Sequence[ClientRequest]) -> None:
     """Refuse many questions about large pictures, since each question is sent to the engine with the pictures."""
-    prompts = [row.input for request in requests for row in request.rows if isinstance(row.input, ChatPrompt)]
-    images = [image for prompt in prompts for image in prompt.images]
+    images = [image for request in requests for row in request.rows for image in row.images]
     size = sum(len(image.data) for image in images)
     if len(requests) > 1 and size > MAX_COPIES_BYTES:
         param = images[0].param
