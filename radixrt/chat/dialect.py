@@ -67,6 +67,7 @@ class Dialect:
             them to the messages as text.
         arguments_as_text: the template takes the arguments of calls as JSON texts.
         takes_system: the template accepts a system message.
+        shows_tool_images: the template writes the images of results.
         tokens: text -> id of the added tokens of the vocabulary.
         special_tokens: the added tokens that `skip_special_tokens` removes from the text.
         reasons: the model writes its reasoning between markers, or in a channel.
@@ -79,6 +80,7 @@ class Dialect:
     renders_tools: bool = False
     arguments_as_text: bool = False
     takes_system: bool = True
+    shows_tool_images: bool = False
     tokens: Mapping[str, int] = field(default_factory=dict)
     special_tokens: frozenset[str] = frozenset()
     reasons: bool = False
@@ -98,6 +100,12 @@ class Dialect:
         """Texts of the control tokens that the model writes within answers, for reasoning and tool calls. The templates
         of channels write all of them themselves."""
         return [] if self.channels is not None else [THINK_START, THINK_END, *self.tool_format.markers]
+
+    @property
+    def takes_tool_images(self) -> bool:
+        """Whether the result of a tool may hold images. Results that the template does not render are messages of the
+        user, whose images every template of a vision model writes."""
+        return self.shows_tool_images or not self.renders_tools
 
     def thinking(self, variables: Mapping[str, Any]) -> Thinking:
         """Return whether a request with these template variables makes the model reason first."""
@@ -195,6 +203,7 @@ def make_dialect(
         renders_tools=offered and (channels is not None or form is written),
         arguments_as_text=as_text and form is written,
         takes_system=_render(template, [{"role": "system", "content": "s"}, *_QUESTION]) is not None,
+        shows_tool_images=_shows_tool_images(template),
         tokens=dict(tokens or {}),
         special_tokens=special_tokens,
         reasons=reasons,
@@ -237,6 +246,19 @@ def _format_of(shown: str) -> ToolFormat | None:
         if form is not GENERIC_JSON and head + ("" if style.is_json else style.write(_ARGUMENTS) + form.tail) in shown:
             return form
     return None
+
+
+def _shows_tool_images(template: ChatTemplate) -> bool:
+    """Return whether the template writes something for an image in the result of a tool, other than the part itself."""
+    text = {"type": "text", "text": "result"}
+
+    def shown(*parts: dict[str, Any]) -> str:
+        return _render(template, [*_CALLED[:-1], {**_CALLED[-1], "content": [*parts]}]) or ""
+
+    with_image, without = shown({"type": "image"}, text), shown(text)
+    if "result" not in with_image or "'image'" in with_image or '"image"' in with_image:
+        return False
+    return "result" in without and with_image != without
 
 
 def _is_switch(value: Any) -> bool:

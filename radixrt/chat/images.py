@@ -40,9 +40,10 @@ def read_image(url: str | None, detail: str | None, param: str, field: str = "ur
     return ImageInput(b"", checked, param, url)
 
 
-def read_base64_image(data: str, param: str) -> ImageInput:
-    """Read a picture in base64; raises RequestError naming the part."""
-    return ImageInput(decode_base64(data, param, MAX_IMAGE_BYTES), "auto", param)
+def read_base64_image(data: str, detail: str | None, param: str) -> ImageInput:
+    """Read a picture in base64; raises RequestError naming the part, or the detail in it."""
+    checked = _detail(detail, param)
+    return ImageInput(decode_base64(data, param, MAX_IMAGE_BYTES), checked, param)
 
 
 def image_of(part: ContentPart, param: str) -> ImageInput | None:

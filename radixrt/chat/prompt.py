@@ -57,7 +57,7 @@ def chat_prompt(
             "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
         )
     images: list[ImageInput] = []
-    messages = [_plain_message(i, message, images) for i, message in enumerate(given)]
+    messages = [_plain_message(i, message, images, dialect) for i, message in enumerate(given)]
     if dialect.channels is not None:
         messages = dialect.channels.messages(messages, ends_open=not add_generation_prompt)
     if dialect.tool_format.call_id:
@@ -95,14 +95,14 @@ def template_variables(conversation: Conversation) -> dict[str, Any]:
     return variables
 
 
-def _plain_message(index: int, message: ChatMessage, images: list[ImageInput]) -> Message:
+def _plain_message(index: int, message: ChatMessage, images: list[ImageInput], dialect: Dialect) -> Message:
     """Return a message for templates; its pictures are appended to `images`."""
     role = _ROLES.get(message.role)
     if role is None:
         raise RequestError(
             f"the role {message.role[:40]!r} is not one of {', '.join(_ROLES)}", param=f"messages[{index}].role"
         )
-    plain: Message = {"role": role, "content": _plain_content(index, message, images)}
+    plain: Message = {"role": role, "content": _plain_content(index, message, images, dialect)}
     for name in ("name", "tool_call_id", "reasoning_content"):
         value = getattr(message, name)
         if value:
@@ -113,7 +113,9 @@ def _plain_message(index: int, message: ChatMessage, images: list[ImageInput]) -
     return plain
 
 
-def _plain_content(index: int, message: ChatMessage, images: list[ImageInput]) -> str | list[Message] | None:
+def _plain_content(
+    index: int, message: ChatMessage, images: list[ImageInput], dialect: Dialect
+) -> str | list[Message] | None:
     """Return a content as a text, or, if it has pictures, as a list of parts."""
     content = message.content
     if content is None and message.role != "assistant":
@@ -128,8 +130,7 @@ def _plain_content(index: int, message: ChatMessage, images: list[ImageInput]) -
         param = f"messages[{index}].content[{i}]"
         image = image_of(part, param)
         if image is not None:
-            if _ROLES[message.role] != "user":
-                raise RequestError(f"{image.param}: images go into messages of the user", param=image.param)
+            _check_place(_ROLES[message.role], image, dialect)
             images.append(image)
             parts.append({"type": "image"})
             continue
@@ -140,6 +141,19 @@ def _plain_content(index: int, message: ChatMessage, images: list[ImageInput]) -
             raise RequestError(f"{param}.{part.type} is required", param=f"{param}.{part.type}", code="missing_field")
         parts.append({"type": "text", "text": text})
     return parts if len(images) > before else "".join(part["text"] for part in parts)
+
+
+def _check_place(role: str, image: ImageInput, dialect: Dialect) -> None:
+    if role == "tool" and not dialect.takes_tool_images:
+        raise RequestError(
+            f"{image.param}: the chat template writes no images in results of tools; put the image into a message of "
+            "the user",
+            param=image.param,
+        )
+    if role not in ("user", "tool"):
+        raise RequestError(
+            f"{image.param}: images go into messages of the user and results of tools", param=image.param
+        )
 
 
 def _plain_calls(index: int, message: ChatMessage) -> list[Message]:
@@ -231,12 +245,7 @@ def with_instructions(messages: list[Message], text: str, takes_system: bool) ->
     first = next((i for i, message in enumerate(messages) if message["role"] == "user"), None)
     if first is None:
         return [{"role": "user", "content": text}, *messages]
-    content = messages[first]["content"]
-    if isinstance(content, list):
-        content = [{"type": "text", "text": f"{text}\n\n"}, *content]
-    else:
-        content = f"{text}\n\n{content}"
-    instructed = {**messages[first], "content": content}
+    instructed = {**messages[first], "content": _joined(f"{text}\n\n", messages[first]["content"])}
     return [*messages[:first], instructed, *messages[first + 1 :]]
 
 
@@ -261,17 +270,25 @@ def results_from_user(messages: list[Message]) -> list[Message]:
     for message in messages:
         if message["role"] == "tool":
             name = message.get("name") or names.get(message.get("tool_call_id", ""), "the function")
-            text = f"{name} returned: {message['content']}"
+            content = _joined(f"{name} returned: ", message["content"])
             if answering:
-                out[-1]["content"] += f"\n{text}"
+                out[-1]["content"] = _joined(_joined(out[-1]["content"], "\n"), content)
             else:
-                out.append({"role": "user", "content": text})
+                out.append({"role": "user", "content": content})
         else:
             calls = message.get("tool_calls") or ()
             names |= {call["id"]: call["function"]["name"] for call in calls if "id" in call}
             out.append({name: value for name, value in message.items() if name != "tool_calls"})
         answering = message["role"] == "tool"
     return out
+
+
+def _joined(first: str | list[Message], second: str | list[Message]) -> str | list[Message]:
+    """Return two contents as a single content, which is a list of parts if either is."""
+    if isinstance(first, str) and isinstance(second, str):
+        return first + second
+    first, second = ([{"type": "text", "text": each}] if isinstance(each, str) else each for each in (first, second))
+    return [*first, *second]
 
 
 def _written(calls: list[Message], form: ToolFormat) -> str:

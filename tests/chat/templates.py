@@ -22,6 +22,13 @@ HERMES = """{% if tools %}<|im_start|>system
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 
+HERMES_IMAGES = HERMES.replace(
+    "{% else %}{{ m.content }}{% endif %}",
+    "{% elif m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}{% if part.type == 'image' %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}",
+)
+"""Writes the images of every message, those of results too, as Qwen3-VL's does."""
+
 HERMES_THINKING = HERMES.removesuffix("{% endif %}") + (
     "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )

@@ -34,6 +34,24 @@ def test_tool_format_is_found_by_trying_the_template(source: str, form: object, 
     assert (dialect.tool_format, dialect.renders_tools, dialect.takes_system) == (form, renders, system)
 
 
+@pytest.mark.parametrize(
+    ("source", "shows", "takes"),
+    [
+        (templates.HERMES_IMAGES, True, True),
+        (templates.HERMES, False, False),
+        (QWEN, False, False),
+        (REAL_LLAMA3, False, False),
+        (templates.HARMONY, False, False),
+        (templates.PLAIN, False, True),
+        ("{{ raise_exception('never') }}", False, True),
+    ],
+)
+def test_images_of_results_are_found_by_trying_the_template(source: str, shows: bool, takes: bool) -> None:
+    """A template without tools gets results as messages of the user."""
+    dialect = make_dialect(template(source))
+    assert (dialect.shows_tool_images, dialect.takes_tool_images) == (shows, takes)
+
+
 def test_configured_format_wins_and_is_explained_by_us_where_the_template_has_another() -> None:
     dialect = make_dialect(template(templates.HERMES), tool_format="json")
     assert (dialect.tool_format, dialect.renders_tools) == (GENERIC_JSON, False)

@@ -9,11 +9,13 @@ import pytest
 from msgspec import json
 from msgspec.structs import replace
 
+from radixrt.chat.dialect import make_dialect
 from radixrt.config import ServerConfig
 from radixrt.errors import RequestError
 from radixrt.messages.parts import ImageInput
 from radixrt.server.answers import response_messages
 from radixrt.vision.fetch import ImageFetcher
+from tests.chat import templates
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import Caller, check_error
 from tests.vision.pictures import picture
@@ -25,12 +27,17 @@ HTTPS = "https://pictures.test/a.png"
 
 
 @pytest.fixture
-def caller():
+def engine():
     engine = FakeEngine()
     assert engine.client.info is not None
     engine.client.info = replace(engine.client.info, max_images=32)
-    yield Caller(engine, ServerConfig(image_hosts="pictures.test"))
+    yield engine
     engine.close()
+
+
+@pytest.fixture
+def caller(engine):
+    return Caller(engine, ServerConfig(image_hosts="pictures.test"))
 
 
 def image(url: Any = URL, **more: Any) -> dict[str, Any]:
@@ -80,6 +87,102 @@ def test_anthropic(caller):
     messages, images = sent(caller)
     assert messages[0]["content"] == [{"type": "image"}, {"type": "text", "text": "Hi"}]
     assert images == [ImageInput(DATA, "auto", "messages[0].content[0]")]
+
+
+@pytest.mark.parametrize("source", [{"type": "base64", "data": TEXT}, {"type": "url", "url": URL}])
+def test_the_detail_of_anthropic_blocks(caller, source):
+    block = {"type": "image", "source": source, "detail": "low"}
+    body = {"max_tokens": 5, "messages": [{"role": "user", "content": [block]}]}
+    assert caller.post("/v1/messages", body).status_code == 200
+    assert sent(caller)[1] == [ImageInput(DATA, "low", "messages[0].content[0]")]
+    block["detail"] = "best"
+    answer = caller.post("/v1/messages", body)
+    assert answer.status_code == 400
+    assert "messages[0].content[0].detail must be auto, low, high" in answer.json()["error"]["message"]
+
+
+# --- results of tools ---
+
+QUESTION = {"role": "user", "content": "Look."}
+
+
+def chat_results(caller: Caller):
+    function = {"name": "look", "arguments": "{}"}
+    calls = [{"id": each, "type": "function", "function": function} for each in "ab"]
+    shown = [{"type": "text", "text": "seen"}, image(detail="low")]
+    results = [
+        {"role": "tool", "tool_call_id": "a", "content": shown},
+        {"role": "tool", "tool_call_id": "b", "content": "dark"},
+    ]
+    given = [QUESTION, {"role": "assistant", "content": "", "tool_calls": calls}, *results]
+    return caller.post("/v1/chat/completions", {"messages": given}), "messages[2].content[1].image_url"
+
+
+def anthropic_results(caller: Caller):
+    used = [{"type": "tool_use", "id": each, "name": "look", "input": {}} for each in "ab"]
+    block = {"type": "image", "source": {"type": "base64", "data": TEXT}, "detail": "low"}
+    results = [
+        {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "seen"}, block]},
+        {"type": "tool_result", "tool_use_id": "b", "content": "dark"},
+    ]
+    given = [QUESTION, {"role": "assistant", "content": used}, {"role": "user", "content": results}]
+    return caller.post("/v1/messages", {"max_tokens": 5, "messages": given}), "messages[2].content[0].content[1]"
+
+
+def response_results(caller: Caller):
+    calls = [{"type": "function_call", "call_id": each, "name": "look", "arguments": "{}"} for each in "ab"]
+    output = [{"type": "input_text", "text": "seen"}, INPUT_IMAGE]
+    results = [
+        {"type": "function_call_output", "call_id": "a", "output": output},
+        {"type": "function_call_output", "call_id": "b", "output": "dark"},
+    ]
+    return caller.post("/v1/responses", {"input": [QUESTION, *calls, *results]}), "input[3].output[1]"
+
+
+RESULTS = [chat_results, anthropic_results, response_results]
+
+
+@pytest.mark.parametrize("send", RESULTS)
+def test_results_with_pictures(engine, send):
+    caller = Caller(engine, dialect=make_dialect(templates.template(templates.HERMES_IMAGES)))
+    answer, place = send(caller)
+    assert answer.status_code == 200
+    messages, images = sent(caller)
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool"]
+    assert messages[2]["content"] == [{"type": "text", "text": "seen"}, {"type": "image"}]
+    assert messages[3]["content"] == "dark"
+    assert images == [ImageInput(DATA, "low", place)]
+
+
+@pytest.mark.parametrize("send", RESULTS)
+def test_results_with_pictures_for_a_template_without_tools(caller, send):
+    answer, place = send(caller)
+    assert answer.status_code == 200
+    messages, images = sent(caller)
+    assert messages[-1]["role"] == "user"
+    assert messages[-1]["content"] == [
+        {"type": "text", "text": "look returned: "},
+        {"type": "text", "text": "seen"},
+        {"type": "image"},
+        {"type": "text", "text": "\n"},
+        {"type": "text", "text": "look returned: dark"},
+    ]
+    assert images == [ImageInput(DATA, "low", place)]
+
+
+@pytest.mark.parametrize("send", RESULTS)
+def test_results_with_pictures_for_a_template_that_writes_none(engine, send):
+    caller = Caller(engine, dialect=make_dialect(templates.template(templates.HERMES)))
+    answer, place = send(caller)
+    assert answer.status_code == 400
+    assert f"{place}: the chat template writes no images in results of tools" in answer.json()["error"]["message"]
+    assert not engine.requests
+
+
+def test_a_stored_response_continues_with_the_picture_of_an_output(caller):
+    first = response_results(caller)[0].json()
+    assert respond(caller, {"type": "input_text", "text": "b"}, previous_response_id=first["id"]).status_code == 200
+    assert sent(caller)[1] == [ImageInput(DATA, "low", "previous_response_id")]
 
 
 # --- decisions ---
@@ -236,13 +339,6 @@ def test_refused_pictures_of_responses(caller, part, role, param, message):
     assert not caller.engine.requests
 
 
-def test_pictures_in_outputs_of_calls_are_refused(caller):
-    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
-    output = {"type": "function_call_output", "call_id": "c", "output": [INPUT_IMAGE]}
-    answer = caller.post("/v1/responses", {"input": [call, output]})
-    assert "images go into messages of the user" in check_error(answer, 400, "input[1].output[0]")
-
-
 # --- errors ---
 
 
@@ -277,7 +373,7 @@ def replace_config(caller: Caller, **fields: Any) -> ServerConfig:
     return dataclasses.replace(caller.app.state.service.config, **fields)
 
 
-@pytest.mark.parametrize("role", ["system", "assistant", "tool"])
+@pytest.mark.parametrize("role", ["system", "assistant"])
 def test_pictures_go_into_messages_of_the_user(caller, role):
     answer = ask(caller, image(), role=role)
     assert "images go into messages of the user" in check_error(answer, 400, "messages[0].content[0].image_url")

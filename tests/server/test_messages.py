@@ -348,7 +348,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (user({"type": "tool_result", "tool_use_id": "x"}), "tool_use_id: no tool_use block before it has the id 'x'"),
     ({"messages": [*ASKED, {"role": "user", "content": [
         {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "image"}]}]}]},
-     "messages[2].content[0].content[0]: there can be no image here; it goes with text"),
+     "messages[2].content[0].content[0].source is required"),
+    ({"messages": [*ASKED, {"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": "toolu_1", "content": [USE]}]}]},
+     "messages[2].content[0].content[0]: there can be no tool_use here; it goes with text, image"),
     ({"messages": ASKED}, "messages[1] ends with tool_use; add a message of the user with a tool_result for each"),
     ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "name": "get"}]}]},
      "messages[0].content[0].id is required"),

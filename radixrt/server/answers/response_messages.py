@@ -65,7 +65,7 @@ def item_messages(items: Iterable[Item]) -> list[ChatMessage]:
                 function = FunctionCall(name=item["name"], arguments=item["arguments"])
                 turn.call(ToolCall(function=function, id=item["call_id"], type="function"))
         elif kind == "function_call_output":
-            turn.add(ChatMessage(role="tool", content=_text_of(item["output"]), tool_call_id=item["call_id"]))
+            turn.add(ChatMessage(role="tool", content=_parts_of(item["output"]), tool_call_id=item["call_id"]))
         elif item["role"] == "assistant":
             turn.say(_text_of(item["content"]))
         else:
@@ -91,9 +91,9 @@ def _text_of(content: str | list[Item]) -> str:
     return "".join(part["refusal"] if part["type"] == "refusal" else part["text"] for part in content)
 
 
-def _parts_of(content: list[Item]) -> str | list[ContentPart]:
+def _parts_of(content: str | list[Item]) -> str | list[ContentPart]:
     """Return a content as a text, or, if it has pictures, as parts."""
-    if all(part["type"] != "input_image" for part in content):
+    if isinstance(content, str) or all(part["type"] != "input_image" for part in content):
         return _text_of(content)
     return [
         ContentPart(type="image_url", image_url=ImageUrl(url=part["image_url"], detail=part["detail"]))
@@ -106,9 +106,11 @@ def _parts_of(content: list[Item]) -> str | list[ContentPart]:
 def _image_places(items: Sequence[Item]) -> Iterator[str]:
     """Yield the client's names of the pictures of a request, in order."""
     for i, item in enumerate(items):
-        for j, part in enumerate(item["content"] if item["type"] == "message" else ()):
+        field = {"message": "content", "function_call_output": "output"}.get(item["type"], "")
+        content = item.get(field, ())
+        for j, part in enumerate(() if isinstance(content, str) else content):
             if part["type"] == "input_image":
-                yield f"input[{i}].content[{j}]"
+                yield f"input[{i}].{field}[{j}]"
 
 
 def _with_images(messages: Iterable[ChatMessage], places: Iterator[str]) -> Iterator[ChatMessage]:

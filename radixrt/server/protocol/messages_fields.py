@@ -27,7 +27,11 @@ class ImageSource(msgspec.Struct, kw_only=True):
 
 
 class MessageBlock(msgspec.Struct, kw_only=True):
-    """Content block; the type determines the fields that count. Others, such as cache_control, are ignored."""
+    """Content block; the type determines the fields that count. Others, such as cache_control, are ignored.
+
+    Attributes:
+        detail: of an image, as in OpenAI's APIs; Anthropic's API has no such field.
+    """
 
     type: str
     text: str | None = None
@@ -39,6 +43,7 @@ class MessageBlock(msgspec.Struct, kw_only=True):
     content: str | list[MessageBlock] | None = None
     is_error: bool | None = None
     source: ImageSource | None = None
+    detail: str | None = None
 
 
 class InputMessage(msgspec.Struct, kw_only=True):

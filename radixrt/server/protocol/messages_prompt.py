@@ -54,6 +54,9 @@ PARAGRAPH = "\n\n"
 _BLOCKS = {"user": ("text", "image", "tool_result"), "assistant": ("text", "tool_use", "thinking"), "system": ("text",)}
 """Types of blocks that a message may hold, by its role."""
 
+_RESULT_BLOCKS = ("text", "image")
+"""Types of blocks that the content of a tool_result may hold."""
+
 _INSTEAD = {
     "document": "the model reads text; send the document's text in a text block",
     "search_result": "send its text in a text block",
@@ -104,7 +107,7 @@ def read_messages(system: str | list[MessageBlock] | None, given: Sequence[Input
     if not given:
         raise RequestError("messages must hold at least one message", param="messages")
     turns: list[list[ChatMessage]] = []
-    parts = [part for part in _texts("system", "system", system) if not (part.text or "").startswith(BILLING)]
+    parts = [part for part in _texts("system", system) if not (part.text or "").startswith(BILLING)]
     if parts:
         turns.append([ChatMessage(role="system", content=parts)])
     called: set[str] = set()
@@ -153,32 +156,29 @@ def _turn(place: str, message: InputMessage, called: set[str]) -> list[ChatMessa
     if message.role != "user":
         return [_assistant(place, message, called) if message.role == "assistant" else _system(place, message)]
     turn: list[ChatMessage] = []
-    texts: list[ContentPart] = []
-    for where, block in _blocks(f"{place}.content", message.role, message.content):
-        if block.type == "text":
-            texts.append(_text(where, block))
+    parts: list[ContentPart] = []
+    for where, block in _blocks(f"{place}.content", _BLOCKS[message.role], message.content):
+        if block.type != "tool_result":
+            parts.append(_part(where, block))
             continue
-        if block.type == "image":
-            texts.append(_image(where, block))
-            continue
-        if texts:
-            turn.append(ChatMessage(role="user", content=texts))
-            texts = []
+        if parts:
+            turn.append(ChatMessage(role="user", content=parts))
+            parts = []
         turn.append(_result(where, block, called))
-    if texts or not turn:
-        turn.append(ChatMessage(role="user", content=texts))
+    if parts or not turn:
+        turn.append(ChatMessage(role="user", content=parts))
     return turn
 
 
 def _system(place: str, message: InputMessage) -> ChatMessage:
-    return ChatMessage(role="system", content=_texts(f"{place}.content", message.role, message.content))
+    return ChatMessage(role="system", content=_texts(f"{place}.content", message.content))
 
 
 def _assistant(place: str, message: InputMessage, called: set[str]) -> ChatMessage:
     texts: list[ContentPart] = []
     reasoning: list[str] = []
     calls: list[ToolCall] = []
-    for where, block in _blocks(f"{place}.content", message.role, message.content):
+    for where, block in _blocks(f"{place}.content", _BLOCKS[message.role], message.content):
         if block.type == "text":
             texts.append(_text(where, block))
         elif block.type == "thinking":
@@ -202,37 +202,43 @@ def _result(where: str, block: MessageBlock, called: set[str]) -> ChatMessage:
         raise RequestError(
             f"{where}.tool_use_id: no tool_use block before it has the id {shown(id_)}", param=f"{where}.tool_use_id"
         )
-    parts = _texts(f"{where}.content", "system", block.content)
+    parts = [_part(*found) for found in _blocks(f"{where}.content", _RESULT_BLOCKS, block.content)]
     if block.is_error:
         parts.insert(0, ContentPart(type="text", text="Error: "))
     return ChatMessage(role="tool", tool_call_id=id_, content=parts)
 
 
-def _texts(place: str, role: str, content: str | list[MessageBlock] | None) -> list[ContentPart]:
+def _texts(place: str, content: str | list[MessageBlock] | None) -> list[ContentPart]:
     """Return the parts of a content that holds text alone."""
-    return [_text(where, block) for where, block in _blocks(place, role, content)]
+    return [_text(where, block) for where, block in _blocks(place, _BLOCKS["system"], content)]
 
 
-def _blocks(place: str, role: str, content: str | list[MessageBlock] | None) -> list[tuple[str, MessageBlock]]:
+def _blocks(
+    place: str, allowed: Sequence[str], content: str | list[MessageBlock] | None
+) -> list[tuple[str, MessageBlock]]:
     """Return the blocks of a content, each with its place in the request.
 
     Raises:
-        RequestError: a block of a type that a message of this role cannot hold.
+        RequestError: a block of a type that is not allowed here.
     """
     if content is None or isinstance(content, str):
         return [(place, MessageBlock(type="text", text=content))] if content else []
     found = [(f"{place}[{i}]", block) for i, block in enumerate(content)]
     for where, block in found:
-        if block.type in _BLOCKS[role]:
+        if block.type in allowed:
             continue
         if any(block.type in known for known in _BLOCKS.values()):
             raise RequestError(
-                f"{where}: there can be no {block.type} here; it goes with {', '.join(_BLOCKS[role])}",
+                f"{where}: there can be no {block.type} here; it goes with {', '.join(allowed)}",
                 param=f"{where}.type",
             )
         instead = _INSTEAD.get(block.type, "it is of Anthropic's own services; send text, tool_use and tool_result")
         raise unsupported(f"{where}.type", f"{where}.type {shown(block.type)}", instead=instead)
     return found
+
+
+def _part(where: str, block: MessageBlock) -> ContentPart:
+    return _image(where, block) if block.type == "image" else _text(where, block)
 
 
 def _text(where: str, block: MessageBlock) -> ContentPart:
@@ -245,9 +251,9 @@ def _image(where: str, block: MessageBlock) -> ContentPart:
         raise RequestError(f"{where}.source is required", param=f"{where}.source", code="missing_field")
     kind = _required(f"{where}.source", "type", source.type)
     if kind == "base64":
-        return image_part(read_base64_image(_required(f"{where}.source", "data", source.data), where))
+        return image_part(read_base64_image(_required(f"{where}.source", "data", source.data), block.detail, where))
     if kind == "url":
-        return image_part(read_image(source.url, None, where, "source.url"))
+        return image_part(read_image(source.url, block.detail, where, "source.url"))
     raise unsupported(f"{where}.source.type", f"{where}.source.type {shown(kind)}", instead="send base64 or url")
 
 

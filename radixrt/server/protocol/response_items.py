@@ -108,7 +108,7 @@ def _read_message(item: InputItem, place: str) -> types.InputItem:
 
 
 def _content(given: str | list[InputContent] | None, place: str, role: str) -> list[types.Content]:
-    """Return the parts of a content: texts, refusals of the assistant and pictures of the user.
+    """Return the parts of a content: texts, refusals of the assistant, and pictures of the user and of outputs.
 
     Args:
         role: of the message, or "tool" for the output of a call.
@@ -136,8 +136,8 @@ def _content(given: str | list[InputContent] | None, place: str, role: str) -> l
 
 def _image(part: InputContent, place: str, role: str) -> types.InputImage:
     """Return a picture. Its URL is read with the conversation, by `response_messages.messages_of`."""
-    if role != "user":
-        raise RequestError(f"{place}: images go into messages of the user", param=place)
+    if role not in ("user", "tool"):
+        raise RequestError(f"{place}: images go into messages of the user and outputs of calls", param=place)
     if part.file_id is not None:
         raise unsupported(f"{place}.file_id", instead="send the image in image_url, as a data: URL")
     return types.InputImage(_required(part.image_url, f"{place}.image_url"), part.detail or "auto")
