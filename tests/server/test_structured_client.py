@@ -172,6 +172,50 @@ def test_other_constraints(chat: Callable, client: openai.OpenAI, model_name: st
     assert completion.choices[0].model_extra["radixrt"]["backend"]
 
 
+FLAGS = {
+    "type": "object", "properties": {"a": {"type": "boolean"}, "b": {"enum": ["to", "no"]}}, "required": ["a", "b"],
+    "additionalProperties": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("form", "pattern"),
+    [
+        ({"type": "json_schema", "json_schema": FLAGS, "any_order": True, "excludes": ["n"]},
+         '^\\{("a":(true|false),"b":"to"|"b":"to","a":(true|false))\\}$'),
+        ({"type": "sequence", "elements": [
+            {"type": "const_string", "value": "<"}, {"type": "token", "token": 1},
+            {"type": "regex", "pattern": "[ab]{2}"}]},
+         "^<[ab]{2}$"),
+        ({"type": "sequence", "elements": [
+            {"type": "any_tokens", "exclude_tokens": [1, 2]}, {"type": "const_string", "value": "END"}]},
+         "^((?!END)(.|\n))*END$"),
+        ({"type": "qwen_xml_parameter", "json_schema": FLAGS},
+         "^<parameter=a>\n(true|false)\n</parameter>\n<parameter=b>\n(to|no)\n</parameter>\n$"),
+    ],
+)  # fmt: skip
+def test_structural_tags_as_a_response_format(chat: Callable, form: dict, pattern: str, stream: bool) -> None:
+    tag = {"type": "structural_tag", "format": form}
+    answer = chat(max_tokens=40, temperature=1.0, seed=6, response_format=tag, stream=stream)
+    if stream:
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in answer)
+    else:
+        text = answer.choices[0].message.content
+    assert jsonschema.Draft202012Validator({"pattern": pattern}).is_valid(text), text
+
+
+def test_refused_structural_tags_name_the_nearest_format(chat: Callable) -> None:
+    for form, nearest in (
+        ({"type": "token", "token": 1000}, "const_string"),
+        ({"type": "any_tokens", "exclude_tokens": [1000]}, "any_text"),
+        ({"type": "exclude_token"}, "any_tokens"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=nearest) as caught:
+            chat(response_format={"type": "structural_tag", "format": form})
+        assert caught.value.param == "response_format"
+
+
 LARK = """
 start: item ("," item)*
 item: NAME "=" NUMBER

@@ -285,7 +285,7 @@ def parse_constraint(constraint: Constraint, vocabulary: Vocabulary, deadline: f
     """
     kind = constraint.kind
     try:
-        parsed = _READERS[kind](constraint, deadline)
+        parsed = _READERS[kind](constraint, vocabulary, deadline)
         productions = parsed.productions.prune()
     except EmptyLanguage as error:
         raise RequestError(error.message, param=error.param or kind, code=error.code) from None
@@ -301,7 +301,7 @@ def parse_constraint(constraint: Constraint, vocabulary: Vocabulary, deadline: f
     return replace(parsed, productions=productions)
 
 
-def _json_schema(constraint: Constraint, deadline: float | None) -> ParsedConstraint:
+def _json_schema(constraint: Constraint, vocabulary: Vocabulary, deadline: float | None) -> ParsedConstraint:
     from radixrt.constrained.schema import normalize
     from radixrt.constrained.schema.limits import Limits
 
@@ -321,14 +321,14 @@ def _json_schema(constraint: Constraint, deadline: float | None) -> ParsedConstr
     return ParsedConstraint(normal.productions(whitespace=options.whitespace), ignored, normal.obligations)
 
 
-def _regex(constraint: Constraint, deadline: float | None) -> ParsedConstraint:
+def _regex(constraint: Constraint, vocabulary: Vocabulary, deadline: float | None) -> ParsedConstraint:
     regex = read_regex(constraint.source)
     return ParsedConstraint(
         Productions({"start": Term(regex_with_stops(regex, constraint.stop) if constraint.stop else regex)})
     )
 
 
-def _ebnf(constraint: Constraint, deadline: float | None) -> ParsedConstraint:
+def _ebnf(constraint: Constraint, vocabulary: Vocabulary, deadline: float | None) -> ParsedConstraint:
     from radixrt.constrained.user_grammar import read_grammar
 
     productions = read_grammar(constraint.source)
@@ -337,20 +337,22 @@ def _ebnf(constraint: Constraint, deadline: float | None) -> ParsedConstraint:
     )
 
 
-def _choices(constraint: Constraint, deadline: float | None) -> ParsedConstraint:
+def _choices(constraint: Constraint, vocabulary: Vocabulary, deadline: float | None) -> ParsedConstraint:
     return ParsedConstraint(Productions({"start": Term(literals(read_json(constraint.source, "choices")))}))
 
 
-def _structural_tag(constraint: Constraint, deadline: float | None) -> ParsedConstraint:
+def _structural_tag(constraint: Constraint, vocabulary: Vocabulary, deadline: float | None) -> ParsedConstraint:
     from radixrt.constrained.tags.structural_tag import read_structural_tag
 
-    productions, ignored = read_structural_tag(constraint.source, constraint.options, deadline)
+    productions, ignored = read_structural_tag(
+        constraint.source, constraint.options, deadline, vocabulary.control_tokens
+    )
     if constraint.stop:
         check_stops(productions.prune(), constraint.stop)
     return ParsedConstraint(productions, ignored=tuple(ignored))
 
 
-_READERS: dict[str, Callable[[Constraint, float | None], ParsedConstraint]] = {
+_READERS: dict[str, Callable[[Constraint, Vocabulary, float | None], ParsedConstraint]] = {
     "json_schema": _json_schema,
     "regex": _regex,
     "ebnf": _ebnf,

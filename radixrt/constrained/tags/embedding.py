@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
 from radixrt.constrained.productions import (
+    NOTHING,
+    EmptyLanguage,
     Expr,
     Lit,
     Productions,
@@ -28,13 +30,15 @@ from radixrt.constrained.regex import (
     ANY,
     CharSet,
     Regex,
-    RegexError,
     RegexTooComplex,
     chars,
+    complement,
     concat,
+    intersect,
     is_subset,
     json_string,
     literal,
+    literals,
     parse_regex,
     repeat,
 )
@@ -43,11 +47,10 @@ from radixrt.constrained.regex.json_text import without_following
 from radixrt.constrained.regex.nodes import Concat, Repeat
 from radixrt.constrained.schema.errors import EmptySchema, MalformedSchema, SchemaRefused, Unsupported
 from radixrt.constrained.stop_strings import check_stops
-from radixrt.constrained.tags.argument_styles import ARGUMENT_STYLES, ArgumentStyle
-from radixrt.constrained.tags.fields import PARAM, Node, check_keys, flag, refuse, text, texts
-from radixrt.constrained.tags.pieces import NO_CHARS, NO_TEXT, NUMBER_CHARS, Piece, constant, regular, token
+from radixrt.constrained.tags.fields import malformed
+from radixrt.constrained.tags.pieces import NO_CHARS, NO_TEXT, NUMBER_CHARS, Piece
 from radixrt.constrained.tags.tagged_arguments import ArgumentsEmitter, TaggedObject
-from radixrt.constraint import MAX_WHITESPACE, StructuredOptions
+from radixrt.constraint import KeyOrder, StructuredOptions
 from radixrt.errors import RequestError, shown
 
 _WORD = re.compile(r"[A-Za-z0-9_.+-]+")
@@ -55,6 +58,8 @@ _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[A-Za-z0-9_.+-]+|.', re.DOTALL)
 _MARKS = frozenset("{}[],: \n")
 _STRING = json_string(ANY)
 _NUMBER = repeat(chars(NUMBER_CHARS), 1)
+_IN_STRING = repeat(parse_regex(r"[^\"\\]|\\[\s\S]", search=False))
+_BEFORE_STRING = repeat(parse_regex(r"[^\"]|\"([^\"\\]|\\[\s\S])*\"", search=False))
 
 
 class Embedding:
@@ -72,7 +77,7 @@ class Embedding:
     def __init__(self, options: StructuredOptions, deadline_s: float | None = None) -> None:
         self._options = options
         self._deadline_s = deadline_s
-        self._schemas: dict[tuple[str, bool | str, int, object], Piece] = {}
+        self._schemas: dict[tuple[object, ...], Piece] = {}
         self._grammars = 0
         self._named = 0
         self._split: set[str] = set()
@@ -86,6 +91,8 @@ class Embedding:
         origin: str,
         closed: bool | Literal["preferred"] | None,
         whitespace: int | None,
+        key_order: KeyOrder | None = None,
+        excludes: Sequence[str] = (),
         tagged: TaggedObject | None = None,
     ) -> Piece:
         """Embed a schema; return the piece of its JSON texts.
@@ -93,18 +100,22 @@ class Embedding:
         Args:
             origin: "<field>/<JSON pointer>": location of the schema in the client's request.
             tagged: how the members of the object stand between tags; None for JSON.
-            closed, whitespace: override the options; None to use the options. A schema that cannot be closed as
-                "preferred" is left open, which `ignored` reports.
+            closed, whitespace, key_order: override the options; None to use the options. A schema that cannot be closed
+                as "preferred" is left open, which `ignored` reports.
+            excludes: texts that no JSON string contains, as the string is written between its quotes.
 
         Raises:
             RequestError: the schema is refused; the message names the JSON pointer in the field.
         """
         closed = bool(self._options.closed) if closed is None else closed
         whitespace = self._options.whitespace if whitespace is None else whitespace
-        key = (json.dumps(schema), closed, whitespace, tagged and tagged.key)
+        key_order = self._options.key_order if key_order is None else key_order
+        key = (json.dumps(schema), closed, whitespace, key_order, tuple(excludes), tagged and tagged.key)
         piece = self._schemas.get(key)
         if piece is None:
-            productions = self._normal(schema, origin, closed, whitespace, tagged)
+            productions = self._normal(schema, origin, closed, whitespace, key_order, tagged)
+            if excludes:
+                productions = _without_in_strings(productions, excludes, origin)
             rule = self._adopt(productions, f"s{len(self._schemas)}")
             made = _json_value(rule, productions) if tagged is None else _tagged_object(rule, productions, tagged)
             piece = self._schemas[key] = made
@@ -116,15 +127,16 @@ class Embedding:
         origin: str,
         closed: bool | Literal["preferred"],
         whitespace: int,
+        key_order: KeyOrder,
         tagged: TaggedObject | None,
     ) -> Productions:
         from radixrt.constrained.schema import Limits, normalize
 
         if closed == "preferred":
             try:
-                return self._normal(schema, origin, True, whitespace, tagged)
+                return self._normal(schema, origin, True, whitespace, key_order, tagged)
             except RequestError:
-                productions = self._normal(schema, origin, False, whitespace, tagged)
+                productions = self._normal(schema, origin, False, whitespace, key_order, tagged)
                 self.ignored.append(f"/{origin.partition('/')[2]}: closed")
                 return productions
         options = self._options
@@ -137,7 +149,7 @@ class Embedding:
                 closed=closed,
                 formats=options.formats,
                 bounded=options.bounded,
-                key_order=options.key_order,
+                key_order=key_order,
                 max_digits=options.max_digits,
                 guarded=False,
                 limits=None if self._deadline_s is None else Limits(seconds=self._deadline_s - time.thread_time()),
@@ -284,6 +296,27 @@ def _uncounted(regex: Regex) -> Regex:
     return concat(*[repeat(part.item) if isinstance(part, Repeat) else part for part in regex.chain()])
 
 
+def _without_in_strings(productions: Productions, excludes: Sequence[str], origin: str) -> Productions:
+    """Return the productions of JSON without the texts in which a string contains one of `excludes`."""
+    held = intersect(_IN_STRING, concat(ANY, literals(excludes), ANY))
+    allowed = complement(concat(_BEFORE_STRING, literal('"'), held, literal('"'), ANY))
+
+    def visit(expr: Expr) -> Expr:
+        text = _text_of(expr)
+        if text is not None:
+            strings = [token[1:-1] for token in _TOKENS.findall(text) if len(token) > 1 and token[0] == '"']
+            return NOTHING if any(one in string for string in strings for one in excludes) else expr
+        return Term(intersect(expr.regex, allowed)) if isinstance(expr, Term) else expr
+
+    try:
+        return productions.rewrite(visit).prune()
+    except EmptyLanguage:
+        raise malformed(
+            "/" + origin.partition("/")[2],
+            f"each of its texts has a string with one of excludes, {shown(list(excludes))}",
+        ) from None
+
+
 # --- embedded grammars as pieces ---
 
 
@@ -348,109 +381,3 @@ def _border(productions: Productions, *, last: bool) -> set[Regex]:
         else:
             pending.extend(children(expr))
     return found
-
-
-# --- formats without parts ---
-
-
-MAX_TOKENS = 64
-FIRST_SIGN = 0xD800
-
-
-def _style(node: Node, at: str) -> ArgumentStyle:
-    name = node.get("style", "json")
-    style = ARGUMENT_STYLES.get(name) if isinstance(name, str) else None
-    if style is None:
-        refuse(f"{at}/style", f"the style {shown(name)} is not supported; there are {', '.join(ARGUMENT_STYLES)}")
-    return style
-
-
-class Leaves:
-    """Reads them; `at` is always the JSON pointer of the format.
-
-    Attributes:
-        kinds: the reader of each format type.
-    """
-
-    def __init__(self, embedding: Embedding) -> None:
-        self._embedding = embedding
-        self._signs: dict[str, str] = {}
-        self.kinds: dict[str, Callable[[Node, str], Piece]] = {
-            "const_string": self.const_string,
-            "json_schema": self.json_schema,
-            "regex": self.regex,
-            "grammar": self.grammar,
-            "token": self.token,
-        }
-
-    def const_string(self, node: Node, at: str) -> Piece:
-        check_keys(node, at, "value")
-        return constant(text(node, at, "value"))
-
-    def json_schema(self, node: Node, at: str) -> Piece:
-        check_keys(
-            node,
-            at,
-            "json_schema",
-            "style",
-            "any_order",
-            "max_whitespace_cnt",
-            "excludes",
-            "closed",
-            "origin",
-            "tokens",
-        )
-        if node.get("any_order"):
-            refuse(f"{at}/any_order", "any_order is not supported; leave it out, and keys come in the schema's order")
-        excludes = texts(node, at, "excludes")
-        if not set(excludes) <= set(_style(node, at).excluded):
-            refuse(f"{at}/excludes", "excludes is not supported here; a pattern of the schema can exclude texts")
-        if "json_schema" not in node:
-            refuse(at, "json_schema is missing")
-        whitespace = node.get("max_whitespace_cnt")
-        if whitespace is not None and (type(whitespace) is not int or not 0 <= whitespace <= MAX_WHITESPACE):
-            refuse(f"{at}/max_whitespace_cnt", f"must be an integer between 0 and {MAX_WHITESPACE}")
-        closed: bool | Literal["preferred"] | None = None
-        if node.get("closed") is not None:
-            closed = "preferred" if node["closed"] == "preferred" else flag(node, at, "closed")
-        origin = node.get("origin") or f"{PARAM}{at}/json_schema"
-        schema = node["json_schema"]
-        tagged = self._tagged(node, at, schema)
-        return self._embedding.schema(schema, origin=str(origin), closed=closed, whitespace=whitespace, tagged=tagged)
-
-    def _tagged(self, node: Node, at: str, schema: Any) -> TaggedObject | None:
-        """Return how the members of the object stand between tags; None for JSON."""
-        style = _style(node, at)
-        if style.is_json:
-            return None
-        return TaggedObject.of(style, schema, tuple(texts(node, at, "tokens")), partial(self.sign, at=at))
-
-    def regex(self, node: Node, at: str) -> Piece:
-        check_keys(node, at, "pattern", "without")
-        try:
-            regex = parse_regex(text(node, at, "pattern"), search=False)
-        except RegexError as error:
-            refuse(f"{at}/pattern", str(error))
-        check_stops(Productions({"start": Term(regex)}), texts(node, at, "without"))
-        return regular(regex)
-
-    def grammar(self, node: Node, at: str) -> Piece:
-        check_keys(node, at, "grammar", "without")
-        try:
-            piece = self._embedding.grammar(text(node, at, "grammar"), texts(node, at, "without"))
-        except RequestError as error:
-            refuse(f"{at}/grammar", error.message)
-        return piece
-
-    def token(self, node: Node, at: str) -> Piece:
-        check_keys(node, at, "token")
-        text = node.get("token")
-        if not isinstance(text, str) or not text:
-            refuse(f"{at}/token", "must be the text of a control token (ids are not supported)")
-        return token(text, self.sign(text, at))
-
-    def sign(self, text: str, at: str) -> str:
-        """Return the surrogate that represents a token at the edges of pieces."""
-        if text not in self._signs and len(self._signs) >= MAX_TOKENS:
-            refuse(at, f"there are more than {MAX_TOKENS} different tokens")
-        return self._signs.setdefault(text, chr(FIRST_SIGN + len(self._signs)))

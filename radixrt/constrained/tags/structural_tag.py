@@ -6,7 +6,8 @@ The format is xgrammar's ({"type": "structural_tag", "format": {...}}, and the o
 - Free text ends exactly at the first occurrence of an ending text (the end of its tag, or a trigger). So `any_text` and
   formats with triggers stand last in their tag or in the whole; elsewhere they are refused.
 - Parts with an ambiguous end, and alternatives with the same beginning, are refused.
-- `token` names a control token of the vocabulary by its text. The text of a trigger token is kept out of free text.
+- `token` names a control token of the vocabulary by its text or its id. The text of a trigger is kept out of free text.
+- With "any_order" each declared key comes once at most and each required one is there, as the schema says.
 - `json_schema` takes "closed" (objects that declare properties allow no others; "preferred": unless no value satisfies
   the closed schema) and "origin" (where the schema came from, "<field>/<JSON pointer>", which errors name instead of
   its own pointer).
@@ -15,13 +16,13 @@ The format is xgrammar's ({"type": "structural_tag", "format": {...}}, and the o
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from radixrt.constrained.productions import Productions, Ref
 from radixrt.constrained.regex import RegexTooComplex
 from radixrt.constrained.regex.charset import EVERY
-from radixrt.constrained.tags.embedding import Embedding, Leaves
+from radixrt.constrained.tags.embedding import Embedding
 from radixrt.constrained.tags.fields import (
     PARAM,
     Node,
@@ -35,6 +36,7 @@ from radixrt.constrained.tags.fields import (
     text,
     texts,
 )
+from radixrt.constrained.tags.leaves import Leaves
 from radixrt.constrained.tags.pieces import (
     NO_CHARS,
     NO_TEXT,
@@ -55,7 +57,6 @@ MAX_FORMATS = 50_000
 MAX_REPEAT = 2**31 - 1
 _NEAREST = {
     "exclude_token": "regex for a character, or any_tokens with exclude_tokens for text without control tokens",
-    "qwen_xml_parameter": 'json_schema with "style": "qwen_xml"',
 }
 """The nearest formats that are taken, by formats that are not."""
 
@@ -67,13 +68,17 @@ Begun = tuple[Piece, Node, str]
 
 
 def read_structural_tag(
-    source: str, options: StructuredOptions, deadline_s: float | None = None
+    source: str,
+    options: StructuredOptions,
+    deadline_s: float | None = None,
+    tokens: Mapping[str, int] | None = None,
 ) -> tuple[Productions, list[str]]:
     """The grammar of a structural tag, and the keywords that the options allow to ignore ("pointer: keyword").
 
     Args:
         source: JSON text.
         deadline_s: time on `time.thread_time` at which to give up.
+        tokens: id of each control token of the model by its text; None if the model is unknown.
 
     Raises:
         RequestError: malformed, or not enforceable; names the JSON pointer. `param` is "structural_tag", or
@@ -85,7 +90,7 @@ def read_structural_tag(
         raise RequestError("structural_tag is nested too deeply", param=PARAM, code="too_complex") from None
     except ValueError as error:
         raise RequestError(f"structural_tag is not JSON: {error}", param=PARAM, code="invalid_json") from None
-    reader = _Reader(Embedding(options, deadline_s))
+    reader = _Reader(Embedding(options, deadline_s), tokens)
     root = reader.read_whole(value)
     rules = {"start": root.expr, **reader.embedding.rules}
     return Productions(rules), reader.embedding.ignored
@@ -94,11 +99,11 @@ def read_structural_tag(
 class _Reader:
     """Reads formats into pieces; `at` is always the JSON pointer of the one that is read."""
 
-    def __init__(self, embedding: Embedding) -> None:
+    def __init__(self, embedding: Embedding, tokens: Mapping[str, int] | None) -> None:
         self.embedding = embedding
         self._depth = 0
         self._formats = 0
-        self._leaves = Leaves(embedding)
+        self._leaves = Leaves(embedding, tokens)
         self._kinds: dict[str, Callable[[Node, str, Ends], Piece]] = {
             "sequence": self._sequence,
             "or": self._or,
@@ -298,8 +303,8 @@ class _Reader:
 
     def _check_excluded(self, node: Node, at: str) -> None:
         """Control tokens are never part of free text, so excluding them changes nothing."""
-        for i, one in enumerate(node.get("exclude_tokens") or []):
-            self._leaves.token({"type": "token", "token": one}, f"{at}/exclude_tokens/{i}")
+        for i, one in enumerate(get(node, at, "exclude_tokens", list) if node.get("exclude_tokens") else ()):
+            self._leaves.token_name(one, f"{at}/exclude_tokens/{i}", "any_text with excludes, for text")
 
     def _triggered_tags(self, node: Node, at: str, ends: Ends) -> Piece:
         check_keys(node, at, "triggers", "tags", "at_least_one", "stop_after_first", "excludes")
@@ -316,10 +321,14 @@ class _Reader:
     def _token_triggered_tags(self, node: Node, at: str, ends: Ends) -> Piece:
         check_keys(node, at, "trigger_tokens", "tags", "at_least_one", "stop_after_first", "exclude_tokens", "lead")
         self._check_excluded(node, at)
-        groups: dict[str, list[Begun]] = {trigger: [] for trigger in texts(node, at, "trigger_tokens")}
+        triggers = enumerate(get(node, at, "trigger_tokens", list))
+        names = [self._leaves.token_name(trigger, f"{at}/trigger_tokens/{i}") for i, trigger in triggers]
+        groups: dict[str, list[Begun]] = {name: [] for name in names}
         for tag, where in self._tags(node, at):
             begin = tag.get("begin")
-            name = begin.get("token") if isinstance(begin, dict) else None
+            if not isinstance(begin, dict) or begin.get("type") != "token":
+                refuse(f"{where}/begin", "must be a token format with one of the trigger tokens")
+            name = self._leaves.token_name(begin.get("token"), f"{where}/begin/token")
             if name not in groups:
                 refuse(f"{where}/begin", "must be a token format with one of the trigger tokens")
             groups[name].append((NO_TEXT, tag, where))

@@ -386,7 +386,7 @@ def test_what_is_ignored_is_told_by_its_place() -> None:
         ({"type": "json_schema"}, "/format"),
         ({"type": "json_schema", "json_schema": {"type": "x"}}, "/format/json_schema/type"),
         ({"type": "json_schema", "json_schema": {}, "style": "xml"}, "/format/style"),
-        ({"type": "json_schema", "json_schema": {}, "any_order": True}, "/format/any_order"),
+        ({"type": "json_schema", "json_schema": {}, "any_order": 1}, "/format/any_order"),
         ({**TRIGGERED, "triggers": ["<g"]}, "/format/tags/0/begin"),
         ({**TRIGGERED, "triggers": ["<f", "<f="]}, "/format/tags/0/begin"),
         ({**TRIGGERED, "triggers": 5}, "/format/triggers"),
@@ -396,7 +396,7 @@ def test_what_is_ignored_is_told_by_its_place() -> None:
         ({"type": "any_text", "excludes": [""]}, "/format/excludes/0"),
         (tag("a", {"type": "triggered_tags", "triggers": ["xyz"], "tags": [tag("xyz", POINT, "")]}, "xy"),
          "/format/content"),
-        ({"type": "json_schema", "json_schema": {}, "excludes": ["a"]}, "/format/excludes"),
+        ({"type": "json_schema", "json_schema": {}, "excludes": "a"}, "/format/excludes"),
         ({"type": "token", "token": 5}, "/format/token"),
         ({"type": "exclude_token", "exclude_tokens": ["<a>"]}, "/format"),
         ({"type": "any_tokens", "exclude_tokens": ["<a>"], "max_tokens": 5}, "/format/max_tokens"),
@@ -423,10 +423,9 @@ def test_refusals_name_the_place(form: Format, place: str) -> None:
     ("form", "nearest"),
     [
         ({"type": "exclude_token", "exclude_tokens": ["<a>"]}, "any_tokens with exclude_tokens"),
-        ({"type": "qwen_xml_parameter", "json_schema": {}}, '"style": "qwen_xml"'),
         ({"type": "any_text", "max_tokens": 5}, "max_chars"),
         ({"type": "any_tokens", "max_tokens": 5}, "any_text with max_chars"),
-        ({"type": "token", "token": 5}, "text of a control token"),
+        ({"type": "token", "token": 5}, "const_string"),
     ],
 )
 def test_refusals_name_the_nearest_format(form: Format, nearest: str) -> None:

@@ -1,0 +1,203 @@
+"""Masks of structural tags against languages that are told in other words, over a small vocabulary.
+
+A language is a list of all its texts, or a function that says whether a text can still become one. Each token of each
+visited state is compared: a token that the mask lacks, and a token that it has in excess, both fail.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from radixrt.constrained.backends.choice import Backends
+from radixrt.constrained.compile.compiler import compile_constraint, load
+from radixrt.constrained.vocabulary import Vocabulary
+from radixrt.constraint import Constraint
+from radixrt.errors import RequestError
+from tests.constrained.vocabularies import allowed, small_vocabulary
+
+MAX_STATES = 120
+START, THINK = "<|im_start|>", "<think>"
+SIGNS = {START: "\ue000", THINK: "\ue001"}
+"""Characters that stand for control tokens in the texts of a language."""
+
+Format = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def backends() -> Backends:
+    return Backends(small_vocabulary("byte_level"))
+
+
+@dataclass(frozen=True)
+class Language:
+    """`begins`: the text is the beginning of a text of the language. `has`: it is one."""
+
+    begins: Callable[[str], bool]
+    has: Callable[[str], bool]
+
+
+def among(texts: Iterable[str]) -> Language:
+    whole = frozenset(texts)
+    begun = frozenset(text[:end] for text in whole for end in range(len(text) + 1))
+    return Language(begun.__contains__, whole.__contains__)
+
+
+def up_to(mark: str, after: str = "") -> Language:
+    """Free text without control tokens up to the first mark, and a text after the mark."""
+
+    def begins(text: str) -> bool:
+        free, found, rest = text.partition(mark)
+        return not set(free) & set(SIGNS.values()) and (not found or after.startswith(rest))
+
+    return Language(begins, lambda text: begins(text) and text.endswith(mark + after))
+
+
+def with_calls(mark: str, body: str, *, loop: bool) -> Language:
+    """Free text in which each mark is followed by the body; the end of the first body is the end without `loop`."""
+
+    def begins(text: str) -> bool:
+        _, *others = text.split(mark)
+        if set(text) & (set(SIGNS.values()) - {mark}) or (not loop and len(others) > 1):
+            return False
+        if others and loop and not all(one.startswith(body) for one in others[:-1]):
+            return False
+        return not others or body.startswith(others[-1]) or (loop and others[-1].startswith(body))
+
+    def has(text: str) -> bool:
+        last = text.rpartition(mark)[2] if mark in text else body
+        return begins(text) and last.startswith(body)
+
+    return Language(begins, has)
+
+
+def check(form: Format, language: Language, backends: Backends) -> int:
+    """Walk the states of a format; return how many have been compared."""
+    vocabulary = backends.vocabulary
+    source = json.dumps({"type": "structural_tag", "format": form})
+    template = load(compile_constraint(Constraint(kind="structural_tag", source=source), backends), backends)
+    texts = _texts(vocabulary)
+    rng = random.Random(json.dumps(form))
+    seen = {""}
+    pending = [("", template.new())]
+    compared = 0
+    while pending and compared < MAX_STATES:
+        text, grammar = pending.pop(rng.randrange(len(pending)))
+        expected = {token for token, piece in texts.items() if language.begins(text + piece)}
+        found = allowed(grammar, vocabulary.vocab_size)
+        assert language.has(text) == (set(vocabulary.eos_ids) <= found), text
+        found &= set(texts)
+        if len(found) == 1 and not language.has(text):  # of forced text the canonical token alone is allowed
+            ahead = [texts[token] for token in expected]
+            assert found <= expected
+            assert all(max(ahead, key=len).startswith(piece) for piece in ahead), text
+        else:
+            assert found == expected, (text, found ^ expected)
+        compared += 1
+        for token in rng.sample(sorted(found), min(len(found), 6)):
+            after = grammar.copy()
+            assert after.accept(token)
+            if text + texts[token] not in seen and not after.is_terminated():
+                seen.add(text + texts[token])
+                pending.append((text + texts[token], after))
+    return compared
+
+
+def _texts(vocabulary: Vocabulary) -> dict[int, str]:
+    """The text of each token of whole characters, and the sign of each control token that has one."""
+    found = {vocabulary.control_tokens[name]: sign for name, sign in SIGNS.items()}
+    for token, data in enumerate(vocabulary.table):
+        if data.isascii() and data:
+            found[token] = data.decode()
+    return found
+
+
+def const(text: str) -> Format:
+    return {"type": "const_string", "value": text}
+
+
+def seq(*elements: Format) -> Format:
+    return {"type": "sequence", "elements": list(elements)}
+
+
+PAIR = {
+    "type": "object", "properties": {"a": {"type": "boolean"}, "b": {"enum": [1, 2]}, "c": {"const": "x"}},
+    "required": ["a", "b"], "additionalProperties": False,
+}  # fmt: skip
+MEMBERS = [['"a":true', '"a":false'], ['"b":1', '"b":2'], ['"c":"x"']]
+IN_ANY_ORDER = [
+    "{" + ",".join(members) + "}"
+    for chosen in (MEMBERS[:2], MEMBERS)
+    for order in itertools.permutations(chosen)
+    for members in itertools.product(*order)
+]
+WORDS = ["".join(word) for length in range(4) for word in itertools.product("abc", repeat=length)]
+STRINGS = {"type": "json_schema", "json_schema": {"type": "string", "pattern": "^[abc]{0,3}$"}}
+
+
+@pytest.mark.parametrize(
+    ("form", "language"),
+    [
+        ({"type": "json_schema", "json_schema": PAIR, "any_order": True}, among(IN_ANY_ORDER)),
+        ({**STRINGS, "excludes": ["ab", "cc"]},
+         among(f'"{one}"' for one in WORDS if "ab" not in one and "cc" not in one)),
+        ({"type": "json_schema", "excludes": ["ab"],
+          "json_schema": {"enum": ["ab", "a", ["cab"], {"ab": 1}, {"b": "a"}]}}, among(['"a"', '{"b":"a"}'])),
+        ({"type": "qwen_xml_parameter", "json_schema": {"type": "object", "properties": {"a": {"type": "boolean"}},
+                                                        "required": ["a"], "additionalProperties": False}},
+         among(f"<parameter=a>\n{value}\n</parameter>\n" for value in ("true", "false"))),
+        (seq(const("a"), {"type": "token", "token": 1}, const("b")), among([f"a{SIGNS[START]}b"])),
+        ({"type": "tag", "begin": {"type": "token", "token": 400}, "content": {"type": "regex", "pattern": "[ab]{1,2}"},
+          "end": {"type": "token", "token": 1}},
+         among(SIGNS[THINK] + one + SIGNS[START] for one in ("a", "b", "aa", "ab", "ba", "bb"))),
+        (seq({"type": "any_tokens", "exclude_tokens": [1, THINK]}, const("END"), const("!")), up_to("END", "!")),
+        ({"type": "token_dispatch", "rules": [[400, const("Z")]], "exclude_tokens": [1]},
+         with_calls(SIGNS[THINK], "Z", loop=True)),
+        ({"type": "token_dispatch", "rules": [[400, const("Z")]], "loop": False},
+         with_calls(SIGNS[THINK], "Z", loop=False)),
+        ({"type": "token_triggered_tags", "trigger_tokens": [400], "exclude_tokens": [START], "tags": [
+            {"type": "tag", "begin": {"type": "token", "token": THINK}, "content": const("ok"), "end": "."}]},
+         with_calls(SIGNS[THINK], "ok.", loop=True)),
+        ({"type": "dispatch", "rules": [["<f", const("Z")]]}, with_calls("<f", "Z", loop=True)),
+    ],
+    ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_masks_are_exactly_those_of_the_language(form: Format, language: Language, backends: Backends) -> None:
+    assert check(form, language, backends) > 2
+
+
+@pytest.mark.parametrize(
+    ("form", "place", "nearest"),
+    [
+        ({"type": "token", "token": 5}, "/format/token", "const_string"),
+        ({"type": "token", "token": "hello"}, "/format/token", "const_string"),
+        ({"type": "token", "token": True}, "/format/token", "const_string"),
+        ({"type": "any_tokens", "exclude_tokens": ["hello"]}, "/format/exclude_tokens/0", "any_text with excludes"),
+        ({"type": "any_tokens", "exclude_tokens": [1, 5]}, "/format/exclude_tokens/1", "any_text with excludes"),
+        ({"type": "any_tokens", "exclude_tokens": 1}, "/format/exclude_tokens", "array"),
+        ({"type": "token_dispatch", "rules": [[5, const("Z")]]}, "/format/rules/0/0/token", "const_string"),
+        ({"type": "token_triggered_tags", "trigger_tokens": [5], "tags": []}, "/format/trigger_tokens/0",
+         "const_string"),
+        ({"type": "json_schema", "json_schema": PAIR, "style": "qwen_xml", "any_order": True}, "/format/any_order",
+         "leave any_order out"),
+        ({"type": "json_schema", "json_schema": PAIR, "excludes": ["a"]}, "/format/json_schema", "excludes"),
+        ({"type": "json_schema", "json_schema": PAIR, "style": "qwen_xml", "excludes": ["a"]}, "/format/excludes",
+         "pattern"),
+    ],
+    ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_a_refusal_names_the_place_and_the_nearest_format(
+    form: Format, place: str, nearest: str, backends: Backends
+) -> None:
+    source = json.dumps({"type": "structural_tag", "format": form})
+    with pytest.raises(RequestError) as caught:
+        compile_constraint(Constraint(kind="structural_tag", source=source), backends)
+    assert caught.value.param == "structural_tag"
+    assert f"at {place}:" in caught.value.message
+    assert nearest in caught.value.message
