@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from radixrt.chat.channels import Channels, Part
-from radixrt.chat.reasoning import THINK_END, Reasoning, ReasoningSplitter, Thinking
+from radixrt.chat.reasoning import THINK, Reasoning, ReasoningMarkers, ReasoningSplitter, Thinking
 from radixrt.chat.tool_parser import Text, ToolCallParser
 from radixrt.constrained.tags.tool_formats import ToolFormat
 from radixrt.constrained.tags.tools import Tool
@@ -22,8 +22,8 @@ class AnswerForm:
         tools: the tools that may be called.
         legacy: calls are reported as OpenAI's older `function_call`.
         thinking: whether reasoning comes first.
-        reasoning_end: the marker after the reasoning.
-        reasoning_end_id: the id of the marker, if it is a single token.
+        markers: the markers of the reasoning.
+        reasoning_end_id: the id of the marker after the reasoning, if it is a single token.
         channels: the format of an answer in channels, which has no tool_format.
     """
 
@@ -31,7 +31,7 @@ class AnswerForm:
     tools: tuple[Tool, ...] = ()
     legacy: bool = False
     thinking: Thinking = Thinking.OFF
-    reasoning_end: str = THINK_END
+    markers: ReasoningMarkers = THINK
     reasoning_end_id: int | None = None
     channels: Channels | None = None
 
@@ -48,7 +48,7 @@ class AnswerParser:
         self._form = form
         self._token_ids: list[int] = []
         self._channels = None if form.channels is None else form.channels.parser(form.tools, form.thinking)
-        self._splitter = ReasoningSplitter(form.thinking, end=form.reasoning_end)
+        self._splitter = ReasoningSplitter(form.thinking, form.markers)
         self._calls = None if form.tool_format is None else ToolCallParser(form.tool_format, form.tools)
 
     @property

@@ -17,7 +17,7 @@ import msgspec
 from radixrt.chat.channels import Channels
 from radixrt.chat.harmony import HARMONY
 from radixrt.chat.kimi_k3 import KIMI_K3
-from radixrt.chat.reasoning import THINK_END, THINK_START, Thinking
+from radixrt.chat.reasoning import REASONING_MARKERS, THINK, ReasoningMarkers, Thinking
 from radixrt.config import Config
 from radixrt.constrained.tags.tool_formats import GENERIC_JSON, TOOL_FORMATS, ToolFormat, formats_of_architecture
 from radixrt.errors import RequestError
@@ -52,6 +52,8 @@ _CALLED = _called()
 CHANNELS: tuple[Channels, ...] = (HARMONY, KIMI_K3)
 """The formats of answers in channels."""
 REASONING = "reasoning_content"
+_REASONING_FIELDS = (REASONING, "reasoning", "thinking")
+"""The members of a message in which templates look for its reasoning."""
 _THOUGHT = "thought-probe"
 
 T = TypeVar("T")
@@ -71,6 +73,7 @@ class Dialect:
         tokens: text -> id of the added tokens of the vocabulary.
         special_tokens: the added tokens that `skip_special_tokens` removes from the text.
         reasons: the model writes its reasoning between markers, or in a channel.
+        reasoning: the markers.
         channels: the format of answers in channels, if the model writes such.
         closed_tools: arguments of tools have the declared properties alone, where a request does not say.
         template: the template that `thinking` probes.
@@ -84,6 +87,7 @@ class Dialect:
     tokens: Mapping[str, int] = field(default_factory=dict)
     special_tokens: frozenset[str] = frozenset()
     reasons: bool = False
+    reasoning: ReasoningMarkers = THINK
     channels: Channels | None = None
     closed_tools: bool = True
     template: ChatTemplate | None = None
@@ -99,7 +103,7 @@ class Dialect:
     def answer_markers(self) -> list[str]:
         """Texts of the control tokens that the model writes within answers, for reasoning and tool calls. The templates
         of channels write all of them themselves."""
-        return [] if self.channels is not None else [THINK_START, THINK_END, *self.tool_format.markers]
+        return [] if self.channels is not None else [*self.reasoning.texts, *self.tool_format.markers]
 
     @property
     def takes_tool_images(self) -> bool:
@@ -111,7 +115,8 @@ class Dialect:
         """Return whether a request with these template variables makes the model reason first."""
         if not self.reasons or self.template is None:
             return Thinking.OFF
-        return _probed(self._cached, partial(_thinking, channels=self.channels), self.template, variables)
+        probe = partial(_thinking, channels=self.channels, markers=self.reasoning)
+        return _probed(self._cached, probe, self.template, variables)
 
     def keeps_reasoning(self, variables: Mapping[str, Any]) -> bool:
         """Return whether a prompt with these template variables shows reasoning from before the last message of the
@@ -197,7 +202,8 @@ def make_dialect(
     channels = None
     if tool_format == reasoning_parser == "auto":
         channels = next((one for one in CHANNELS if one.is_shown(shown, _TOOL)), None)
-    reasons = channels is not None or reasoning_parser == "think" or (reasoning_parser == "auto" and _reasons(template))
+    markers = None if channels is not None or reasoning_parser == "none" else _find_markers(template)
+    reasons = channels is not None or reasoning_parser == "think" or markers is not None
     return Dialect(
         tool_format=form,
         renders_tools=offered and (channels is not None or form is written),
@@ -207,6 +213,7 @@ def make_dialect(
         tokens=dict(tokens or {}),
         special_tokens=special_tokens,
         reasons=reasons,
+        reasoning=markers or THINK,
         channels=channels,
         closed_tools=closed_tools,
         template=template,
@@ -266,13 +273,15 @@ def _is_switch(value: Any) -> bool:
     return isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= MAX_SWITCH_CHARS)
 
 
-def _thinking(template: ChatTemplate, variables: Mapping[str, Any], *, channels: Channels | None) -> Thinking:
+def _thinking(
+    template: ChatTemplate, variables: Mapping[str, Any], *, channels: Channels | None, markers: ReasoningMarkers
+) -> Thinking:
     with_header = _render(template, _QUESTION, variables=variables)
     without = _render(template, _QUESTION, variables=variables, add_generation_prompt=False)
     header = with_header.removeprefix(without) if with_header is not None and without is not None else ""
     if channels is not None:
         return channels.thinking(header)
-    begun, closed = header.rfind(THINK_START), header.rfind(THINK_END)
+    begun, closed = header.rfind(markers.start), header.rfind(markers.end)
     if closed > begun:
         return Thinking.OFF
     if begun >= 0:
@@ -294,15 +303,22 @@ def _keeps_reasoning(template: ChatTemplate, variables: Mapping[str, Any], *, ch
     return any(text is None or _THOUGHT in text for text in shown)
 
 
-def _reasons(template: ChatTemplate) -> bool:
-    """Return whether the template writes reasoning markers or removes reasoning from earlier answers."""
+def _find_markers(template: ChatTemplate) -> ReasoningMarkers | None:
+    """Return the markers that the template writes, or between which it removes reasoning from earlier answers; None if
+    it knows none."""
     switches: Sequence[dict[str, Any]] = ({}, {"enable_thinking": False}, {"enable_thinking": True}, {"thinking": True})
-    if any(
-        THINK_END in (text := _render(template, _QUESTION, variables=each) or "") or THINK_START in text
-        for each in switches
-    ):
-        return True
-    said = f"{THINK_START}thought{THINK_END}answer"
+    shown = [_render(template, _QUESTION, variables=each) or "" for each in switches]
+    # Some templates write the markers around the reasoning of an answer alone.
+    said = {"role": "assistant", "content": "answer", **dict.fromkeys(_REASONING_FIELDS, _THOUGHT)}
+    shown.append(_render(template, [*_QUESTION, said], add_generation_prompt=False) or "")
+    for markers in REASONING_MARKERS:
+        if any(markers.start in text or markers.end in text for text in shown):
+            return markers
+    return next((markers for markers in REASONING_MARKERS if _removes_reasoning(template, markers)), None)
+
+
+def _removes_reasoning(template: ChatTemplate, markers: ReasoningMarkers) -> bool:
+    said = f"{markers.start}thought{markers.end}answer"
     shown = _render(template, [*_QUESTION, {"role": "assistant", "content": said}, *_QUESTION])
     return shown is not None and "answer" in shown and "thought" not in shown
 

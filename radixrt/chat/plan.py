@@ -12,7 +12,7 @@ from radixrt.chat.constraint import ConstraintFields, FieldNames, RequestedConst
 from radixrt.chat.dialect import Dialect
 from radixrt.chat.planned_constraint import plan_constraint
 from radixrt.chat.prompt import chat_prompt, template_variables
-from radixrt.chat.reasoning import THINK_END, THINK_START, Thinking
+from radixrt.chat.reasoning import ReasoningMarkers, Thinking
 from radixrt.chat.tools import read_tools
 from radixrt.chat.types import Conversation, ToolOptions
 from radixrt.errors import RequestError, shown
@@ -65,9 +65,10 @@ def plan_chat(
     thinking, channels = Thinking.OFF, None
     if prompt.add_generation_prompt and not prompt.continue_final_message:
         thinking, channels = dialect.thinking(variables), dialect.channels
-    reasoning_end = THINK_END if channels is None else channels.reasoning_end
-    form = AnswerForm(thinking=thinking, reasoning_end_id=dialect.tokens.get(reasoning_end), channels=channels)
-    markers: tuple[str, ...] = () if thinking is Thinking.OFF else (THINK_START, THINK_END)
+    own = dialect.reasoning
+    reasoning_end_id = dialect.tokens.get(own.end if channels is None else channels.reasoning_end)
+    form = AnswerForm(thinking=thinking, markers=own, reasoning_end_id=reasoning_end_id, channels=channels)
+    markers: tuple[str, ...] = () if thinking is Thinking.OFF else own.texts
     if offered is not None:
         form = replace(form, tool_format=dialect.tool_format, tools=offered.tools, legacy=offered.legacy)
         markers += dialect.tool_format.markers
@@ -79,16 +80,16 @@ def plan_chat(
         chosen["skip_special_tokens"] = False
     defaults: dict[str, Any] = {}
     if thinking is not Thinking.OFF and channels is None:
-        defaults = {"reasoning_end": THINK_END, "reasoning_budget": budget}
+        defaults = {"reasoning_end": own.end, "reasoning_budget": budget}
     planned = plan_constraint(constraint, offered, form, dialect.tokens, defaults, names, stops)
-    if stops and (scope := _stop_scope(thinking, channels, constrained=bool(planned.fields))) is not None:
+    if stops and (scope := _stop_scope(thinking, own, channels, constrained=bool(planned.fields))) is not None:
         chosen["stop_scope"] = scope
     form = replace(form, tool_format=planned.tool_format)
     marker = planned.fields["structured"].reasoning_end if planned.fields else None
     if marker is not None:
         # The constraint waits for the marker and enforces it, so all text before the marker is reasoning.
-        marker_id = form.reasoning_end_id if marker == form.reasoning_end else None
-        form = replace(form, thinking=Thinking.BEGUN, reasoning_end=marker, reasoning_end_id=marker_id)
+        marker_id = form.reasoning_end_id if marker == own.end else None
+        form = replace(form, thinking=Thinking.BEGUN, markers=replace(own, end=marker), reasoning_end_id=marker_id)
     try:
         validated = SamplingParams(**{**chosen, **planned.fields}).validate(vocab_size)
     except RequestError as error:
@@ -96,7 +97,9 @@ def plan_chat(
     return ChatPlan(prompt, validated, form, planned.names)
 
 
-def _stop_scope(thinking: Thinking, channels: Channels | None, *, constrained: bool) -> StopScope | None:
+def _stop_scope(
+    thinking: Thinking, markers: ReasoningMarkers, channels: Channels | None, *, constrained: bool
+) -> StopScope | None:
     """Return the part of the answer in which stop strings are searched, which excludes the reasoning; None for the
     whole answer.
 
@@ -107,7 +110,7 @@ def _stop_scope(thinking: Thinking, channels: Channels | None, *, constrained: b
         return channels.free_text(thinking)
     if thinking is Thinking.OFF or constrained:
         return None
-    return StopScope(reasoning_end=THINK_END, reasoning_start=THINK_START if thinking is Thinking.FREE else "")
+    return StopScope(reasoning_end=markers.end, reasoning_start=markers.start if thinking is Thinking.FREE else "")
 
 
 def _reasoning_budget(conversation: Conversation) -> int | None:

@@ -5,8 +5,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-THINK_START = "<think>"
-THINK_END = "</think>"
+
+@dataclass(frozen=True, slots=True)
+class ReasoningMarkers:
+    """The texts, often single tokens, with which a family of models marks its reasoning.
+
+    Attributes:
+        start: before the reasoning.
+        end: after the reasoning; also at the start of an answer without reasoning, in some families.
+        frame: texts before and after the answer that follows; empty in most families.
+    """
+
+    start: str
+    end: str
+    frame: tuple[str, str] = ("", "")
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return (self.start, self.end, *filter(None, self.frame))
+
+
+THINK = ReasoningMarkers("<think>", "</think>")
+REASONING_MARKERS = (
+    THINK,
+    ReasoningMarkers("<mm:think>", "</mm:think>"),
+    ReasoningMarkers("<|START_THINKING|>", "<|END_THINKING|>", ("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
+    ReasoningMarkers("<seed:think>", "</seed:think>"),
+    ReasoningMarkers("[THINK]", "[/THINK]"),
+    ReasoningMarkers("◁think▷", "◁/think▷"),
+)
+"""The markers that are known: of most families, MiniMax-M3, Cohere, Seed-OSS, Magistral and Kimi-VL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +59,14 @@ class ReasoningSplitter:
     """Splits a model's streamed text into its reasoning and its answer.
 
     The markers, and whitespace next to them, belong to neither. If the model may begin the reasoning and writes no
-    start marker, all of the text is the answer. If reasoning has begun and no end marker follows, all of the text is
-    reasoning.
+    start marker, all of the text is the answer, but for an end marker at its start. If reasoning has begun and no end
+    marker follows, all of the text is reasoning.
     """
 
-    def __init__(self, thinking: Thinking, start: str = THINK_START, end: str = THINK_END) -> None:
-        self._start = start
-        self._end = end
+    def __init__(self, thinking: Thinking, markers: ReasoningMarkers = THINK) -> None:
+        self._start = markers.start
+        self._end = markers.end
+        self._opening, self._closing = markers.frame if thinking is not Thinking.OFF else ("", "")
         # Expect the start marker even if the prompt ends with the marker, because some models repeat it.
         self._expects_start = thinking is not Thinking.OFF
         self._inside = thinking is Thinking.BEGUN
@@ -46,7 +75,7 @@ class ReasoningSplitter:
 
     def feed(self, text: str) -> tuple[str, str]:
         """Take the next piece of text; return the (reasoning, answer) that are certain now."""
-        if not (self._expects_start or self._inside or self._trims):
+        if not (self._expects_start or self._inside or self._trims or self._closing):
             return "", text
         self._held += text
         if self._expects_start and not self._read_start():
@@ -60,7 +89,7 @@ class ReasoningSplitter:
         held, self._held = self._held, ""
         if self._inside:
             return held.rstrip(), ""
-        return "", held if self._expects_start else ""
+        return "", "" if self._closing and held.startswith(self._closing) else held
 
     def _read_start(self) -> bool:
         """Return whether the start of the text is known to be a start marker or not."""
@@ -68,7 +97,9 @@ class ReasoningSplitter:
         if begin.startswith(self._start):
             self._held = begin.removeprefix(self._start)
             self._inside = True
-        elif self._start.startswith(begin):
+        elif not self._inside and begin.startswith(self._end):
+            self._held = begin.removeprefix(self._end)
+        elif self._start.startswith(begin) or (not self._inside and self._end.startswith(begin)):
             return False
         elif not self._inside:
             self._trims = False
@@ -93,9 +124,20 @@ class ReasoningSplitter:
 
     def _read_answer(self) -> str:
         answer, self._held = self._held, ""
+        if self._opening:
+            begin = answer.lstrip()
+            if begin != self._opening and self._opening.startswith(begin):
+                self._held = answer
+                return ""
+            answer = begin.removeprefix(self._opening) if begin.startswith(self._opening) else answer
+            self._opening = ""
         if self._trims:
             answer = answer.lstrip()
             self._trims = not answer
+        if self._closing:
+            answer, found, _ = answer.partition(self._closing)
+            held = 0 if found else overlap(answer, self._closing)
+            answer, self._held = answer[: len(answer) - held], found or answer[len(answer) - held :]
         return answer
 
 

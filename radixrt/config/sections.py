@@ -302,8 +302,8 @@ class ServerConfig:
     )
     reasoning_parser: str = option(
         "auto",
-        "think: <think>...</think> is reasoning, apart from the answer; auto: if the chat template knows these markers "
-        "(or channels, as gpt-oss's does)",
+        "think: text between the chat template's reasoning markers, else <think>...</think>, is reasoning, apart from "
+        "the answer; auto: if the chat template knows such markers (or channels, as gpt-oss's does)",
         choices=("auto", "none", "think"),
     )
     decision_temperature: str = option(

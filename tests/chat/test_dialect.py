@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from radixrt.chat.dialect import Dialect, make_dialect, read_dialect
-from radixrt.chat.reasoning import Thinking
+from radixrt.chat.reasoning import REASONING_MARKERS, Thinking
 from radixrt.config import make_config
 from radixrt.constrained.tags.tool_formats import GENERIC_JSON, HERMES, LLAMA3
-from tests.chat import templates
+from tests.chat import reasoning_templates, templates
 from tests.chat.templates import template
 from tests.tokenizer.model_templates import LLAMA3 as REAL_LLAMA3
 from tests.tokenizer.model_templates import MISTRAL, QWEN
@@ -79,6 +79,24 @@ def test_thinking_depends_on_the_template_and_its_variables(source: str, variabl
     dialect = make_dialect(template(source))
     assert dialect.thinking(variables) is thinking
     assert dialect.thinking(variables) is thinking  # remembered
+
+
+@pytest.mark.parametrize("family", reasoning_templates.TEMPLATES)
+def test_reasoning_of_each_family(family: str) -> None:
+    source, start, by_default, when_off = reasoning_templates.TEMPLATES[family]
+    dialect = make_dialect(template(source))
+    assert (dialect.reasons, dialect.reasoning.start) == (True, start)
+    assert dialect.thinking({}) is by_default
+    assert dialect.thinking({"enable_thinking": False, "thinking": False}) is when_off
+    assert dialect.answer_markers[:2] == [start, dialect.reasoning.end]
+    assert not make_dialect(template(source), reasoning_parser="none").reasons
+
+
+def test_markers_are_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "structured_output.md").read_text().replace("\\|", "|")
+    for markers in REASONING_MARKERS:
+        assert f"| `{markers.start}` | `{markers.end}` |" in text
+        assert all(f"`{one}`" in text for one in markers.texts)
 
 
 def test_reasoning_parser_can_be_set() -> None:

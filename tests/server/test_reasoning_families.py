@@ -1,0 +1,92 @@
+"""Reasoning between the markers of each family, in chats, messages and responses, whole and streamed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from radixrt.chat.dialect import Dialect, make_dialect
+from radixrt.sampling_params import StopScope
+from tests.chat.reasoning_templates import TEMPLATES
+from tests.chat.templates import template
+from tests.server.fake_engine import MODEL, FakeEngine, speak
+from tests.server.helpers import Caller, events, named_events
+
+USER = [{"role": "user", "content": "hi"}]
+FAMILIES = ("qwen_3", "minimax_m3", "minimax_m3, adaptive", "cohere", "seed", "magistral", "kimi_vl")
+
+
+def dialect_of(family: str) -> Dialect:
+    """The family's, whose markers are special tokens of the vocabulary."""
+    source = template(TEMPLATES[family][0])
+    markers = make_dialect(source).reasoning.texts
+    return make_dialect(
+        source, tokens={text: 100 + i for i, text in enumerate(markers)}, special_tokens=frozenset(markers)
+    )
+
+
+def words(dialect: Dialect) -> list[str]:
+    """An answer, cut inside of its markers."""
+    markers = dialect.reasoning
+    before, after = markers.frame
+    text = f"{markers.start}let me see{markers.end}\n\n{before}It <rains>.{after}"
+    return [text[at : at + 5] for at in range(0, len(text), 5)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_chats(engine: FakeEngine, family: str, stream: bool) -> None:
+    dialect = dialect_of(family)
+    engine.script = lambda request: speak(request, words(dialect))
+    answer = Caller(engine, dialect=dialect).chat(stream=stream)
+    if stream:
+        deltas = [chunk["choices"][0]["delta"] for chunk in events(answer)]
+        message: dict[str, Any] = {
+            name: "".join(delta.get(name) or "" for delta in deltas) for name in ("reasoning_content", "content")
+        }
+    else:
+        message = answer.json()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("let me see", "It <rains>.")
+    assert not engine.requests[0].sampling.skip_special_tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_messages(engine: FakeEngine, family: str, stream: bool) -> None:
+    dialect = dialect_of(family)
+    engine.script = lambda request: speak(request, words(dialect))
+    body = {"model": MODEL, "max_tokens": 99, "messages": USER, "stream": stream}
+    answer = Caller(engine, dialect=dialect).post("/v1/messages", body)
+    if stream:
+        deltas = [event["delta"] for event in named_events(answer) if event["type"] == "content_block_delta"]
+        said = ["".join(delta.get(name, "") for delta in deltas) for name in ("thinking", "text")]
+    else:
+        thinking, text = answer.json()["content"]
+        said = [thinking["thinking"], text["text"]]
+    assert said == ["let me see", "It <rains>."]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_responses(engine: FakeEngine, family: str, stream: bool) -> None:
+    dialect = dialect_of(family)
+    engine.script = lambda request: speak(request, words(dialect))
+    answer = Caller(engine, dialect=dialect).post("/v1/responses", {"input": "hi", "stream": stream})
+    whole = named_events(answer)[-1]["response"] if stream else answer.json()
+    reasoning, message = whole["output"]
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": "let me see"}]
+    assert message["content"][0]["text"] == "It <rains>."
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_constraints_and_stop_strings_are_for_the_answer(engine: FakeEngine, family: str) -> None:
+    dialect = dialect_of(family)
+    markers = dialect.reasoning
+    caller = Caller(engine, dialect=dialect)
+    assert caller.chat(json_schema={}).status_code == 200
+    assert caller.chat(stop=["x"]).status_code == 200
+    constrained, stopped = (request.sampling for request in engine.requests)
+    assert constrained.structured.reasoning_end == markers.end
+    start = "" if family == "minimax_m3" else markers.start  # there the prompt ends with the start marker
+    assert stopped.stop_scope == StopScope(reasoning_end=markers.end, reasoning_start=start)
