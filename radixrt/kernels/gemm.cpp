@@ -32,10 +32,9 @@ void multiply(const float* x, const uint16_t* panels, float* out, int64_t rows, 
     parallel_ranges(n / COLS, PANELS_BYTES / (2 * COLS * k), [&](int64_t begin, int64_t end) {
         const Tiles tiles;
         for (int64_t first = 0; first < rows; first += TOGETHER)
-            for (int64_t panel = begin; panel < end; panel++)
-                tiles.multiply<GATED>(
-                    rounded + first * k, std::min(TOGETHER, rows - first), k, panels + panel * COLS * k,
-                    out + first * stride + panel * (GATED ? LANES : COLS), stride);
+            tiles.multiply<GATED>(
+                rounded + first * k, std::min(TOGETHER, rows - first), k, panels + begin * COLS * k, end - begin,
+                out + first * stride + begin * (GATED ? LANES : COLS), stride);
     });
 }
 

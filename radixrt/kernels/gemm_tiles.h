@@ -21,36 +21,69 @@ namespace radixrt {
 
 constexpr int COLS = 2 * LANES;
 constexpr int DEPTH = 32;        // K is a multiple of it
-constexpr int AHEAD = 4096;      // bytes of a panel
+constexpr int STREAMS = 4;       // neighbouring panels that a few rows pass over together
+constexpr int STREAM_ROWS = 3;   // rows that do: their products wait for memory, and 24 of the 32 registers are sums
+constexpr int64_t AHEAD = 2048;  // bytes of a panel
 constexpr int TILE_ROWS = 12;    // with 2 vectors of columns: 24 of the 32 registers are sums
 constexpr int64_t BLOCK_ROWS = 256;  // over which a panel stays in the L2 cache
 
-// R rows and one panel.
-template <int R, bool GATED>
+// R rows and P neighbouring panels. A thread that reads several sequences of addresses gets 1.2 to 1.4 times the bytes a
+// second of one sequence: the processor looks ahead in each, and not beyond a page.
+template <int R, int P, bool GATED>
 inline void tile(const uint32_t* x, int64_t pairs, const __m512bh* panel, float* out, int64_t stride) {
-    __m512 sums[R][2];
+    __m512 sums[R][P][2];
 #pragma GCC unroll 12
-    for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
-    for (int64_t k = 0; k < pairs; k++) {
-        const __m512bh low = panel[2 * k], high = panel[2 * k + 1];
-        if constexpr (R <= 2) {  // the processor does not look ahead beyond a page
-            _mm_prefetch(reinterpret_cast<const char*>(panel + 2 * k) + AHEAD, _MM_HINT_T0);
-            _mm_prefetch(reinterpret_cast<const char*>(panel + 2 * k + 1) + AHEAD, _MM_HINT_T0);
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++) sums[r][p][0] = sums[r][p][1] = _mm512_setzero_ps();
+    const auto add = [&](int64_t begin, int64_t end, int64_t ahead) {
+        for (int64_t k = begin; k < end; k++) {
+#pragma GCC unroll 4
+            for (int p = 0; p < P; p++) {
+                const __m512bh* weights = panel + 2 * (p * pairs + k);
+                if constexpr (R <= STREAM_ROWS) {
+                    _mm_prefetch(reinterpret_cast<const char*>(weights) + ahead, _MM_HINT_T0);
+                    _mm_prefetch(reinterpret_cast<const char*>(weights + 1) + ahead, _MM_HINT_T0);
+                }
+                const __m512bh low = weights[0], high = weights[1];
+#pragma GCC unroll 12
+                for (int r = 0; r < R; r++) {
+                    const __m512bh value = (__m512bh)_mm512_set1_epi32(x[r * pairs + k]);
+                    sums[r][p][0] = _mm512_dpbf16_ps(sums[r][p][0], value, low);
+                    sums[r][p][1] = _mm512_dpbf16_ps(sums[r][p][1], value, high);
+                }
+            }
         }
+    };
+    // Behind the end of a panel lies the next one of this tile: the next tile begins P - 1 panels further.
+    constexpr int64_t PAIR_BYTES = 4 * COLS;
+    const int64_t last = R <= STREAM_ROWS ? std::min(pairs, AHEAD / PAIR_BYTES) : 0;
+    add(0, pairs - last, AHEAD);
+    if constexpr (R <= STREAM_ROWS) add(pairs - last, pairs, AHEAD + (P - 1) * pairs * PAIR_BYTES);
+    constexpr int WIDTH = GATED ? LANES : COLS;
 #pragma GCC unroll 12
-        for (int r = 0; r < R; r++) {
-            const __m512bh value = (__m512bh)_mm512_set1_epi32(x[r * pairs + k]);
-            sums[r][0] = _mm512_dpbf16_ps(sums[r][0], value, low);
-            sums[r][1] = _mm512_dpbf16_ps(sums[r][1], value, high);
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++) {
+            float* to = out + r * stride + p * WIDTH;
+            const vec low = (vec)sums[r][p][0], high = (vec)sums[r][p][1];
+            store(to, GATED ? silu_and_mul(low, high) : low);
+            if constexpr (!GATED) store(to + LANES, high);
         }
-    }
-#pragma GCC unroll 12
-    for (int r = 0; r < R; r++) {
-        if constexpr (GATED) {
-            store(out + r * stride, silu_and_mul((vec)sums[r][0], (vec)sums[r][1]));
-        } else {
-            store(out + r * stride, (vec)sums[r][0]);
-            store(out + r * stride + LANES, (vec)sums[r][1]);
+}
+
+// R rows and `count` neighbouring panels.
+template <int R, bool GATED>
+inline void multiply_streams(const uint16_t* x, int64_t k, const uint16_t* panels, int64_t count, float* out, int64_t stride) {
+    const uint32_t* values = reinterpret_cast<const uint32_t*>(x);
+    for (int64_t first = 0; first < count; first += STREAMS) {
+        const __m512bh* weights = reinterpret_cast<const __m512bh*>(panels + first * COLS * k);
+        float* to = out + first * (GATED ? LANES : COLS);
+        switch (std::min<int64_t>(STREAMS, count - first)) {
+            case 1: tile<R, 1, GATED>(values, k / 2, weights, to, stride); break;
+            case 2: tile<R, 2, GATED>(values, k / 2, weights, to, stride); break;
+            case 3: tile<R, 3, GATED>(values, k / 2, weights, to, stride); break;
+            default: tile<R, STREAMS, GATED>(values, k / 2, weights, to, stride);
         }
     }
 }
@@ -63,7 +96,7 @@ inline void multiply_panel(const uint16_t* x, int64_t rows, int64_t k, const uin
         const uint32_t* values = reinterpret_cast<const uint32_t*>(x + first * k);
         const __m512bh* weights = reinterpret_cast<const __m512bh*>(panel);
         switch (height) {
-#define RADIXRT_TILE(R) case R: tile<R, GATED>(values, k / 2, weights, out + first * stride, stride); break;
+#define RADIXRT_TILE(R) case R: tile<R, 1, GATED>(values, k / 2, weights, out + first * stride, stride); break;
             RADIXRT_TILE(1) RADIXRT_TILE(2) RADIXRT_TILE(3) RADIXRT_TILE(4) RADIXRT_TILE(5) RADIXRT_TILE(6)
             RADIXRT_TILE(7) RADIXRT_TILE(8) RADIXRT_TILE(9) RADIXRT_TILE(10) RADIXRT_TILE(11) RADIXRT_TILE(12)
 #undef RADIXRT_TILE
@@ -138,6 +171,20 @@ class Tiles {
         }
 #endif
         multiply_panel<GATED>(x, rows, k, panel, out, stride);
+    }
+
+    // As above, for `count` neighbouring panels.
+    template <bool GATED>
+    void multiply(const uint16_t* x, int64_t rows, int64_t k, const uint16_t* panels, int64_t count, float* out,
+                  int64_t stride) const {
+        switch (rows) {
+            static_assert(STREAM_ROWS == 3);
+            case 1: return multiply_streams<1, GATED>(x, k, panels, count, out, stride);
+            case 2: return multiply_streams<2, GATED>(x, k, panels, count, out, stride);
+            case 3: return multiply_streams<3, GATED>(x, k, panels, count, out, stride);
+        }
+        for (int64_t i = 0; i < count; i++)
+            multiply<GATED>(x, rows, k, panels + i * COLS * k, out + i * (GATED ? LANES : COLS), stride);
     }
 
   private:

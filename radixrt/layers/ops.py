@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from radixrt.distributed.partial_sum import PartialSum
 from radixrt.kernels.compiled import Kernel
 from radixrt.layers.cpu_recurrence import CpuRecurrence
+from radixrt.layers.formats.weight_memory import WeightMemory
 from radixrt.layers.recurrence import RecurrenceOps
 from radixrt.layers.routing import Routing, route
 from radixrt.layers.swiglu import BiasedSwiGLU
@@ -227,10 +228,11 @@ class CpuOps(TorchOps):
 
     Attributes:
         library: the compiled kernels.
+        weights: memory of the weights that formats lay out for the kernels.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self.library = library
+        self.library, self.weights = library, WeightMemory()
         self.recurrence = CpuRecurrence(library)
         pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
         self._place = Kernel(library, "radixrt_place_columns", [pointer, pointer, i32, i32, i64])

@@ -161,6 +161,28 @@ def test_gated_panels(compiled: CpuOps, rows: int, shape: tuple[int, int]) -> No
     torch.testing.assert_close(found.double(), gate * torch.sigmoid(gate) * up, atol=5e-3, rtol=1e-4)
 
 
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_row_has_the_same_bits_beside_few_others_and_with_any_panels(compiled: CpuOps, gated: bool) -> None:
+    """Products of one, two or three rows pass over up to four panels together, over the last one to three alone."""
+    panels, x = Panels(compiled), torch.randn(3, 96)
+    weight = torch.randn(13 * 32, 96).bfloat16()
+    if panels.pack(weight, gated=False) is None:
+        pytest.skip("this processor has no bfloat16 instructions")
+
+    def multiply(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        packed = panels.prepare({"weight": weight}, gated=gated)
+        return panels.silu_and_mul(packed, x, None) if gated else panels.linear(packed, x, None)
+
+    whole = multiply(weight, x)
+    for row in range(3):
+        assert torch.equal(multiply(weight, x[row : row + 1])[0], whole[row])
+    assert torch.equal(multiply(weight, x[:2]), whole[:2])
+    halves, width = weight.view(2, -1, 96), 16 if gated else 32
+    for first in range(0, whole.shape[1], width):  # the panel alone
+        part = halves[:, first : first + 16].reshape(-1, 96) if gated else weight[first : first + 32]
+        assert torch.equal(multiply(part, x), whole[:, first : first + width])
+
+
 def test_panels_of_a_row_do_not_depend_on_its_neighbours_values(compiled: CpuOps) -> None:
     _, panels = gemm(compiled, 64, 64, gated=False)
     x = torch.randn(40, 64)

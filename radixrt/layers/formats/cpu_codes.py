@@ -87,7 +87,7 @@ class CpuQuantized(Quantized):
     def __init__(self, ops: CpuOps, layout: StoredLayout) -> None:
         super().__init__(ops, layout)
         library, pointer, i64 = ops.library, ctypes.c_void_p, ctypes.c_int64
-        self._plain = plain_format(ops)
+        self._plain, self._memory = plain_format(ops), ops.weights
         self._size = library.radixrt_codes_bytes
         self._size.restype, self._size.argtypes = i64, [pointer]
         self._fill = Kernel(library, "radixrt_codes_pack", [pointer] * 5)
@@ -110,7 +110,7 @@ class CpuQuantized(Quantized):
             return weight
         layout = panel_layout(made, gated=gated)
         *experts, _, _ = made.shape
-        panels = torch.empty(*experts, self._size(ctypes.addressof(layout)), dtype=torch.uint8)
+        panels = self._memory.empty(*experts, self._size(ctypes.addressof(layout)), dtype=torch.uint8)
         for i in range(experts[0] if experts else 1):
             layout.panels = (panels[i] if experts else panels).data_ptr()
             self._fill_panels(layout, select_expert(made, i) if experts else made)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -55,7 +56,7 @@ class Panels(Plain):
         gated = gated and bias is None
         if weight.dim() == 3:
             return self._pack_experts(weight, gated=gated)
-        panels = self.pack(weight, gated=gated)
+        panels = self.pack(weight, gated=gated, empty=self._compiled.weights.empty)
         return super().prepare(tensors, bias) if panels is None else PanelWeight(panels, gated)
 
     def prepare_experts(self, gate_up: Tensors, down: Tensors, *, biased: bool) -> tuple[Any, Any]:
@@ -64,12 +65,18 @@ class Panels(Plain):
             return gate_up["weight"], down["weight"]  # one by one, experts with biases multiply plain weights
         return self.prepare(gate_up, gated=True), self.prepare(down)
 
-    def pack(self, weight: torch.Tensor, *, gated: bool) -> torch.Tensor | None:
-        """Return a weight [rows, columns] in panels, with the same shape; None where the kernels do not support it."""
+    def pack(
+        self, weight: torch.Tensor, *, gated: bool, empty: Callable[..., torch.Tensor] = torch.empty
+    ) -> torch.Tensor | None:
+        """Return a weight [rows, columns] in panels, with the same shape; None where the kernels do not support it.
+
+        Args:
+            empty: allocates the panels.
+        """
         rows, columns = weight.shape
         if weight.dtype != torch.bfloat16 or not self._rows or rows % self._rows or columns % self._depth:
             return None
-        weight, panels = weight.contiguous(), torch.empty(rows, columns, dtype=weight.dtype)
+        weight, panels = weight.contiguous(), empty(rows, columns, dtype=weight.dtype)
         self._pack.call(weight.data_ptr(), panels.data_ptr(), rows, columns, gated)
         return panels
 
