@@ -89,6 +89,7 @@ LONGEST = (
     "tests/server/test_pooling_servers.py",
     "tests/clients/test_replay.py",
     "tests/process/test_ray.py",
+    "tests/process/test_image_layouts.py",
     "tests/server/openai_client/test_errors.py",
     "tests/server/openai_client/test_chats.py",
     "tests/server/test_messages_client.py",

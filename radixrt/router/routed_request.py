@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from radixrt.messages.parts import Timings, Usage
-from radixrt.messages.request import Request, Row
+from radixrt.messages.request import Request
 from radixrt.messages.scheduler import TokenDelta
 from radixrt.parts.overload.prediction import Arrival, arrival_of
 from radixrt.router.replica_index import Prefix
@@ -152,7 +152,8 @@ class RoutedRequest:
         if self.resumed_ids:
             changes["resume_ids"] = self.resumed_ids
             # The first output brought the prompt's log-probabilities and hidden states already.
-            changes["rows"] = [Row(row.ids, row.prefix) for row in self.message.rows]
+            rows = self.message.rows
+            changes["rows"] = [msgspec.structs.replace(row, logprobs=None, hidden=None) for row in rows]
         if now > self.arrived_at:
             left = max(self.deadline - now, 1e-3)
             changes["envelope"] = msgspec.structs.replace(self.message.envelope, timeout_s=left)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from radixrt.mem_cache.granules import GRANULE_TOKENS, prompt_hashes, seed_of
 from radixrt.messages.cache_events import CacheEvents, NodeInserted, RootOpened, SnapshotHeader
+from radixrt.messages.images import RowImage, image_keys
 from radixrt.messages.parts import ProgramHint
-from radixrt.messages.request import Request
+from radixrt.messages.request import Envelope, Request
 from radixrt.messages.scheduler import AbortReq, ReleaseReq
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.router.replica_load import ReplicaInfo
+from radixrt.router.routed_request import RoutedRequest
 from radixrt.router.router import Router
 from radixrt.sampling_params import SamplingParams
 from tests.router.fake_fleet import FakeFleet
@@ -270,6 +273,17 @@ def test_what_the_first_output_brought_of_the_prompt_is_not_asked_for_again() ->
     assert resumed.rows[0].logprobs is None
     fleet.drain()
     fleet.assert_answer("a")
+
+
+def test_a_request_that_goes_on_elsewhere_has_its_pictures() -> None:
+    image = RowImage(1, 4, 2, 2, 32, 32, b"d" * 32, "/nowhere")
+    ids = pack_i32([5, *image_keys(image.digest, image.count), 6])
+    made = Request.continue_prompt(Envelope("a"), ids, SamplingParams(prompt_logprobs=0))
+    made = msgspec.structs.replace(made, rows=[msgspec.structs.replace(made.rows[0], images=[image])])
+    request = RoutedRequest(made, 0, 0, 0.0, max_len=100, timeout_s=9.0)
+    request.resumed_ids = pack_i32([7])
+    (row,) = request.resumed(1.0).rows
+    assert (row.ids, row.images, row.logprobs) == (ids, [image], None)
 
 
 def test_a_draining_replica_gets_nothing_new_and_is_idle_in_the_end() -> None:
