@@ -215,12 +215,14 @@ def make_scheduler_loop(
     *,
     epoch: int = 0,
     tiers: TierSettings | None = None,
+    image_links: str = "",
 ) -> SchedulerLoop:
     """Return the scheduler's loop, with pools of the sizes that the runner reports. Announces the scheduler to the
     tokenizer.
 
     Args:
         tiers: memory besides the KV pool; None without.
+        image_links: see `PixelLinks`.
 
     Raises:
         EngineError: the runner is not ready in time.
@@ -245,7 +247,7 @@ def make_scheduler_loop(
         cascade=None if config.executor.cascade == "off" else ready.cascade,
         stages=settings.stages,
         tiers=None if tiers is None else _make_tiers(tiers, executor.pool_bytes, on_cpu=ready.device == "cpu"),
-        media=_media_settings(config, settings, on_cpu=ready.device == "cpu"),
+        media=_media_settings(config, settings, image_links, on_cpu=ready.device == "cpu"),
     )
     # Pipeline stages need a step in flight for each stage, unless the user turned overlapping off.
     depth = config.scheduler.max_inflight_steps
@@ -276,7 +278,7 @@ def make_scheduler_loop(
     return loop
 
 
-def _media_settings(config: Config, settings: EngineSettings, *, on_cpu: bool) -> MediaSettings | None:
+def _media_settings(config: Config, settings: EngineSettings, links: str, *, on_cpu: bool) -> MediaSettings | None:
     """Return what the scheduler needs to know of the model's vision tower; None for a model that reads text alone."""
     vision = settings.vision
     if vision is None:
@@ -286,6 +288,7 @@ def _media_settings(config: Config, settings: EngineSettings, *, on_cpu: bool) -
         rows=encoder_rows(config.model.max_image_tokens),
         flops_per_s=CPU_FLOPS_PER_S if on_cpu else GPU_FLOPS_PER_S,
         shares_memory=config.executor.executor not in ("ray", "external"),
+        links=links,
     )
 
 

@@ -79,6 +79,11 @@ class Endpoints:
         return f"{self.folder}/images"
 
     @property
+    def image_links(self) -> str:
+        """Folder of the scheduler's own names of these files."""
+        return f"{self.folder}/image_links"
+
+    @property
     def heartbeats(self) -> str:
         """File of `radixrt.heartbeat`."""
         return f"{self.folder}/heartbeats"

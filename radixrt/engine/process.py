@@ -169,7 +169,15 @@ def run_scheduler(setup: WorkerSetup) -> NoReturn:
         scheduler = dataclasses.replace(config.scheduler, max_queue_wait_s=math.inf)
         config = dataclasses.replace(config, scheduler=scheduler)
     loop = assembly.make_scheduler_loop(
-        config, setup.settings, executor, inbox, outbox, socket, epoch=epoch, tiers=setup.tiers
+        config,
+        setup.settings,
+        executor,
+        inbox,
+        outbox,
+        socket,
+        epoch=epoch,
+        tiers=setup.tiers,
+        image_links=setup.endpoints.image_links,
     )
     loop.wake_by(setup.notices.descriptor)
     setup.loaded()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from radixrt.engine.engine import Completion
 from radixrt.parts.tiers.policy import Prices
 from tests.equivalence.images import Picture, greedy
 from tests.process.test_images import QUESTION, TOKENS, prompt
-from tests.server_process import wait_for
+from tests.server_process import LIMIT_S, wait_for
 
 OPTIONS: dict[str, Any] = {
     "dtype": "float32", "kv_cache_tokens": 4096, "num_threads": 1, "check_invariants": True, "show_progress": False,
@@ -113,7 +114,7 @@ def test_a_picture_goes_to_the_replica_that_has_it(tiny_model: Callable[[str], P
         next(stream)
         check(engine, folder, OTHER)
         assert wait_for(lambda: encoded(engine, 1 - first) == 1)
-        stream.close()
+        stream.close()  # type: ignore[attr-defined]
         assert wait_for(lambda: engine.client.open_requests == 0)
         for question in ("Which colors?", "How many?", "Where is it?"):
             for picture in (OTHER, PICTURE):
@@ -128,3 +129,38 @@ def test_a_picture_goes_to_the_replica_that_has_it(tiny_model: Callable[[str], P
         found = [*found, *(token for chunk in stream for token in chunk.token_ids)]
         assert isinstance(expected, Completion)
         assert found == expected.token_ids
+
+
+def ask_all(engine: radixrt.Engine, pictures: list[Picture], errors: list[Exception]) -> None:
+    try:
+        engine.generate([chat(each) for each in pictures], LONG)
+    except radixrt.EngineError as error:
+        errors.append(error)
+
+
+def test_a_tokenizer_that_dies_beside_requests_with_pictures(tiny_model: Callable[[str], Path]) -> None:
+    """Its successor removes the files of pixels. Replicas keep their processes and caches, and fail no step."""
+    folder = tiny_model("qwen3_vl")
+    with radixrt.Engine(str(folder), replicas=2, chunked_prefill_size=16, **OPTIONS) as engine:
+        check(engine, folder, PICTURE)
+        before = engine.pids
+        for number in range(2):
+            shown = [Picture(128, 128, 10 * number + i) for i in range(8)]
+            errors: list[Exception] = []
+            thread = threading.Thread(target=ask_all, args=(engine, shown, errors))
+            thread.start()
+            assert wait_for(lambda: engine.client.open_requests == 8)
+            # The first time pictures are being decoded, the second time they are being encoded.
+            assert not number or wait_for(lambda: encoded(engine, 0) + encoded(engine, 1) > 2)
+            pid = engine.pids["tokenizer"]
+            os.kill(pid, signal.SIGKILL)
+            thread.join(LIMIT_S)
+            assert [type(error) for error in errors] == [radixrt.EngineError]
+            assert wait_for(lambda pid=pid: engine.pids.get("tokenizer", pid) != pid)
+            assert check(engine, folder, PICTURE).usage.cached_tokens >= 64
+        check(engine, folder, shown[-1])
+        kept = {name: pid for name, pid in engine.pids.items() if name.startswith("replica")}
+        assert kept == {name: pid for name, pid in before.items() if name.startswith("replica")}
+        resets = [each.stats.cache_resets for each in engine.client.replica_stats.values() if each.stats is not None]
+        assert all("step_failed" not in found for found in resets)
+        engine.check_invariants()

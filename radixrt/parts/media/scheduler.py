@@ -8,7 +8,8 @@ gaps allows, if need be some blocks of the tower at a time. Positions that the c
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from radixrt.messages.scheduler_stats import MediaStats
 from radixrt.messages.sections import MEDIA, EncodePiece, MediaSection, encode
 from radixrt.messages.wire import Int32Array, pack_i32
 from radixrt.parts.media.encoder_pool import EncoderPool, Encoding
+from radixrt.parts.media.pixel_links import PixelLinks
 from radixrt.parts.media.rotary import RotaryPositions
 from radixrt.parts.media.settings import MediaSettings
 from radixrt.scheduler.kv_manager import DecodeRows
@@ -32,6 +34,18 @@ LEARNING = 0.2
 """Weight of a step in the mean speed of the tower."""
 CLIP = 4.0
 """Largest ratio of the speed in one step to the mean speed."""
+
+
+class _TowerWork(NamedTuple):
+    """Work of the tower in one step.
+
+    Attributes:
+        step: number of the section.
+        flops: floating-point operations.
+    """
+
+    step: int
+    flops: float
 
 
 class RowImages:
@@ -83,6 +97,9 @@ class Media(Part):
         self._step = 0  # number of sections
         self._pieces: list[EncodePiece] = []  # work of the next step
         self._flops = 0.0  # of `_pieces`
+        self._links = PixelLinks(settings.links)
+        self._begins: list[bytes] = []  # digests of the images whose pixels `_pieces` read
+        self._reads: dict[int, list[bytes]] = {}  # digests of the images whose pixels steps in flight read
         self._begun: Encoding | None = None  # the only encoding of which some blocks are missing
         self._offsets: dict[int, int] = {}  # by row of req_to_token, of the rows whose offset is not 0
         self._changed: dict[int, int] = {}  # offsets that the next step must write
@@ -96,10 +113,8 @@ class Media(Part):
     def refuse(self, message: Request, now: float, *, compiling: int) -> FinishError | None:
         for row in message.rows:
             for image in row.images:
-                if not self._settings.shares_memory and not os.path.exists(image.pixels):
-                    return FinishError(
-                        "images need the scheduler and the tokenizer on one machine", param="images", status=501
-                    )
+                if self._settings.links and not os.path.exists(self._links.path(image)):
+                    return _missing(image)
                 if image.count > self.pool.size:
                     return FinishError(
                         f"an image of {image.count} tokens is larger than the encoder pool, which has {self.pool.size} "
@@ -112,6 +127,8 @@ class Media(Part):
     def queued(self, req: Req, row: Row, message: Request, now: float) -> None:
         if row.images:
             req.inputs = RowImages(self, req, row.images, self._vision.image_token_id)
+            for image in row.images:
+                self._links.hold(image)
 
     def admitted(self, req: Req, prompt_tokens: int, cached_tokens: int, *, again: bool) -> None:
         """Set the offset of the request's row, which another request may have had before."""
@@ -128,14 +145,20 @@ class Media(Part):
         if req is not None and isinstance(req.inputs, RowImages):
             for image in req.inputs.images:
                 self.pool.forget(req, (req.namespace, image.digest))
+            self._links.release(image.digest for image in req.inputs.images)
 
     def emptying(self) -> None:
         """Forget what the ModelRunner has lost."""
         self.pool.clear()
         self._pieces, self._flops, self._begun = [], 0.0, None
+        self._links.release(self._begins)
+        self._begins = []
         # A new ModelRunner has offsets of 0, and one that goes on has the written ones: each is written again.
         self._changed = dict.fromkeys(self._offsets, 0)
         self._offsets.clear()
+
+    def lost(self, batches: Iterable[ScheduleBatch], reason: str, now: float) -> None:
+        self._read(self._step)
 
     def flushing(self) -> None:
         self._drop(lambda namespace: True)
@@ -207,10 +230,13 @@ class Media(Part):
         count = min(left, max(fitting, 0 if self._pieces else 1))
         if not count:
             return 0.0
-        data = b""
-        if not settings.shares_memory and not encoding.blocks:
-            with open(image.pixels, "rb") as file:
-                data = file.read()
+        path, data = self._links.path(image), b""
+        if not encoding.blocks:
+            self._links.hold(image)
+            self._begins.append(image.digest)
+            if not settings.shares_memory:
+                with open(path, "rb") as file:
+                    data = file.read()
         self._pieces.append(
             EncodePiece(
                 encoding.number,
@@ -219,7 +245,7 @@ class Media(Part):
                 encoding.row,
                 image.height,
                 image.width,
-                image.pixels if settings.shares_memory else "",
+                path if settings.shares_memory else "",
                 data,
             )
         )
@@ -249,9 +275,12 @@ class Media(Part):
         if not (pieces or changed or positions or len(places)):
             return None
         self._flops, self._pieces, self._changed = 0.0, [], {}
+        if self._begins:
+            self._reads[self._step] = self._begins
+            self._begins = []
         offsets = np.array(list(changed.items()), np.int32).reshape(-1)
         data = encode(MediaSection(pieces, pack_i32(offsets), pack_i32(places), pack_i32(source), positions))
-        return Section(data, flops or None, flops / self._flops_per_s)
+        return Section(data, _TowerWork(self._step, flops) if flops else None, flops / self._flops_per_s)
 
     def _places(self, chunks: Sequence[Chunk]) -> tuple[Int32Array, Int32Array]:
         """Return int32[m] indices of the step's tokens that are positions of images, and their rows of the pool."""
@@ -286,18 +315,20 @@ class Media(Part):
         columns.append(np.tile(decode.seq_lens - 1 + offsets, (3, 1)))
         return pack_i32(np.concatenate(columns, axis=1).reshape(-1))
 
-    def commit(self, batch: ScheduleBatch, kept: float, output: StepOutput, now: float) -> None:
-        """Learn the speed of the tower from the time that a step took longer than its tokens.
+    def _read(self, step: int) -> None:
+        """Note that the ranks read no pixels any longer for steps up to a number, steps without an answer included."""
+        for number in [number for number in self._reads if number <= step]:
+            self._links.release(self._reads.pop(number))
 
-        Args:
-            kept: floating-point operations of the tower in the step.
-        """
+    def commit(self, batch: ScheduleBatch, kept: _TowerWork, output: StepOutput, now: float) -> None:
+        """Learn the speed of the tower from the time that a step took longer than its tokens."""
+        self._read(kept.step)
         times = self._core.step_time.times
         tokens_s = times.seconds(*batch.shape) if times.extend_steps else 0.0
         seconds = max(self._core.step_time.last_s - tokens_s, 0.1 * self._core.step_time.last_s)
         if seconds > 0:
             known = self._flops_per_s
-            speed = min(max(kept / seconds, known / CLIP), known * CLIP)  # a step may capture a graph
+            speed = min(max(kept.flops / seconds, known / CLIP), known * CLIP)  # a step may capture a graph
             self._flops_per_s = 1 / ((1 - LEARNING) / known + LEARNING / speed)
 
     def stats(self, now: float) -> dict[str, MediaStats]:
@@ -310,3 +341,15 @@ class Media(Part):
             if each.row < row or each.row + each.count > self.pool.size:
                 raise InvariantError(f"rows [{each.row}, {each.row + each.count}) of the encoder pool overlap or end")
             row = each.row + each.count
+
+
+def _missing(image: RowImage) -> FinishError:
+    """Return the error of a request whose pixels do not exist here."""
+    if os.path.isdir(os.path.dirname(image.pixels)):
+        return FinishError(
+            "the pixels of an image are lost, because the tokenizer process was started again; send the request again",
+            param="images",
+            code="busy",
+            status=503,
+        )
+    return FinishError("images need the scheduler and the tokenizer on one machine", param="images", status=501)

@@ -26,9 +26,11 @@ class MediaSettings:
         rows: rows of the encoder pool, at least those of the largest image.
         flops_per_s: speed of the tower that is assumed until steps have shown it.
         shares_memory: every rank reads the files of pixels; otherwise steps carry the pixels.
+        links: see `PixelLinks`.
     """
 
     vision: VisionSpec
     rows: int
     flops_per_s: float
     shares_memory: bool = True
+    links: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -110,6 +111,7 @@ class TowerRunner(FakeRunner):
         for piece in section.encode:
             if piece.first == 0:
                 self._progress = {piece.key: 0}
+                assert not piece.pixels.startswith("/") or os.path.exists(piece.pixels), "the pixels are lost"
             assert self._progress[piece.key] == piece.first
             self._progress[piece.key] += piece.count
             image = self.images[piece.pixels]
@@ -146,11 +148,15 @@ class ImageHarness(Harness):
     Args:
         rows: rows of the encoder pool.
         flops_per_s: speed of the tower that the scheduler assumes at first.
+        links: see `MediaSettings`; the pixels of images are then files.
     """
 
-    def __init__(self, *, rows: int = SETTINGS.rows, flops_per_s: float = 1e9, **options: object) -> None:
+    def __init__(
+        self, *, rows: int = SETTINGS.rows, flops_per_s: float = 1e9, links: str = "", **options: object
+    ) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
-        settings = replace(SETTINGS, rows=rows, flops_per_s=flops_per_s)
+        self.links = links
+        settings = replace(SETTINGS, rows=rows, flops_per_s=flops_per_s, links=links)
         self.make_scheduler.keywords["media"] = settings
         self.scheduler = self.make_scheduler()
         self.cache = self.scheduler.kv.cache
@@ -167,6 +173,8 @@ class ImageHarness(Harness):
         """Add a request with a prompt of tokens and images."""
         ids, images = joined(parts)
         self.runner.images |= {image.pixels: image for image in images}
+        if self.links:
+            self.runner.images |= {f"{self.links}/{image.digest.hex()}": image for image in images}
         sampling = SamplingParams(**{"max_tokens": 4, "temperature": 0.0, **fields})  # type: ignore[arg-type]
         made = Request.continue_prompt(Envelope(rid, cache_salt=cache_salt), pack_i32(ids), sampling)
         row: Row = msgspec.structs.replace(made.rows[0], images=images)

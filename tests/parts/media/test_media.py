@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
+from radixrt.messages.images import RowImage
 from radixrt.messages.scheduler_stats import MediaStats
 from radixrt.messages.sections import MEDIA, MediaSection, decode
 from radixrt.messages.wire import unpack_i32
@@ -232,8 +235,6 @@ def test_penalties_and_prompt_logprobs_see_the_image_token() -> None:
 def test_pixels_travel_in_the_step_where_ranks_share_no_memory(tmp_path) -> None:
     import dataclasses
 
-    import msgspec
-
     path = tmp_path / "pixels"
     path.write_bytes(bytes(12))
     image = msgspec.structs.replace(CAT, pixels=str(path))
@@ -248,11 +249,54 @@ def test_pixels_travel_in_the_step_where_ranks_share_no_memory(tmp_path) -> None
     assert piece.pixels == ""
 
 
+def stored(image: RowImage, folder: Path) -> RowImage:
+    """Return an image whose pixels are in a file, as the tokenizer process writes one."""
+    path = folder / image.digest.hex()
+    path.write_bytes(b"pixels")
+    return msgspec.structs.replace(image, pixels=str(path))
+
+
+def test_pixels_stay_until_the_ranks_have_read_them(tmp_path: Path) -> None:
+    """The tokenizer removes its files at any time, and a request may end before its step runs."""
+    image, links = stored(BOOK, tmp_path), tmp_path / "links"
+    h = ImageHarness(max_context=96, num_slots=96, links=str(links))
+    h.show("r", [1, image, 5])
+    assert h.submit()
+    Path(image.pixels).unlink()
+    h.scheduler.abort("r", h.now)
+    assert len(list(links.iterdir())) == 1
+    h.drain()
+    assert len(h.runner.encoded) == 1
+    assert list(links.iterdir()) == []
+
+
+def test_pixels_that_are_lost_on_the_way_are_refused(tmp_path: Path) -> None:
+    h = ImageHarness(max_context=96, num_slots=96, links=str(tmp_path / "links"))
+    gone, elsewhere = (msgspec.structs.replace(BOOK, pixels=f"{folder}/gone") for folder in (tmp_path, "/nowhere"))
+    for rid, image in (("gone", gone), ("elsewhere", elsewhere)):
+        h.show(rid, [1, image, 5])
+    h.drain()
+    errors = [h.finishes[rid].error for rid in ("gone", "elsewhere")]
+    assert [error.status for error in errors if error is not None] == [503, 501]
+    assert "send the request again" in h.finishes["gone"].error.message  # type: ignore[union-attr]
+
+
+def test_a_new_scheduler_removes_the_names_of_the_last(tmp_path: Path) -> None:
+    links = tmp_path / "links"
+    h = ImageHarness(max_context=96, num_slots=96, links=str(links))
+    h.show("r", [1, stored(BOOK, tmp_path), 5])
+    assert len(list(links.iterdir())) == 1
+    ImageHarness(links=str(links))
+    assert list(links.iterdir()) == []
+
+
 @pytest.mark.parametrize("seed", range(60))
-def test_random_events(seed: int) -> None:
-    """Requests with images in small pools: retractions, aborts, deaths, failed steps, emptied caches."""
+def test_random_events(seed: int, tmp_path: Path) -> None:
+    """Requests with images in small pools: retractions, aborts, deaths, failed steps, emptied caches, and a tokenizer
+    that removes files of pixels."""
     rng = random.Random(seed)
     h = ImageHarness(
+        links=str(tmp_path / "links"),
         rows=rng.choice([16, 20, 32]),
         num_slots=rng.choice([40, 64, 120]),
         page_size=rng.choice([1, 1, 4]),
@@ -264,7 +308,7 @@ def test_random_events(seed: int) -> None:
         max_gap_ms=rng.choice([1.0, 50.0, 1e9]),
         flops_per_s=rng.choice([1e4, 1e6, 1e9]),
     )
-    pictures = [picture(i, rng.randint(1, 4), rng.randint(1, 4)) for i in range(4)]
+    pictures = [stored(picture(i, rng.randint(1, 4), rng.randint(1, 4)), tmp_path) for i in range(4)]
     count, disturbed = 0, set()
     for _ in range(200):
         h.now += rng.choice([0.0, 0.001, 0.02])
@@ -274,8 +318,11 @@ def test_random_events(seed: int) -> None:
             for _ in range(rng.randint(1, 4)):
                 parts += rng.choices(range(1, 6), k=rng.randint(0, 4))
                 if rng.random() < 0.6:
-                    parts.append(rng.choice(pictures))
+                    parts.append(stored(rng.choice(pictures), tmp_path))
             h.show(f"r{count}", parts or [1], max_tokens=rng.choice([1, 4, 12]), cache_salt=rng.choice(["", "", "a"]))
+            if rng.random() < 0.5:
+                for each in pictures:
+                    Path(each.pixels).unlink(missing_ok=True)
             count += 1
         elif event < 0.90:
             h.turn()
@@ -298,6 +345,8 @@ def test_random_events(seed: int) -> None:
         else:
             h.scheduler.forget_namespace("a", whole_owner=False)
     h.drain()
+    of_void_steps = {digest.hex() for digests in h.part._reads.values() for digest in digests}
+    assert {path.name for path in (tmp_path / "links").iterdir()} == of_void_steps
     for number in range(count):
         rid = f"r{number}"
         if rid not in disturbed and h.finishes[rid].error is None:
