@@ -15,6 +15,9 @@ DISTINCT_MARK: Final = "!"
 REPEATING_MARK: Final = "?"
 """Last character of the names of rules that derive arrays of which two items must be equal."""
 
+JSON_PREFIX: Final = "json_"
+"""First characters of the names of rules in which guarded JSON begins, where the grammar has other text around JSON."""
+
 
 class Obligation(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """A condition on the units of a scope, which crosses processes with the compiled constraint.
@@ -26,8 +29,9 @@ class Obligation(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
         finite: some unit has a finite language, so that all of its texts may be used up.
         ordered: the members of objects in items have a fixed order.
         pointer: of the keyword, where a condition that `counts` may turn out to be impossible.
-        prefix: of "keys" and "items": first characters of the names of the rules that derive JSON, where the grammar
-            has other text around JSON.
+        prefix: JSON_PREFIX where the grammar has other text around JSON.
+        rule: where it `counts` in JSON inside of other text: the rule that derives the JSON.
+        param: field of the request that the pointer is about, if not that of the whole constraint.
     """
 
     kind: Literal["keys", "items", "repeats"]
@@ -36,3 +40,5 @@ class Obligation(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     ordered: bool = True
     pointer: str = ""
     prefix: str = ""
+    rule: str = ""
+    param: str = ""

@@ -39,9 +39,9 @@ class TextChecker:
 
     def accepts(self, text: str) -> bool:
         """Return whether the text is a sentence of the grammar."""
-        state, good = self._follow(text)
-        is_sentence = good == len(text) and self._recognizer.is_complete(state)
-        return is_sentence and self._violation(text) is None
+        state, pieces = self._follow(text)
+        is_sentence = _length(pieces) == len(text) and self._recognizer.is_complete(state)
+        return is_sentence and self._violation(pieces) is None
 
     def shortest(self) -> str:
         """Return a shortest sentence."""
@@ -49,8 +49,9 @@ class TextChecker:
 
     def problem(self, text: str) -> str | None:
         """Return the position where the text leaves the grammar, and possible continuations; None for a sentence."""
-        state, good = self._follow(text)
-        end = self._violation(text[:good])
+        state, pieces = self._follow(text)
+        good = _length(pieces)
+        end = self._violation(pieces)
         if end is not None:
             what = "the key before repeats an earlier key of the object, or the item before repeats an earlier item"
             return f"position {end}: {what}"
@@ -62,26 +63,27 @@ class TextChecker:
         place = f"position {good}, after {before!r}" if before else "position 0"
         return f"{place}: {text[good]!r} cannot stand there; {self._possible(state)}"
 
-    def _violation(self, text: str) -> int | None:
+    def _violation(self, pieces: Sequence[str | Special]) -> int | None:
         """Return the offset in characters behind the first unit that breaks an obligation."""
-        end = None if self._scanner is None else self._scanner.violation(text.encode())
-        return None if end is None else len(text.encode()[:end].decode())
+        return None if self._scanner is None else self._scanner.violation(pieces)
 
-    def _follow(self, text: str) -> tuple[State, int]:
-        """Return the recognizer's state after the longest valid prefix of the text, and the length of that prefix."""
-        state, good = self._recognizer.start(), 0
+    def _follow(self, text: str) -> tuple[State, list[str | Special]]:
+        """Return the recognizer's state after the longest valid prefix of the text, and that prefix."""
+        state = self._recognizer.start()
+        pieces: list[str | Special] = []
         for piece in self._specials.split(text) if self._specials else [text]:
             after = None
             if self._specials is not None and self._specials.fullmatch(piece):
                 after = self._recognizer.advance_special(state, piece)
             if after is None:
                 state, taken = self._follow_text(state, piece)
+                pieces.append(piece[:taken])
                 if taken < len(piece):
-                    return state, good + taken
+                    break
             else:
                 state = after
-            good += len(piece)
-        return state, good
+                pieces.append(Special(piece))
+        return state, pieces
 
     def _follow_text(self, state: State, text: str) -> tuple[State, int]:
         recognizer = self._recognizer
@@ -110,6 +112,11 @@ class TextChecker:
     def _closing(self, state: State) -> str:
         pieces = self._recognizer.closing(state).pieces
         return "".join(piece.text if isinstance(piece, Special) else piece for piece in pieces)
+
+
+def _length(pieces: Sequence[str | Special]) -> int:
+    """Return the number of characters of a text, in which a control token stands as its text."""
+    return sum([len(piece.text if isinstance(piece, Special) else piece) for piece in pieces])
 
 
 def _quoted(text: str) -> str:

@@ -90,7 +90,7 @@ def test_every_text_of_the_grammars_is_valid() -> None:
         scanner = Scanner(Recognizer(normal.productions()), normal.obligations)
         for _ in range(2):
             text = sampler.text(30)
-            if scanner.violation(text.encode()) is not None:
+            if scanner.violation([text]) is not None:
                 continue  # a guard keeps such texts away
             if len(text) > 4000 or any(mark in text for mark in ("\\n", "\\r", "\u2028", "\u2029")):
                 continue

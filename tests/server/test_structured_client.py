@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import httpx
 import jsonschema
@@ -521,3 +521,43 @@ def test_no_object_repeats_a_key_whole_streamed_or_one_of_several(
     for text in [*together, *in_streams, *(choice.message.content for choice in several.choices)]:
         value = without_repeated_keys(text)
         assert name == "any object" or len(value) >= 3
+
+
+class Inventory(BaseModel):
+    """The items of a list."""
+
+    names: set[Annotated[str, Field(max_length=8)]] = Field(min_length=2)
+    counts: dict[str, int] = Field(min_length=2)
+
+
+def test_arguments_repeat_no_key_and_no_item_of_a_set(client: openai.OpenAI, model_name: str) -> None:
+    question: Any = [{"role": "user", "content": "Take stock: a b a b a b c. Write each word and its number."}]
+    tool: Any = openai.pydantic_function_tool(Inventory)
+    fields: Any = {"model": model_name, "temperature": 1.0, "tool_choice": "required"}
+
+    def in_chat(seed: int) -> str:
+        answer = client.chat.completions.create(**fields, messages=question, tools=[tool], max_tokens=90, seed=seed)
+        return answer.choices[0].message.tool_calls[0].function.arguments
+
+    def in_stream(seed: int) -> str:
+        chunks = client.chat.completions.create(
+            **fields, messages=question, tools=[tool], max_tokens=90, seed=seed, stream=True, parallel_tool_calls=False
+        )
+        calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+        return "".join(call.function.arguments or "" for call in calls)
+
+    def in_response(seed: int) -> str:
+        flat = {"type": "function", **tool["function"]}
+        answer = client.responses.create(
+            **fields, input=question, tools=[flat], max_output_tokens=90, extra_body={"seed": seed}
+        )
+        return next(item.arguments for item in answer.output if item.type == "function_call")
+
+    ways = (in_chat, in_stream, in_response)
+    with ThreadPoolExecutor(12) as pool:
+        found = list(pool.map(lambda number: ways[number % 3](number), range(18)))
+    for text in found:
+        value = without_repeated_keys(text)
+        assert len(value["names"]) == len(set(value["names"])) >= 2
+        assert len(value["counts"]) >= 2
+        Inventory.model_validate_json(text)

@@ -118,7 +118,12 @@ def compile_constraint(
     # The shortest output, in tokens, is the least `max_tokens` of a request, and the text with which libraries are
     # probed.
     exit = make_completions(productions, vocabulary)
-    shortest = _shortest(exit, vocabulary, parsed.obligations, kind)
+    for one in parsed.obligations:
+        if one.rule in productions.rules:
+            # The shortest output of the whole may do without the JSON that counts.
+            part = Productions(productions.rules, one.rule).prune()
+            _shortest(make_completions(part, vocabulary), vocabulary, [one])
+    shortest = _shortest(exit, vocabulary, parsed.obligations)
     try:
         choice = backends.choose(productions, constraint.options.backend, shortest, thorough=thorough)
     except GrammarError as error:
@@ -167,7 +172,7 @@ def load(compiled: CompiledConstraint, backends: Backends) -> GrammarTemplate:
     )
 
 
-def _shortest(exit: Completions, vocabulary: Vocabulary, obligations: Sequence[Obligation], kind: str) -> list[int]:
+def _shortest(exit: Completions, vocabulary: Vocabulary, obligations: Sequence[Obligation]) -> list[int]:
     """Return the tokens of a shortest output. Raises RequestError if there is none because of an obligation."""
     counted = [one for one in obligations if one.counts]
     if not counted:
@@ -180,7 +185,9 @@ def _shortest(exit: Completions, vocabulary: Vocabulary, obligations: Sequence[O
         if found is None:
             raise
         reason = "no array of different items was found that is as long as minItems asks"
-        raise Unsupported(found.pointer, "uniqueItems", reason, "Lower minItems, or allow more values.") from None
+        refused = Unsupported(found.pointer, "uniqueItems", reason, "Lower minItems, or allow more values.")
+        refused.param = found.param or refused.param
+        raise refused from None
 
 
 def _compile_opaque(constraint: Constraint, backends: Backends, reason: str, started: float) -> CompiledConstraint:
@@ -344,12 +351,12 @@ def _choices(constraint: Constraint, vocabulary: Vocabulary, deadline: float | N
 def _structural_tag(constraint: Constraint, vocabulary: Vocabulary, deadline: float | None) -> ParsedConstraint:
     from radixrt.constrained.tags.structural_tag import read_structural_tag
 
-    productions, ignored = read_structural_tag(
+    productions, ignored, obligations = read_structural_tag(
         constraint.source, constraint.options, deadline, vocabulary.control_tokens
     )
     if constraint.stop:
         check_stops(productions.prune(), constraint.stop)
-    return ParsedConstraint(productions, ignored=tuple(ignored))
+    return ParsedConstraint(productions, tuple(ignored), obligations)
 
 
 _READERS: dict[str, Callable[[Constraint, Vocabulary, float | None], ParsedConstraint]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from radixrt.constrained.guards.json_position import (
@@ -16,6 +16,7 @@ from radixrt.constrained.guards.json_position import (
     advance,
 )
 from radixrt.constrained.obligations import DISTINCT_MARK, REPEATING_MARK, Obligation
+from radixrt.constrained.productions import Special
 from radixrt.constrained.recognizer import Recognizer, State
 from radixrt.constrained.runtime.closing import ParserState
 
@@ -39,7 +40,7 @@ class Scanner:
         self._recognizer = recognizer
         self._keys = DISTINCT if any(one.kind == "keys" for one in obligations) else FREE
         self.ordered = all(one.ordered for one in obligations)
-        self._prefixes = tuple([one.prefix for one in obligations if one.prefix])
+        self._prefix = next((one.prefix for one in obligations if one.prefix), "")
         self._kinds: dict[tuple[State, str, bool], int] = {}
         self.arrays = any(one.kind != "keys" for one in obligations)
         self.start = start_of(obligations)
@@ -53,7 +54,7 @@ class Scanner:
             place: the parser state before the bytes.
             before, extra: the text before the bytes, in two parts.
         """
-        if not self.arrays and not self._prefixes:
+        if not self.arrays and not self._prefix:
             return advance(position, before, extra, data, _free, keys=self._keys)
 
         def kind_of(index: int, outside: bool) -> int:
@@ -62,7 +63,9 @@ class Scanner:
             text = (pending + data[:index]).decode()
             if text:
                 state = self._recognizer.advance(state, text)
-            return FREE if state is None else self._kind(state, chr(data[index]), outside)
+            if state is None:
+                return NO_JSON if outside else FREE
+            return self._kind(state, chr(data[index]), outside)
 
         return advance(
             position,
@@ -72,7 +75,7 @@ class Scanner:
             kind_of,
             keys=self._keys,
             ordered=self.ordered,
-            embedded=bool(self._prefixes),
+            embedded=bool(self._prefix),
         )
 
     def _kind(self, state: State, char: str, outside: bool) -> int:
@@ -87,29 +90,39 @@ class Scanner:
     def _find_kind(self, state: State, char: str, outside: bool) -> int:
         if outside:
             rules = self._recognizer.rules_of_constant(state, char)
-            if not any(rule.startswith(self._prefixes) for rule in rules):
+            if not any(rule.startswith(self._prefix) for rule in rules):
                 return NO_JSON
         marks = {rule[-1] for rule in self._recognizer.marked_rules(state, char)}
         if DISTINCT_MARK in marks:
             return DISTINCT
         return REPEATING if REPEATING_MARK in marks else FREE
 
-    def violation(self, text: bytes) -> int | None:
-        """Return the offset behind the first violation in a text of the grammar; None if there is none."""
+    def violation(self, pieces: Iterable[str | Special]) -> int | None:
+        """Return the number of characters up to the first violation in a text of the grammar; None if there is none.
+
+        Args:
+            pieces: texts and control tokens. A control token counts as the characters of its text.
+        """
         state: State | None = self._recognizer.start()
         position: Position | None = self.start
         before = bytearray()
-        for char in text.decode():
-            assert state is not None
-            assert position is not None
-            data = char.encode()
-            position = self.advance(position, (state, b""), before, b"", data)
-            before += data
-            if position is None:
-                return len(before)
-            state = self._recognizer.advance(state, char)
-            if state is None:
-                break
+        offset = 0
+        for piece in pieces:
+            if isinstance(piece, Special):
+                offset += len(piece.text)
+                state = None if state is None else self._recognizer.advance_special(state, piece.text)
+                continue
+            for char in piece:
+                if state is None:
+                    return None
+                assert position is not None
+                data = char.encode()
+                position = self.advance(position, (state, b""), before, b"", data)
+                offset += 1
+                if position is None:
+                    return offset
+                before += data
+                state = self._recognizer.advance(state, char)
         return None
 
 

@@ -6,7 +6,7 @@ used one, every completion of the grammar is good, so a search only follows the 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from heapq import heappop, heappush
 from typing import Final, NamedTuple, TypeAlias
 
@@ -39,12 +39,13 @@ _LIKED: Final = "abcdefghijklmnopqrstuvwxyz0123456789"
 
 class Node(NamedTuple):
     """A point of a search: the recognizer's state, the bytes of an incomplete character, the position, and the bytes
-    after the text from which the search began."""
+    after the text from which the search began, with the control tokens among them and their offsets."""
 
     state: State
     pending: bytes
     position: Position
     extra: bytes
+    specials: tuple[tuple[int, str], ...] = ()
 
 
 _Key: TypeAlias = tuple[Hashable, ...]
@@ -189,9 +190,20 @@ class Completer:
             if rest is None:
                 break
             node = self._around(node, rest, before, effort)
+        first = node.specials[0][0] if node.specials else len(node.extra)
+        others = self._tokens(node, first)
         if not pending:
-            self._tails.add(state, node.extra)
-        return self._vocabulary.encode_bytes(node.extra)
+            self._tails.add(state, node.extra[:first], tuple(others))
+        return self._vocabulary.encode_bytes(node.extra[:first]) + others
+
+    def _tokens(self, node: Node, start: int) -> list[int]:
+        """Return the tokens of a node's bytes from an offset on, with the control tokens among them."""
+        tokens: list[int] = []
+        for end, text in node.specials:
+            tokens += self._vocabulary.encode_bytes(node.extra[start:end])
+            tokens.append(self._vocabulary.control_tokens[text])
+            start = end
+        return tokens + self._vocabulary.encode_bytes(node.extra[start:])
 
     def _is_good(self, position: Position, state: State, before: bytearray, text: bytes) -> bool:
         """Return whether a text meets the obligations."""
@@ -205,9 +217,12 @@ class Completer:
         """
         if node.pending:
             node = min(self._following(node, before), key=lambda one: self._recognizer.closing_length(one.state))
-        text = "".join(piece for piece in self._recognizer.closing(node.state).pieces if not isinstance(piece, Special))
         begins = [node] * (_depth(node.position.scope) + 1)  # where the unit of each depth begins
-        for char in text:
+        for char in _parts(self._recognizer.closing(node.state).pieces):
+            if isinstance(char, Special):
+                node = self._after_special(node, char.text)
+                begins = [node]
+                continue
             after = self._recognizer.advance(node.state, char)
             assert after is not None
             effort.spend(node.position)
@@ -286,7 +301,19 @@ class Completer:
         data = char.encode()[len(node.pending) :]
         place = node.state, node.pending
         position = self._scanner.advance(node.position, place, before, node.extra, data)
-        return None if position is None else Node(after, b"", position, node.extra + data)
+        return None if position is None else Node(after, b"", position, node.extra + data, node.specials)
+
+    def _after_special(self, node: Node, text: str) -> Node:
+        """Return the node after a control token, which stands in text around JSON."""
+        after = self._recognizer.advance_special(node.state, text)
+        assert after is not None
+        return node._replace(state=after, specials=(*node.specials, (len(node.extra), text)))
+
+
+def _parts(pieces: Iterable[str | Special]) -> Iterator[str | Special]:
+    """Yield the characters and control tokens of a text."""
+    for piece in pieces:
+        yield from (piece,) if isinstance(piece, Special) else piece
 
 
 def _repeats_number(node: Node, before: bytearray) -> bool:

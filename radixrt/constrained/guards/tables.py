@@ -22,6 +22,8 @@ _OPENS_ITEM: Final = re.compile(rb'[{,][ \t\n\r]*".|[\[,][ \t\n\r]*(?:".|[^" \t\
 """A key or an item begins behind the first byte. Of a string more follows than the quote."""
 _TWO_UNITS: Final = re.compile(rb"[\[{].+,.", re.DOTALL)
 """JSON begins, and a second unit begins in it."""
+_ENDS_BEFORE_UNIT: Final = re.compile(rb"[\[{].+,", re.DOTALL)
+"""JSON begins, and a unit follows another one or could."""
 _LEAVES_STRING: Final = re.compile(rb'(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
@@ -82,7 +84,7 @@ class TokenTables:
             arrays: items are units too.
         """
         if mode == OUTSIDE:
-            return "outside", self._two_units
+            return f"outside {barely}", self._later_units if barely else self._two_units
         in_string = mode in (IN_KEY, IN_STRING)
         found = self._opening_items if arrays and not barely else self._opening
         return f"opening {in_string}", found[in_string, barely]
@@ -94,6 +96,10 @@ class TokenTables:
     @cached_property
     def _two_units(self) -> npt.NDArray[np.int64]:
         return self._ids(lambda data: _TWO_UNITS.search(data) is not None)
+
+    @cached_property
+    def _later_units(self) -> npt.NDArray[np.int64]:
+        return self._ids(lambda data: _ENDS_BEFORE_UNIT.search(data) is not None)
 
     def _find_opening(self, opens: re.Pattern[bytes]) -> dict[tuple[bool, bool], npt.NDArray[np.int64]]:
         """Return tokens by whether they begin inside a string, and whether they may end right before a unit."""

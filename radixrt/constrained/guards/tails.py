@@ -1,13 +1,14 @@
 """`Tails`: completions that searches have found, by the recognizer's state.
 
 Writing out a completion takes a search for each of its units, and an output that has few tokens left needs one after
-each token. A completion of one text completes every text in the same state whose units it does not repeat.
+each token. A completion of one text completes every text in the same state whose units it does not repeat. A control
+token ends the JSON before it, so the tokens from the first control token on complete every text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
 from radixrt.constrained.recognizer import Recognizer, State
 
@@ -22,6 +23,9 @@ MAX_BYTES: Final = 16 << 20
 _TOKEN_BYTES: Final = 40
 """Size of a token in a list, in bytes."""
 
+_Tail: TypeAlias = tuple[bytes, int, tuple[int, ...]]
+"""A text, the offset at which the completion begins, and the tokens from the first control token on."""
+
 
 class Tails:
     """Completions by state, the one that was found last first.
@@ -33,7 +37,7 @@ class Tails:
     def __init__(self, recognizer: Recognizer, encode: Callable[[bytes], list[int]]) -> None:
         self._recognizer = recognizer
         self._encode = encode
-        self._tails: dict[State, list[tuple[bytes, int]]] = {}  # texts, and the offsets at which completions begin
+        self._tails: dict[State, list[_Tail]] = {}
         self._tokens: dict[bytes, list[int]] = {}
         self._size = 0  # of the texts and tokens, in bytes
 
@@ -44,23 +48,28 @@ class Tails:
             is_good: returns whether a completion repeats no unit of the text so far.
         """
         known = self._tails.get(state, [])
-        for place, (text, start) in enumerate(known):
+        for place, (text, start, others) in enumerate(known):
             tail = text[start:]
             if is_good(tail):
                 if place:
                     known.insert(0, known.pop(place))
-                return self._tokens_of(tail)
+                return [*self._tokens_of(tail), *others]
         return None
 
-    def add(self, state: State, text: bytes) -> None:
+    def add(self, state: State, text: bytes, others: tuple[int, ...] = ()) -> None:
         """Remember a completion of a state, and its ends as those of the states on its way. A completion longer than
-        MAX_TEXT is not remembered."""
-        if len(text) > MAX_TEXT:
+        MAX_TEXT is not remembered.
+
+        Args:
+            text: the completion up to its first control token.
+            others: the tokens from this control token on.
+        """
+        if len(text) + len(others) > MAX_TEXT:
             return
         if len(self._tails) >= MAX_STATES or self._size + len(text) > MAX_BYTES:
             self._clear()
-        self._size += len(text)
-        self._tails.setdefault(state, []).insert(0, (text, 0))
+        self._size += len(text) + _TOKEN_BYTES * len(others)
+        self._tails.setdefault(state, []).insert(0, (text, 0, others))
         del self._tails[state][VARIANTS:]
         after: State | None = state
         start = 0
@@ -72,7 +81,7 @@ class Tails:
             known = self._tails.setdefault(after, [])
             # All ends share one text: copies of them would take memory that is quadratic in its length.
             if len(known) < VARIANTS and not _contains(known, text, start):
-                known.append((text, start))
+                known.append((text, start, others))
 
     def _tokens_of(self, text: bytes) -> list[int]:
         tokens = self._tokens.get(text)
@@ -91,7 +100,7 @@ class Tails:
         self._size = 0
 
 
-def _contains(known: list[tuple[bytes, int]], text: bytes, start: int) -> bool:
+def _contains(known: list[_Tail], text: bytes, start: int) -> bool:
     """Return whether the end of a text from an offset on is one of the known ends."""
     length = len(text) - start
-    return any(len(one) - first == length and one.endswith(text[start:]) for one, first in known)
+    return any(len(one) - first == length and one.endswith(text[start:]) for one, first, _ in known)

@@ -72,8 +72,10 @@ class NormalSchema:
             self._productions[whitespace], _ = emit_productions(self.graph, self._style(whitespace))
         return self._productions[whitespace]
 
-    def emitted_by(self, make: Callable[[Graph, TextStyle], GrammarEmitter]) -> Productions:
-        """Return the texts of the values in another notation than JSON.
+    def emitted_by(
+        self, make: Callable[[Graph, TextStyle], GrammarEmitter]
+    ) -> tuple[Productions, tuple[Obligation, ...]]:
+        """Return the texts of the values in another notation than JSON, and what they leave to guards.
 
         Args:
             make: returns the emitter of the notation, given the normal form and the style of JSON within the values.
@@ -82,12 +84,13 @@ class NormalSchema:
             SchemaRefused: the notation cannot enforce some keywords that JSON texts can.
         """
         self.graph.budget.restart()
-        productions = make(self.graph, self._style(0)).emit()
+        emitter = make(self.graph, self._style(0))
+        productions = emitter.emit()
         # The normal form has no refusals, so these are about the notation alone.
         refusals, self.graph.refusals = self.graph.refusals, []
         if refusals:
             raise SchemaRefused(refusals)
-        return productions
+        return productions, emitter.obligations
 
 
 def normalize(

@@ -7,8 +7,11 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
+from radixrt.constrained.obligations import JSON_PREFIX, Obligation
 from radixrt.constrained.productions import (
     NOTHING,
     EmptyLanguage,
@@ -26,6 +29,7 @@ from radixrt.constrained.productions import (
     seq,
     with_children,
 )
+from radixrt.constrained.productions.layout import MARKS
 from radixrt.constrained.regex import (
     ANY,
     CharSet,
@@ -49,9 +53,12 @@ from radixrt.constrained.schema.errors import EmptySchema, MalformedSchema, Sche
 from radixrt.constrained.stop_strings import check_stops
 from radixrt.constrained.tags.fields import malformed
 from radixrt.constrained.tags.pieces import NO_CHARS, NO_TEXT, NUMBER_CHARS, Piece
-from radixrt.constrained.tags.tagged_arguments import ArgumentsEmitter, TaggedObject
+from radixrt.constrained.tags.tagged_arguments import JSON_RULE, ArgumentsEmitter, TaggedObject
 from radixrt.constraint import KeyOrder, StructuredOptions
 from radixrt.errors import RequestError, shown
+
+if TYPE_CHECKING:
+    from radixrt.constrained.schema import NormalSchema
 
 _WORD = re.compile(r"[A-Za-z0-9_.+-]+")
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[A-Za-z0-9_.+-]+|.', re.DOTALL)
@@ -71,6 +78,7 @@ class Embedding:
 
     Attributes:
         rules: the rules of all embedded grammars, by unique names.
+        obligations: what the rules leave to guards.
         ignored: keywords that are not enforced, as the options allow, as "pointer: keyword".
     """
 
@@ -82,6 +90,7 @@ class Embedding:
         self._named = 0
         self._split: set[str] = set()
         self.rules: dict[str, Expr] = {}
+        self.obligations: dict[Obligation, None] = {}
         self.ignored: list[str] = []
 
     def schema(
@@ -113,10 +122,13 @@ class Embedding:
         key = (json.dumps(schema), closed, whitespace, key_order, tuple(excludes), tagged and tagged.key)
         piece = self._schemas.get(key)
         if piece is None:
-            productions = self._normal(schema, origin, closed, whitespace, key_order, tagged)
+            productions, obligations = self._normal(schema, origin, closed, whitespace, key_order, tagged)
             if excludes:
                 productions = _without_in_strings(productions, excludes, origin)
-            rule = self._adopt(productions, f"s{len(self._schemas)}")
+                # Few keys and items may be left of infinitely many.
+                obligations = tuple([msgspec.structs.replace(one, finite=True) for one in obligations])
+            rule = self._adopt(productions, f"s{len(self._schemas)}", obligations, tagged)
+            self._oblige(obligations, rule, origin)
             made = _json_value(rule, productions) if tagged is None else _tagged_object(rule, productions, tagged)
             piece = self._schemas[key] = made
         return piece
@@ -129,40 +141,60 @@ class Embedding:
         whitespace: int,
         key_order: KeyOrder,
         tagged: TaggedObject | None,
-    ) -> Productions:
+    ) -> tuple[Productions, tuple[Obligation, ...]]:
+        """Return the texts of a schema, and what they leave to guards."""
         from radixrt.constrained.schema import Limits, normalize
 
         if closed == "preferred":
             try:
                 return self._normal(schema, origin, True, whitespace, key_order, tagged)
             except RequestError:
-                productions = self._normal(schema, origin, False, whitespace, key_order, tagged)
+                found = self._normal(schema, origin, False, whitespace, key_order, tagged)
                 self.ignored.append(f"/{origin.partition('/')[2]}: closed")
-                return productions
+                return found
         options = self._options
         param, _, pointer = origin.partition("/")
         pointer = f"/{pointer}" if pointer else ""
+        read = partial(
+            normalize,
+            schema,
+            on_unsupported=options.on_unsupported,
+            closed=closed,
+            formats=options.formats,
+            bounded=options.bounded,
+            key_order=key_order,
+            max_digits=options.max_digits,
+        )
+        limits = Limits() if self._deadline_s is None else Limits(seconds=self._deadline_s - time.thread_time())
         try:
-            normal = normalize(
-                schema,
-                on_unsupported=options.on_unsupported,
-                closed=closed,
-                formats=options.formats,
-                bounded=options.bounded,
-                key_order=key_order,
-                max_digits=options.max_digits,
-                guarded=False,
-                limits=None if self._deadline_s is None else Limits(seconds=self._deadline_s - time.thread_time()),
-            )
+            normal = read(limits=limits)
             if tagged is None:
-                productions = normal.productions(whitespace=whitespace)
+                productions, obligations = normal.productions(whitespace=whitespace), normal.obligations
             else:
-                productions = normal.emitted_by(partial(ArgumentsEmitter, tagged=tagged))
+                try:
+                    productions, obligations = _between_tags(normal, tagged)
+                except SchemaRefused:
+                    # Some keywords need guards, which do not read tags. The options may allow to ignore them.
+                    normal = read(limits=limits, guarded=False)
+                    productions, obligations = _between_tags(normal, tagged)
             productions = productions.prune()
         except RequestError as error:
             raise _moved(error, pointer, param) from None
         self.ignored += normal.remarks(pointer)
-        return productions
+        return productions, obligations
+
+    def _oblige(self, obligations: Sequence[Obligation], rule: str, origin: str) -> None:
+        """Record what the texts of an embedded schema leave to guards.
+
+        Args:
+            rule: the name under which the root of the schema is known.
+        """
+        param, _, pointer = origin.partition("/")
+        for one in obligations:
+            if one.counts:
+                place = f"/{pointer}{one.pointer}" if pointer else one.pointer
+                one = msgspec.structs.replace(one, rule=rule, pointer=place, param=param)
+            self.obligations[msgspec.structs.replace(one, prefix=JSON_PREFIX)] = None
 
     def grammar(self, text: str, stops: Sequence[str]) -> Piece:
         """Embed a user's grammar. Raises RequestError, also if a text of the grammar contains a stop string."""
@@ -177,8 +209,19 @@ class Embedding:
         self._grammars += 1
         return _users_grammar(self._adopt(productions, f"g{self._grammars}"), productions)
 
-    def _adopt(self, productions: Productions, prefix: str) -> str:
-        names = {rule: f"{prefix}_{rule}" for rule in productions.rules}
+    def _adopt(
+        self,
+        productions: Productions,
+        prefix: str,
+        obligations: Sequence[Obligation] = (),
+        tagged: TaggedObject | None = None,
+    ) -> str:
+        """Take over the rules of a grammar; return the name of the start."""
+
+        def begins_json(rule: str) -> bool:
+            return bool(obligations) and (tagged is None or rule.startswith(JSON_RULE) or rule[-1] in MARKS)
+
+        names = {rule: f"{JSON_PREFIX if begins_json(rule) else ''}{prefix}_{rule}" for rule in productions.rules}
         for rule, body in productions.rules.items():
             self.rules[names[rule]] = _renamed(body, names)
         return names[productions.start]
@@ -217,6 +260,15 @@ class Embedding:
         return Piece(
             alt(*(_cut(option.expr) for option in options)), first, any(option.nullable for option in options), more
         )
+
+
+def _between_tags(normal: NormalSchema, tagged: TaggedObject) -> tuple[Productions, tuple[Obligation, ...]]:
+    """Return the texts of arguments between tags, and what they leave to guards."""
+    productions, obligations = normal.emitted_by(partial(ArgumentsEmitter, tagged=tagged))
+    if obligations:
+        # Guards have to tell the JSON from strings and tags. Other arguments do without the additional rules.
+        return normal.emitted_by(partial(ArgumentsEmitter, tagged=tagged, names_json=True))
+    return productions, obligations
 
 
 def _moved(error: RequestError, pointer: str, param: str) -> RequestError:

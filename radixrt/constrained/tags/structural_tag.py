@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from radixrt.constrained.obligations import Obligation
 from radixrt.constrained.productions import Productions, Ref
 from radixrt.constrained.regex import RegexTooComplex
 from radixrt.constrained.regex.charset import EVERY
@@ -67,13 +68,26 @@ Begun = tuple[Piece, Node, str]
 """The rest of a tag's begin after its trigger, the tag, and its JSON pointer."""
 
 
+class StructuralTag(NamedTuple):
+    """A structural tag as a grammar.
+
+    Attributes:
+        ignored: the keywords that the options allow to ignore, as "pointer: keyword".
+        obligations: what the grammar leaves to guards.
+    """
+
+    productions: Productions
+    ignored: list[str]
+    obligations: tuple[Obligation, ...]
+
+
 def read_structural_tag(
     source: str,
     options: StructuredOptions,
     deadline_s: float | None = None,
     tokens: Mapping[str, int] | None = None,
-) -> tuple[Productions, list[str]]:
-    """The grammar of a structural tag, and the keywords that the options allow to ignore ("pointer: keyword").
+) -> StructuralTag:
+    """The grammar of a structural tag.
 
     Args:
         source: JSON text.
@@ -93,7 +107,7 @@ def read_structural_tag(
     reader = _Reader(Embedding(options, deadline_s), tokens)
     root = reader.read_whole(value)
     rules = {"start": root.expr, **reader.embedding.rules}
-    return Productions(rules), reader.embedding.ignored
+    return StructuralTag(Productions(rules), reader.embedding.ignored, tuple(reader.embedding.obligations))
 
 
 class _Reader:

@@ -10,7 +10,7 @@ import re
 import string
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from radixrt.constrained.obligations import Obligation
 from radixrt.constrained.productions import NOTHING, Expr, Lit, Ref, Seq, Special, Term, alt, optional
@@ -64,6 +64,8 @@ _FIRST = string.ascii_letters + "_"
 """First characters of undeclared names; where a name is a tag, of all names, because no closing tag begins so."""
 _FREE_KEY = parse_regex(f"[a-zA-Z_][a-zA-Z0-9_.-]{{0,{MAX_KEY_CHARS - 1}}}", search=False)
 """Undeclared names: those that xgrammar allows, and dots and hyphens."""
+JSON_RULE: Final = "json"
+"""First characters of the names of rules in which JSON begins between tags, if they are named."""
 _SCALARS: dict[Kind, Regex] = {kind: literals(texts) for kind, texts in LITERALS.items()}
 _SCALARS["number"] = parse_regex(NUMBER, search=False)
 
@@ -154,11 +156,16 @@ class _Value(NamedTuple):
 
 
 class ArgumentsEmitter(GrammarEmitter):
-    """Emits the productions of arguments: JSON within values, tags around them."""
+    """Emits the productions of arguments: JSON within values, tags around them.
 
-    def __init__(self, graph: Graph, style: TextStyle, tagged: TaggedObject) -> None:
+    Args:
+        names_json: JSON texts begin in rules of their own, whose names begin with `JSON_RULE` or end with a mark.
+    """
+
+    def __init__(self, graph: Graph, style: TextStyle, tagged: TaggedObject, *, names_json: bool = False) -> None:
         super().__init__(graph, style)
         self._tagged = tagged
+        self._names_json = names_json
         self._values: dict[_Value, Expr] = {}
         self._unwritten: list[tuple[_Value, Ref]] = []
 
@@ -229,6 +236,7 @@ class ArgumentsEmitter(GrammarEmitter):
         else:
             inner += [("array", array_expression(self, plan)) for plan in parts.arrays]
             inner += [("object", object_expression(self, plan, node.pointer)) for plan in parts.objects]
+            inner = [(kind, self._json(expr)) for kind, expr in inner] if self._names_json else inner
         closing = self._closing(value.name)
         if style.marks_kinds:
             options = [self._marked(value, kind, self._closed(regex, closing)) for kind, regex in scalars]
@@ -242,6 +250,12 @@ class ArgumentsEmitter(GrammarEmitter):
             reason = "none of its values can stand between tags, which show an empty value as the empty string"
             raise Unsupported(node.pointer, "type", reason, "Allow other values, or --tool-call-format json.")
         return found
+
+    def _json(self, expr: Expr) -> Ref:
+        """Create a rule of JSON texts."""
+        ref = Ref(f"{JSON_RULE}{len(self._rules)}")
+        self._rules[ref.rule] = expr
+        return ref
 
     def _marked(self, value: _Value, kind: Kind, text: Expr) -> Expr:
         style = self._tagged.style
@@ -408,7 +422,9 @@ def _enclosed(body: Expr | None, *, may_be_empty: bool) -> Expr:
 
 
 class _Inner:
-    """The emitter as the emitter of an object or array between tags sees it."""
+    """The emitter as the emitter of an object or array between tags sees it. Guards read JSON, and no tags."""
+
+    guarded = False
 
     def __init__(self, emitter: ArgumentsEmitter, style: TextStyle, place: ValuePlace) -> None:
         self._emitter = emitter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,9 @@ from radixrt.constrained.guards.guarded_grammar import GuardedTemplate
 from radixrt.constrained.productions import Productions
 from radixrt.constrained.recognizer import Recognizer, State
 from radixrt.constrained.schema import normalize
+from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constraint import Constraint, StructuredOptions
+from tests.constrained.vocabularies import allowed, bits, text_of
 
 
 class Repeated(ValueError):
@@ -34,15 +37,15 @@ def strict(text: str) -> Any:
 LONGEST = 48
 
 
-def texts(productions: Productions) -> Iterator[str]:
-    """All texts of at most LONGEST characters."""
+def texts(productions: Productions, longest: int = LONGEST) -> Iterator[str]:
+    """All texts of at most `longest` characters."""
     recognizer = Recognizer(productions)
     todo: list[tuple[State, str]] = [(recognizer.start(), "")]
     while todo:
         state, text = todo.pop()
         if recognizer.is_complete(state):
             yield text
-        if len(text) < LONGEST:
+        if len(text) < longest:
             todo.extend((after, text + char) for chars, after in recognizer.moves(state) for char in chars)
 
 
@@ -66,3 +69,57 @@ def good_texts(schema: Any, whitespace: int = 0) -> set[str]:
             continue
         found.add(text)
     return found
+
+
+def without(schema: Any) -> Any:
+    """The schema without `uniqueItems`."""
+    if isinstance(schema, dict):
+        return {name: without(value) for name, value in schema.items() if name != "uniqueItems"}
+    return [without(one) for one in schema] if isinstance(schema, list) else schema
+
+
+def continuations(vocabulary: Vocabulary, texts: set[str], before: bytes) -> set[int]:
+    """The text tokens behind which some text can still follow, by trying every token."""
+    rests = [data[len(before) :] for text in texts if (data := text.encode()).startswith(before)]
+    found = {data[:size] for data in rests for size in range(1, len(data) + 1)}
+    return {token for token, data in enumerate(vocabulary.table) if data in found}
+
+
+def walk(
+    template: GuardedTemplate, vocabulary: Vocabulary, texts: set[str], seed: str, walks: int
+) -> tuple[set[str], int]:
+    """Compare the masks along random texts with all good texts of a language: a mask has exactly the tokens behind
+    which some good text can still follow.
+
+    Returns:
+        The texts, and the number of masks from which the guard takes tokens.
+    """
+    ends, reached, banned = set(vocabulary.eos_ids), set(), 0
+    generator = random.Random(seed)
+    for _ in range(walks):
+        grammar, tokens = template.new(), list[int]()
+        while not grammar.is_terminated():
+            before = vocabulary.decode(tokens)
+            possible = continuations(vocabulary, texts, before)
+            mask = allowed(grammar, vocabulary.vocab_size)
+            unguarded = bits(grammar._inner.mask())
+            assert mask, before
+            assert (ends <= mask) == (before.decode(errors="replace") in texts)
+            # Where text is forced, llguidance allows only the canonical tokenization.
+            assert mask - ends == possible & unguarded, before
+            assert possible <= unguarded or len(unguarded) == 1, before
+            banned += len(unguarded) > len(mask)
+            for token in random.Random(len(tokens)).sample(sorted(possible), min(4, len(possible))):
+                copied = grammar.copy()
+                assert copied.accept(token), (before, token)
+                copied.rollback(1)
+                assert allowed(copied, vocabulary.vocab_size) == mask
+            assert not any(grammar.accept(token) for token in unguarded - mask)
+            token = generator.choice(sorted(mask))
+            assert grammar.accept(token)
+            if token in ends:
+                break
+            tokens.append(token)
+        reached.add(text_of(vocabulary, tokens))
+    assert reached <= texts
+    return reached, banned

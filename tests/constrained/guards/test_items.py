@@ -19,9 +19,9 @@ from radixrt.constrained.schema.emit import arrays, plan
 from radixrt.constrained.schema.normal_form import graph
 from radixrt.constraint import Constraint
 from radixrt.errors import RequestError
-from tests.constrained.guards.languages import guarded, strict, texts
-from tests.constrained.guards.test_keys import answer, continuations
-from tests.constrained.vocabularies import allowed, bits, small_vocabulary, text_of
+from tests.constrained.guards.languages import guarded, strict, texts, walk, without
+from tests.constrained.guards.test_keys import answer
+from tests.constrained.vocabularies import allowed, small_vocabulary, text_of
 
 
 def distinct(items: Any, high: int = 3, **more: Any) -> dict[str, Any]:
@@ -75,13 +75,6 @@ def some_backends(request: pytest.FixtureRequest, backends: Backends) -> Backend
     return backends if request.param == "embedded" else Backends(small_vocabulary(request.param))
 
 
-def without(schema: Any) -> Any:
-    """The schema without `uniqueItems`."""
-    if isinstance(schema, dict):
-        return {name: without(value) for name, value in schema.items() if name != "uniqueItems"}
-    return [without(one) for one in schema] if isinstance(schema, list) else schema
-
-
 def good_texts(schema: Any) -> set[str]:
     """The texts of the schema's values, by enumerating those of the schema without the keyword."""
     validator = jsonschema.Draft202012Validator(schema)
@@ -96,36 +89,9 @@ def good_texts(schema: Any) -> set[str]:
 @pytest.mark.parametrize("name", TINY)
 def test_the_mask_has_exactly_the_tokens_with_a_completion(name: str, some_backends: Backends) -> None:
     vocabulary = some_backends.vocabulary
-    texts = good_texts(TINY[name])
-    template = guarded(TINY[name], some_backends)
-    ends, reached, banned = set(vocabulary.eos_ids), set(), 0
-    generator = random.Random(name)
-    for _ in range(25 if vocabulary.vocab_size < 10_000 else 3):
-        grammar, tokens = template.new(), []
-        while not grammar.is_terminated():
-            before = vocabulary.decode(tokens)
-            possible = continuations(vocabulary, texts, before)
-            mask = allowed(grammar, vocabulary.vocab_size)
-            unguarded = bits(grammar._inner.mask())
-            assert mask, before
-            assert (ends <= mask) == (before.decode(errors="replace") in texts)
-            # Where text is forced, llguidance allows only the canonical tokenization.
-            assert mask - ends == possible & unguarded, before
-            assert possible <= unguarded or len(unguarded) == 1, before
-            banned += len(unguarded) > len(mask)
-            for token in random.Random(len(tokens)).sample(sorted(possible), min(4, len(possible))):
-                copied = grammar.copy()
-                assert copied.accept(token), (before, token)
-                copied.rollback(1)
-                assert allowed(copied, vocabulary.vocab_size) == mask
-            assert not any(grammar.accept(token) for token in unguarded - mask)
-            token = generator.choice(sorted(mask))
-            assert grammar.accept(token)
-            if token in ends:
-                break
-            tokens.append(token)
-        reached.add(text_of(vocabulary, tokens))
-    assert reached <= texts
+    walks = 25 if vocabulary.vocab_size < 10_000 else 3
+    reached, banned = walk(guarded(TINY[name], some_backends), vocabulary, good_texts(TINY[name]), name, walks)
+    assert reached
     assert banned or vocabulary.vocab_size > 10_000, "the guard had nothing to do"
 
 

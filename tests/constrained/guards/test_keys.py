@@ -18,8 +18,8 @@ from radixrt.constrained.schema.emit import plan
 from radixrt.constrained.schema.normal_form import graph
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constraint import Constraint
-from tests.constrained.guards.languages import good_texts, guarded, strict
-from tests.constrained.vocabularies import allowed, bits, small_vocabulary, text_of
+from tests.constrained.guards.languages import good_texts, guarded, strict, walk
+from tests.constrained.vocabularies import allowed, small_vocabulary, text_of
 
 ONE = {"const": 1}
 TINY: dict[str, Any] = {
@@ -92,47 +92,12 @@ def some_backends(request: pytest.FixtureRequest, backends: Backends) -> Backend
     return backends if request.param == "embedded" else Backends(small_vocabulary(request.param))
 
 
-def continuations(vocabulary: Vocabulary, texts: set[str], before: bytes) -> set[int]:
-    """The text tokens behind which some text can still follow, by trying every token."""
-    rests = [data[len(before) :] for text in texts if (data := text.encode()).startswith(before)]
-    found = {data[:size] for data in rests for size in range(1, len(data) + 1)}
-    return {token for token, data in enumerate(vocabulary.table) if data in found}
-
-
 @pytest.mark.parametrize("name", TINY)
 @pytest.mark.usefixtures("names_are_classes")
 def test_the_mask_has_exactly_the_tokens_with_a_completion(name: str, some_backends: Backends) -> None:
     vocabulary = some_backends.vocabulary
-    texts = good_texts(TINY[name])
-    template = guarded(TINY[name], some_backends)
-    ends, reached, banned = set(vocabulary.eos_ids), set(), 0
-    generator = random.Random(name)
-    for _ in range(25):
-        grammar, tokens = template.new(), []
-        while not grammar.is_terminated():
-            before = vocabulary.decode(tokens)
-            possible = continuations(vocabulary, texts, before)
-            mask = allowed(grammar, vocabulary.vocab_size)
-            unguarded = bits(grammar._inner.mask())
-            assert mask, before
-            assert (ends <= mask) == (before.decode(errors="replace") in texts)
-            # Where text is forced, llguidance allows only the canonical tokenization.
-            assert mask - ends == possible & unguarded, before
-            assert possible <= unguarded or len(unguarded) == 1, before
-            banned += len(unguarded) > len(mask)
-            for token in random.Random(len(tokens)).sample(sorted(possible), min(4, len(possible))):
-                copied = grammar.copy()
-                assert copied.accept(token), (before, token)
-                copied.rollback(1)
-                assert allowed(copied, vocabulary.vocab_size) == mask
-            assert not any(grammar.accept(token) for token in unguarded - mask)
-            token = generator.choice(sorted(mask))
-            assert grammar.accept(token)
-            if token in ends:
-                break
-            tokens.append(token)
-        reached.add(text_of(vocabulary, tokens))
-    assert reached <= texts
+    reached, banned = walk(guarded(TINY[name], some_backends), vocabulary, good_texts(TINY[name]), name, 25)
+    assert reached
     assert banned, "the guard had nothing to do"
 
 

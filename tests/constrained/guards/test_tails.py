@@ -116,7 +116,7 @@ def test_completions_that_are_forgotten_are_searched_again(
     assert len(strict(b"".join(vocabulary.table[token] for token in tokens).decode())) >= COUNTS["minProperties"]
     known = template.guard.completer._tails
     assert known._size <= tails.MAX_BYTES
-    assert all(len(text) <= tails.MAX_TEXT for some in known._tails.values() for text, _ in some)
+    assert all(len(text) <= tails.MAX_TEXT for some in known._tails.values() for text, _, _ in some)
 
 
 def test_the_ends_of_a_completion_share_its_text(backends: Backends) -> None:
@@ -127,6 +127,6 @@ def test_the_ends_of_a_completion_share_its_text(backends: Backends) -> None:
     known.add(state, text)
     ends = [one for some in known._tails.values() for one in some]
     assert len(ends) > 1000
-    assert {id(one) for one, _ in ends} == {id(text)}
+    assert {id(one) for one, _, _ in ends} == {id(text)}
     known.add(state, b'["' + b"a" * tails.MAX_TEXT + b'"]')
     assert known.find(state, lambda text: True) == backends.vocabulary.encode_bytes(text)

@@ -69,7 +69,7 @@ def test_every_text_of_the_grammar_satisfies_the_schema(schema: Any, seed: int, 
     scanner = Scanner(Recognizer(normal.productions(whitespace)), normal.obligations)
     for _ in range(5):
         text = sampler.text()
-        if scanner.violation(text.encode()) is not None:
+        if scanner.violation([text]) is not None:
             continue  # a guard keeps such texts away
         if not any(terminator in text for terminator in ("\\n", "\\r", "\u2028", "\u2029")):
             value = json.loads(text)

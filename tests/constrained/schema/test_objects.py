@@ -191,13 +191,16 @@ def test_two_members_that_must_exist() -> None:
     ],
 )
 def test_without_guards_a_schema_that_relies_on_them_is_refused(schema: dict[str, Any]) -> None:
-    """The JSON parts of structural tags have none."""
+    """Members between tags have none; the JSON within a structural tag has them."""
     schema = {"type": "object", **schema}
     assert normalize(schema).obligations
-    with pytest.raises(SchemaRefused, match="inside of a structural tag or a tool"):
+    with pytest.raises(SchemaRefused, match="between tags"):
         normalize(schema, guarded=False)
-    tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema}}
-    with pytest.raises(RequestError, match="inside of a structural tag or a tool"):
+    form = {"type": "json_schema", "json_schema": schema}
+    tag = {"type": "structural_tag", "format": form}
+    assert read_structural_tag(json.dumps(tag), StructuredOptions()).obligations
+    form["style"] = "qwen_xml"
+    with pytest.raises(RequestError, match="between tags"):
         read_structural_tag(json.dumps(tag), StructuredOptions())
 
 

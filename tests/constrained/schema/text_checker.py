@@ -35,7 +35,7 @@ class TextChecker:
         return any(self._recognizer.is_complete(state) for state in self._after({id(start): start}, value).values())
 
     def accepts_text(self, text: str) -> bool:
-        return self.is_sentence(text) and self._scanner.violation(text.encode()) is None
+        return self.is_sentence(text) and self._scanner.violation([text]) is None
 
     def is_sentence(self, text: str) -> bool:
         """Whether the productions derive the text; guards, which compare keys and items, are not asked."""

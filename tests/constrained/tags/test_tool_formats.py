@@ -150,7 +150,7 @@ def test_what_nested_tags_cannot_say_is_refused_with_its_place(schema: dict[str,
     assert why in caught.value.message
 
 
-@pytest.mark.parametrize("name", ["hermes", "qwen_3_coder"])
+@pytest.mark.parametrize("name", ["qwen_3_coder", "cohere"])
 def test_members_that_must_differ_are_refused_where_no_guard_keeps_them_apart(name: str) -> None:
     tool = Tool("f", '{"type":"object","minProperties":2}', origin="tools/0/function/parameters")
     source = tools_constraint([tool], TOOL_FORMATS[name], required=True, parallel=True)
@@ -168,7 +168,7 @@ def test_what_a_notation_cannot_enforce_is_refused_and_not_dropped() -> None:
     for _ in range(2):
         with pytest.raises(SchemaRefused, match="the notation cannot say it"):
             normal.emitted_by(Refusing)
-    assert normal.emitted_by(GrammarEmitter).rules
+    assert normal.emitted_by(GrammarEmitter)[0].rules
 
 
 def test_rows_are_consistent() -> None:

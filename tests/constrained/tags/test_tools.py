@@ -34,7 +34,7 @@ FORMATS = list(TOOL_FORMATS.values())
 
 def recognizer(form: ToolFormat, tools: list[Tool] = TOOLS, **options: Any) -> Recognizer:
     options = {"required": False, "parallel": True, **options}
-    productions, _ = read_structural_tag(tools_constraint(tools, form, **options), StructuredOptions())
+    productions, *_ = read_structural_tag(tools_constraint(tools, form, **options), StructuredOptions())
     productions.validate()
     return Recognizer(productions.prune(), {text: i for i, text in enumerate(form.markers)})
 
@@ -137,7 +137,7 @@ def test_a_schema_that_cannot_be_closed_is_left_open_where_closing_is_only_prefe
     needy = '{"type":"object","properties":{"a":{"type":"integer"}},"required":["b"]}'
     tools = [Tool("closable", closable, "preferred"), Tool("needy", needy, "preferred", "tools/1/parameters")]
     source = tools_constraint(tools, form, required=True, parallel=True)
-    productions, ignored = read_structural_tag(source, StructuredOptions())
+    productions, ignored, _ = read_structural_tag(source, StructuredOptions())
     judge = Recognizer(productions.prune(), {text: i for i, text in enumerate(form.markers)})
     assert accepts(judge, written(form, [("closable", '{"a":1}')]))
     assert not accepts(judge, written(form, [("closable", '{"a":1,"b":2}')]))

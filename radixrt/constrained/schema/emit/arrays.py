@@ -50,7 +50,7 @@ def array_expression(emitter: Emitter, plan: ArrayPlan) -> Expr:
         except Unsupported:
             if not plan.unique:
                 raise
-    if not plan.unique or not emitter.graph.guarded:
+    if not plan.unique or not emitter.guarded:
         pointer, keyword, _ = plan.source
         reason = "a grammar cannot remember which items have been written"
         fix = "Leave it out, list the possible items with an enum of a few values, or set maxItems to 1."

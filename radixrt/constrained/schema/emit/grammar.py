@@ -51,6 +51,7 @@ class GrammarEmitter:
     def __init__(self, graph: Graph, style: TextStyle) -> None:
         self.graph = graph
         self.style = style
+        self.guarded = graph.guarded
         self._plans: dict[Node, Plan] = {}
         self._uses: dict[Node, int] = {}
         self._exact = True

@@ -124,10 +124,12 @@ class Emitter(Protocol):
     Attributes:
         graph: the normal form.
         style: whitespace between tokens.
+        guarded: guards enforce the obligations of the texts. Without guards, a schema that needs them is refused.
     """
 
     graph: Graph
     style: TextStyle
+    guarded: bool
 
     def value(self, node: Node) -> Expr:
         """Return the expression of a node: a reference, or the expression itself where it is used once or short."""

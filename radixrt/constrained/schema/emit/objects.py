@@ -108,13 +108,13 @@ class _ObjectEmitter:
         """Leave it to guards that undeclared members, of which a minimum number must exist, have different names."""
         plan = self._plan
         if plan.classes and plan.low > plan.required + max(1, self._undeclared.fewest):
-            guarded = self._emitter.graph.guarded
+            guarded = self._emitter.guarded
             if plan.witnesses or not guarded:
                 pointer, keyword, _ = plan.source
                 reason = (
                     "members must exist beside one that a condition asks for"
                     if guarded
-                    else "inside of a structural tag or a tool, members whose names are not declared could repeat"
+                    else "between tags, members whose names are not declared could repeat"
                 )
                 fix = "Declare the properties that are counted, or require fewer."
                 self._emitter.graph.refuse(Unsupported(pointer, keyword, reason, fix))
@@ -238,7 +238,7 @@ class _UndeclaredEmitter:
         unspoken = plan.members and not any(node.formulas for _, node in plan.classes)
         self._most = MAX_UNDECLARED if bounded and unspoken else None
         self._num_names = [_num_names(one) for one, _ in plan.classes]
-        if plan.classes:
+        if plan.classes and emitter.guarded:
             is_finite = any(number is not None for number in self._num_names)
             emitter.oblige(Obligation("keys", counts=bool(plan.witnesses), finite=is_finite))
         self._groupings = list(self._find_groupings()) if plan.witnesses else [()]
@@ -307,7 +307,7 @@ class _UndeclaredEmitter:
         # A class of few names is closed before its members that must exist, so that a name is left for each of them.
         # Without guards, every class is closed after such a member, because a later one could replace it.
         gone = {place for place, _ in grouping[first:] if self._num_names[place] is not None}
-        if not self._emitter.graph.guarded:
+        if not self._emitter.guarded:
             gone = {place for place, _ in grouping[:first]}
         if first == len(grouping):
             others = self._others(gone)
@@ -370,12 +370,12 @@ class _UndeclaredEmitter:
             if room is not None and len(grouping) > room:
                 continue
             places = [place for place, _ in grouping]
-            if not self._emitter.graph.guarded and len(set(places)) < len(places):
+            if not self._emitter.guarded and len(set(places)) < len(places):
                 # Names may be the same, so nothing is gained where a member satisfies the requirement of another.
                 pairs = [(a, b) for index, a in enumerate(grouping) for b in grouping[index + 1 :] if a[0] == b[0]]
                 if any(set(a[1]) <= set(b[1]) or set(b[1]) <= set(a[1]) for a, b in pairs):
                     continue
-                reason = "inside of a structural tag or a tool, members that must exist could have the same name"
+                reason = "between tags, members that must exist could have the same name"
                 raise _unsupported(plan.witnesses[-1].source, reason)
             names = [(places.count(place), self._num_names[place]) for place in places]
             if all(number is None or needed <= number for needed, number in names):
