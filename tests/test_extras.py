@@ -40,4 +40,4 @@ def test_documents_install_the_wheel_of_this_version_with_extras_that_exist(docu
     for what, extras in installed:
         assert "/" in what, f"{what}: radixrt is on no package index"
         assert set(extras.split(",")) <= set(EXTRAS)
-        assert "*" in what or "whl" not in what or f"radixrt-{__version__}-py3-none-any.whl" in what
+        assert "*" in what or "whl" not in what or f"radixrt-{__version__}-py3-none-linux_x86_64.whl" in what

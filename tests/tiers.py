@@ -51,6 +51,7 @@ SLOW_PATHS = (
     "tests/gpu",
     "tests/kernels/test_triton_compiles.py",
     "tests/kernels/test_triton_tensor_parallel.py",
+    "tests/kernels/test_wheel.py",
     # equivalence beyond its core: the embedded model, every constraint, recurrent layers, several processes
     "tests/equivalence/test_constrained.py",
     "tests/equivalence/test_hybrid.py",
@@ -79,6 +80,7 @@ LONGEST = (
     "tests/process/test_quantized_server.py",
     "tests/benchmarks/offline/test_quantization.py",
     "tests/process/test_chaos.py",
+    "tests/kernels/test_wheel.py",
     "tests/newcomer/test_newcomer.py",
     "tests/equivalence/test_constrained.py",
     "tests/process/test_restarts.py",

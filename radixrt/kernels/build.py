@@ -1,7 +1,10 @@
-"""Compiles the CPU kernels with the machine's own C++ compiler, once, into the user's cache folder.
+"""Loads the CPU kernels: those of the wheel (`prebuilt.py`), or those that the machine's own C++ compiler makes, once,
+in the user's cache folder.
 
-The kernels have a C interface and no torch headers, so this takes a few seconds. Their threads are their own
+The kernels have a C interface and no torch headers, so compiling takes a few seconds. Their threads are their own
 (`threads.cpp`), whose number `set_threads` sets.
+
+`python -m radixrt.kernels.build FOLDER [MACHINE]` compiles the libraries of a wheel.
 """
 
 from __future__ import annotations
@@ -15,9 +18,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
+from radixrt.kernels.prebuilt import LEVELS, find_prebuilt, library_name, machine_name
+from radixrt.kernels.threads import usable_cores
 from radixrt.private_files import is_trusted, make_private_folder, write_private
 
 logger = logging.getLogger(__name__)
@@ -26,6 +33,7 @@ SOURCES = [
     Path(__file__).with_name(name)
     for name in (
         "attention.cpp",
+        "cpu_features.cpp",
         "elementwise.cpp",
         "experts.cpp",
         "gemm.cpp",
@@ -51,8 +59,11 @@ HEADERS = [
         "vec",
     )
 ]
-FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-pthread", "-std=c++17")
-COMPILE_TIMEOUT_S = 120
+PORTABLE_FLAGS = ("-O3", "-fno-math-errno", "-fPIC", "-pthread", "-std=c++17")
+FLAGS = (*PORTABLE_FLAGS, "-march=native")
+COMPILE_TIMEOUT_S = 300
+STATIC_RUNTIME = ("-s", "-static-libstdc++", "-static-libgcc") if sys.platform == "linux" else ()
+"""Flags with which a wheel's library is linked: it needs no C++ runtime of the machine."""
 
 
 class KernelUnavailable(Exception):
@@ -61,12 +72,14 @@ class KernelUnavailable(Exception):
 
 @cache
 def load_kernels(cache_dir: Path) -> ctypes.CDLL:
-    """Return the compiled kernels, from the cache folder or freshly built. If the folder cannot be written, or other
-    users could have written to it, the kernels are built for this process alone, and a warning is logged.
+    """Return the compiled kernels: prebuilt, from the cache folder, or freshly built. If the folder cannot be written,
+    or other users could have written to it, the kernels are built for this process alone, and a warning is logged.
 
     Raises:
         KernelUnavailable: there is no compiler, or compiling failed; the message names a fix.
     """
+    if (prebuilt := find_prebuilt(source_hash())) is not None:
+        return _load(prebuilt)
     library = cache_dir / f"cpu-{_identity()}.so"
     try:
         make_private_folder(cache_dir)
@@ -97,7 +110,18 @@ def _compiler() -> str:
     for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
         if name and shutil.which(name):
             return name
-    raise KernelUnavailable("no C++ compiler was found (looked for $CXX, g++, clang++, c++); install g++ or clang++")
+    raise KernelUnavailable(
+        "no C++ compiler was found (looked for $CXX, g++, clang++, c++), and this installation brings no kernels for "
+        f"{platform.machine()}; install g++ or clang++, or a wheel that `make wheel` has built on such a machine"
+    )
+
+
+def source_hash() -> str:
+    """Return a hash of all that a prebuilt library depends on: the source, the flags, and the levels of processors."""
+    texts = [file.read_text() for file in (*SOURCES, *HEADERS)]
+    levels = [" ".join((each.name, *each.flags)) for machine in LEVELS.values() for each in machine]
+    material = "\n".join([*texts, *PORTABLE_FLAGS, *levels])
+    return hashlib.sha256(material.encode()).hexdigest()[:16]
 
 
 def _identity() -> str:
@@ -112,15 +136,36 @@ def _identity() -> str:
     return hashlib.sha256(material.encode()).hexdigest()[:16]
 
 
-def _compile(scratch: Path) -> Path:
+def _compile(scratch: Path, flags: Sequence[str] = FLAGS, link: Sequence[str] = ()) -> Path:
     """Build the library in a folder and return its path."""
     compiler = _compiler()
     linked = scratch / "kernels.so"
     objects = [scratch / f"{source.stem}.o" for source in SOURCES]
-    for source, compiled in zip(SOURCES, objects, strict=True):
-        _run([compiler, *FLAGS, "-c", str(source), "-o", str(compiled)])
-    _run([compiler, "-shared", "-pthread", *map(str, objects), "-o", str(linked)])
+    commands = [
+        [compiler, *flags, "-c", str(source), "-o", str(compiled)]
+        for source, compiled in zip(SOURCES, objects, strict=True)
+    ]
+    with ThreadPoolExecutor(usable_cores()) as threads:
+        list(threads.map(_run, commands))
+    _run([compiler, "-shared", "-pthread", *link, *map(str, objects), "-o", str(linked)])
     return linked
+
+
+def compile_prebuilt(folder: Path, machine: str) -> None:
+    """Compile the libraries of a wheel into a folder, one for each level of processors.
+
+    Args:
+        machine: a key of `LEVELS`, or another system's name of it. For another machine than this one, $CXX names a
+            cross compiler.
+
+    Raises:
+        KernelUnavailable: there is no compiler, or compiling failed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for level in LEVELS[machine_name(machine)]:
+        with tempfile.TemporaryDirectory(prefix="kernels-") as scratch:
+            built = _compile(Path(scratch), (*PORTABLE_FLAGS, *level.flags), STATIC_RUNTIME)
+            shutil.copyfile(built, folder / library_name(level, source_hash()))
 
 
 def _run(command: list[str]) -> None:
@@ -129,3 +174,7 @@ def _run(command: list[str]) -> None:
     except (OSError, subprocess.SubprocessError) as error:
         output = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
         raise KernelUnavailable(f"{' '.join(command)} failed: {' '.join(output[-400:].split())}") from error
+
+
+if __name__ == "__main__":
+    compile_prebuilt(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else platform.machine())
