@@ -1,8 +1,9 @@
 """`ImageReader`: decodes the pictures of requests in threads, beside the thread that encodes prompts.
 
 A picture takes some 50 ms. Clients take turns, and the pictures that are decoded at a time have at most `MAX_PIXELS`
-pixels together, or there is only one of them. A picture that was known lately, by the hash of its bytes, is not decoded
-again while the files with its pixels exist.
+pixels together, or there is only one of them. A picture that was known lately in the same namespace of the radix cache,
+by the hash of its bytes, is not decoded again while the files with its pixels exist. The time of an answer thus tells
+nobody which pictures other tenants have sent.
 
 A decoder may crash or hang on a damaged picture in spite of all checks. So a file with the hash of each picture that is
 being decoded stands in the folder; a process that finds such files after its start refuses these pictures. If a
@@ -121,17 +122,19 @@ class ImageReader:
         self._turns: Turns[Callable[[], None]] = Turns()
         self._room = _Room(MAX_PIXELS)
         self._lock = threading.Lock()
-        self._known: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()  # digests by the hash of the encoded bytes
+        # Digests by the namespace and the hash of the encoded bytes.
+        self._known: OrderedDict[tuple[str, bytes], tuple[bytes, ...]] = OrderedDict()
         self._began: dict[int, tuple[float, bytes]] = {}  # when each thread began the picture that it decodes
         folder.mkdir(mode=0o700, exist_ok=True)
         self._refused = _find_refused(folder)
         self.files = PixelFiles(folder, keep_bytes, max_bytes)
 
-    def begin(self, images: Sequence[ImageInput], client: str, max_tokens: int) -> ImageJob:
+    def begin(self, images: Sequence[ImageInput], client: str, namespace: str, max_tokens: int) -> ImageJob:
         """Check pictures by their headers, and begin to decode them.
 
         Args:
             client: whose turns they take.
+            namespace: of the radix cache; see `Envelope.cache_salt`.
             max_tokens: longest prompt.
 
         Raises:
@@ -158,7 +161,8 @@ class ImageReader:
                 code="context_length_exceeded",
             )
         return ImageJob(
-            [self._submit(image, *each, client) for image, each in zip(images, plans, strict=True)], self.files
+            [self._submit(image, *each, client, namespace) for image, each in zip(images, plans, strict=True)],
+            self.files,
         )
 
     def is_overdue(self) -> bool:
@@ -199,14 +203,14 @@ class ImageReader:
         except ImageError as error:
             raise refusal(error, image.param) from None
 
-    def _submit(self, image: ImageInput, header: Header, plan: Plan, client: str) -> Future[Picture]:
+    def _submit(self, image: ImageInput, header: Header, plan: Plan, client: str, namespace: str) -> Future[Picture]:
         future: Future[Picture] = Future()
 
         def run() -> None:
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                future.set_result(self._read(image, header, plan))
+                future.set_result(self._read(image, header, plan, namespace))
             except BaseException as error:
                 future.set_exception(error)
 
@@ -224,7 +228,7 @@ class ImageReader:
 
     # --- in the threads ---
 
-    def _read(self, image: ImageInput, header: Header, plan: Plan) -> Picture:
+    def _read(self, image: ImageInput, header: Header, plan: Plan, namespace: str) -> Picture:
         key = picture_key(image.data, image.detail)
         if key in self._refused:
             raise RequestError(
@@ -232,19 +236,19 @@ class ImageReader:
                 param=image.param,
                 code="invalid_image",
             )
-        found = self._stored(key, plan)
+        found = self._stored((namespace, key), plan)
         if found is None:
             self.files.check(plan.num_bytes, image.param)
-            found = self._decode(key, image, header, plan)
+            found = self._decode(key, image, header, plan, namespace)
         return Picture(image.param, plan.tiles, found)
 
-    def _stored(self, key: bytes, plan: Plan) -> list[RowImage] | None:
+    def _stored(self, known: tuple[str, bytes], plan: Plan) -> list[RowImage] | None:
         """Return the images of a known picture, if all of their files still exist."""
         with self._lock:
-            digests = self._known.get(key)
+            digests = self._known.get(known)
             if digests is None:
                 return None
-            self._known.move_to_end(key)
+            self._known.move_to_end(known)
         images: list[RowImage] = []
         for digest in digests:
             path = self.files.acquire(digest)
@@ -255,7 +259,7 @@ class ImageReader:
             images.append(_row_image(plan, digest, path))
         return images
 
-    def _decode(self, key: bytes, image: ImageInput, header: Header, plan: Plan) -> list[RowImage]:
+    def _decode(self, key: bytes, image: ImageInput, header: Header, plan: Plan, namespace: str) -> list[RowImage]:
         assert self._processor is not None
         with self._room.taken(header.width * header.height + plan.padded), self._suspected(key):
             try:
@@ -271,7 +275,7 @@ class ImageReader:
                 self.files.release(stored.digest)
             raise
         with self._lock:
-            self._known[key] = tuple(tile.digest for tile in tiles)
+            self._known[namespace, key] = tuple(tile.digest for tile in tiles)
             if len(self._known) > MAX_KNOWN:
                 self._known.popitem(last=False)
         return images

@@ -204,7 +204,8 @@ class TokenizerWorker:
         if self.images is None:
             return RequestError(f"{param}: {self._model} reads no images; send text alone", param=param)
         try:
-            job = self.images.begin(images, req.envelope.client, self._prompts.max_input_tokens)
+            of = req.envelope
+            job = self.images.begin(images, of.client, of.cache_salt, self._prompts.max_input_tokens)
         except Exception as error:
             return error
         self._jobs[req.rid] = job

@@ -324,6 +324,23 @@ def test_a_known_picture_is_not_decoded_again(bench, monkeypatch):
     assert Path(two.rows[0].images[0].pixels).exists()
 
 
+def test_a_picture_of_another_namespace_is_decoded_again(bench, monkeypatch):
+    """The time of an answer would tell which pictures another tenant has sent."""
+    data, decoded = picture(40, 40), []
+    process = ImageProcessor.process
+
+    def counted(self, *args):
+        decoded.append(args)
+        return process(self, *args)
+
+    monkeypatch.setattr(ImageProcessor, "process", counted)
+    for number, (namespace, times) in enumerate([("k1:a", 1), ("k1:b", 2), ("k1:a", 2), ("k1:b", 2), ("", 3)]):
+        bench.row(generating(f"r{number}", OK, chat=chat("Hi", data), cache_salt=namespace))
+        bench.tokens("a", rid=f"r{number}", finish=Finish("stop"))
+        assert len(decoded) == times
+    assert len(bench.files()) == 1, "files are shared, since equal pixels are equal files"
+
+
 def test_the_oldest_unused_file_goes_first(tmp_path):
     bench = ImageBench(tmp_path, keep_bytes=2 * 32 * 32 * 3)
     paths = []
@@ -372,7 +389,7 @@ def test_a_picture_that_killed_its_process_is_refused(tmp_path):
         return process(*args)
 
     first.reader._processor.process = stop
-    job = first.reader.begin([ImageInput(data, "auto", "image")], "", 1000)
+    job = first.reader.begin([ImageInput(data, "auto", "image")], "", "", 1000)
     assert began.wait(60)
     (trace,) = first.files()  # all that is left if the process dies now
     left = trace.name
@@ -398,7 +415,7 @@ def test_a_decoder_that_hangs_stops_the_heartbeat(bench, monkeypatch):
         return process(*args)
 
     monkeypatch.setattr(bench.reader._processor, "process", slow)
-    job = bench.reader.begin([ImageInput(picture(40, 40))], "", 1000)
+    job = bench.reader.begin([ImageInput(picture(40, 40))], "", "", 1000)
     assert began.wait(60)
     assert not bench.worker.is_overdue()
     monkeypatch.setattr(image_reader, "MAX_DECODE_S", -1.0)
