@@ -58,6 +58,7 @@ SLOW_PATHS = (
     "tests/equivalence/test_pipeline.py",
     "tests/equivalence/test_smollm2.py",
     "tests/equivalence/test_tensor_parallel.py",
+    "tests/equivalence/test_text_alone.py",
     "tests/equivalence/test_tiers.py",
     # whole programs, benchmarks, memory over thousands of steps, hours of simulated load, constraints that take seconds
     "tests/benchmarks",

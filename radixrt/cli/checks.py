@@ -23,6 +23,7 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quantization", choices=numbers, default="auto", help="of the model (default: auto)")
     parser.add_argument("--tp", type=above_zero(int), default=1, help="ranks that share every layer (default: 1)")
     parser.add_argument("--pp", type=above_zero(int), default=1, help="pipeline stages of these (default: 1)")
+    parser.add_argument("--text-only", action="store_true", help="of a model that reads images: its text part alone")
     probe_help = "measure the disk of this folder, by a file of 256 MiB that is removed again (for --kv-disk)"
     parser.add_argument("--probe-disk", metavar="FOLDER", help=probe_help)
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
@@ -40,6 +41,7 @@ def _doctor(args: argparse.Namespace) -> int:
         tp=args.tp,
         pp=args.pp,
         quantization=args.quantization,
+        text_only=args.text_only,
         disk=args.probe_disk,
     )
 

@@ -21,13 +21,14 @@ def run(
     tp: int = 1,
     pp: int = 1,
     quantization: str = "auto",
+    text_only: bool = False,
     disk: str | None = None,
 ) -> int:
     """Examine the machine and print the findings; return 0 if serving works as requested, else 1. Errors of probes are
     findings and never raise.
 
     Args:
-        device, attention_backend, dtype, tp, pp, quantization: values of the options of these names.
+        device, attention_backend, dtype, tp, pp, quantization, text_only: values of the options of these names.
         model: folder of a model to look at too.
         disk: folder whose disk is to be measured too.
     """
@@ -35,7 +36,14 @@ def run(
     if model is not None:
         kind = "cuda" if facts.uses_cuda else "cpu"
         needs = model_needs(
-            model, device=kind, free_bytes=facts.device_memory, dtype=dtype, tp=tp, pp=pp, quantization=quantization
+            model,
+            device=kind,
+            free_bytes=facts.device_memory,
+            dtype=dtype,
+            tp=tp,
+            pp=pp,
+            quantization=quantization,
+            text_only=text_only,
         )
         facts = dataclasses.replace(facts, model=needs, ranks=tp * pp)
     findings = advise(facts)

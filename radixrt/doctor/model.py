@@ -77,6 +77,7 @@ def model_needs(
     tp: int = 1,
     pp: int = 1,
     quantization: str = "auto",
+    text_only: bool = False,
 ) -> ModelNeeds:
     """Look at a model folder.
 
@@ -85,14 +86,14 @@ def model_needs(
         free_bytes: free memory of the device; on CUDA the free memory of a single GPU, since each rank has its own GPU.
         tp: ranks that share every layer.
         pp: pipeline stages, of tp ranks each.
-        quantization: the option of this name.
+        quantization, text_only: the options of these names.
     """
     path = Path(folder).expanduser()
     if not path.is_dir():
         return ModelNeeds(folder, problem=f"{folder} is not a folder; name the folder of a model, with its config.json")
     try:
         check_folder(path, weights=any(path.glob("*.safetensors*")))  # a config.json alone says what would fit
-        spec = load_model_spec(path, quantization)
+        spec = load_model_spec(path, quantization, reads_images=not text_only)
         check_partition(spec, tp)
         divide_layers(spec, pp)
     except (ModelLoadError, ConfigError) as error:
@@ -104,7 +105,7 @@ def model_needs(
     if decoder is not None:
         weights, step = _decoder_bytes(spec, decoder, ITEM_BYTES[kind], device)
     tower = 0
-    if spec.vision is not None:
+    if spec.vision is not None and not text_only:
         tower = ITEM_BYTES[tower_precision(dtype, device).dtype] * spec.vision.num_parameters
         weights += tp * tower
     attending = 0 if decoder is None else sum(not layer.is_recurrent for layer in decoder.layers)

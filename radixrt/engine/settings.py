@@ -98,7 +98,8 @@ def resolve_settings(config: Config, *, show_progress: bool) -> tuple[Config, En
     dtype = choose_precision(config.model.dtype, device).dtype
     prepared = prepare_model(config.model, device=device, show_progress=show_progress)
     try:
-        spec = load_model_spec(prepared.folder, config.model.quantization)
+        reads_images = not config.model.text_only
+        spec = load_model_spec(prepared.folder, config.model.quantization, reads_images=reads_images)
         tasks = load_tasks(prepared.folder, spec, config.model.score_template)
     except ModelLoadError as error:
         raise ModelLoadError(f"{prepared.folder}: {error}") from error

@@ -90,7 +90,7 @@ class Explainer:
 
     def __init__(self, model: str | None = None, *, compile_timeout_s: float | None = None) -> None:
         folder = prepare_model(ModelConfig(model=model or DEFAULT_MODEL, load_format="dummy")).folder
-        spec = load_model_spec(folder)
+        spec = load_model_spec(folder, reads_images=False)
         self._timeout_s = compile_timeout_s or ConstrainedConfig().compile_timeout_s
         settings = WorkerSettings(str(folder), spec.vocab_size, list(spec.eos_token_ids))
         # The second worker takes over if the first must be killed.

@@ -30,6 +30,9 @@ ENCODER = re.compile(
 HEADED = re.compile(r"For(Sequence|Token)Classification$|ForQuestionAnswering$|RewardModel$")
 """Architectures whose head is not one over the vocabulary."""
 
+TEXT_ONLY = "; --text-only serves the text alone"
+"""End of the error of a vision part that is not supported, where the text is."""
+
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx", "seq_length")
 HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -66,11 +69,12 @@ class ModelSpec:
     vision: VisionSpec | None = None
 
 
-def load_model_spec(folder: Path, quantization: str = "auto") -> ModelSpec:
+def load_model_spec(folder: Path, quantization: str = "auto", *, reads_images: bool = True) -> ModelSpec:
     """Read config.json and, if there is one, generation_config.json.
 
     Args:
         quantization: the option of this name.
+        reads_images: False leaves out a vision part that is not supported, instead of refusing the model.
 
     Raises:
         ModelLoadError: a file or field is missing, malformed or not supported; the message names it.
@@ -82,7 +86,7 @@ def load_model_spec(folder: Path, quantization: str = "auto") -> ModelSpec:
     quantization_file = folder / "hf_quant_config.json"  # where ModelOpt leaves config.json as it was
     if not config.get("quantization_config") and quantization_file.is_file():
         config["quantization_config"] = {"quant_method": "modelopt", **read_json_object(quantization_file)}
-    return parse_model_spec(config, generation, quantization)
+    return parse_model_spec(config, generation, quantization, reads_images=reads_images)
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -102,7 +106,9 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return data
 
 
-def parse_model_spec(config: Mapping[str, Any], generation: Mapping[str, Any], quantization: str = "auto") -> ModelSpec:
+def parse_model_spec(
+    config: Mapping[str, Any], generation: Mapping[str, Any], quantization: str = "auto", *, reads_images: bool = True
+) -> ModelSpec:
     """Build the spec from the two parsed files. Arguments and errors as of `load_model_spec`."""
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or len(architectures) != 1 or not isinstance(architectures[0], str):
@@ -117,14 +123,20 @@ def parse_model_spec(config: Mapping[str, Any], generation: Mapping[str, Any], q
     whole, decoder, vision = config, None, None
     if family is None:
         refuse_vision(name, config)
-    elif family.text_fields is not None:
+    elif family.text_alone and reads_images:
+        refuse_vision(name, config, TEXT_ONLY)
+    if family is not None and family.text_fields is not None:
         config = family.text_fields(config, architecture)
     _check_causal(name, config)
     if family is not None:
         chosen = choose_quantization(quantization, stored, name)
         decoder = replace(family.parse(config, architecture), quantization=chosen)
         if family.parse_vision is not None and classifier is None:
-            vision = family.parse_vision(whole, architecture, decoder)
+            try:
+                vision = family.parse_vision(whole, architecture, decoder)
+            except ModelLoadError as error:
+                if reads_images:
+                    raise ModelLoadError(str(error) + TEXT_ONLY) from None
     elif quantization in ONLINE:
         raise ConfigError(
             f"quantization={quantization}: {name} runs through transformers' modeling code, whose weights stay as they"

@@ -138,8 +138,11 @@ class VisionSpec:
         return height // self.patch // self.merge, width // self.patch // self.merge
 
 
-def refuse_vision(architecture: str, config: Mapping[str, Any]) -> None:
-    """Refuse a model of several parts, of which none is a family's.
+def refuse_vision(architecture: str, config: Mapping[str, Any], instead: str = "") -> None:
+    """Refuse a model of several parts whose images are not implemented.
+
+    Args:
+        instead: end of the message.
 
     Raises:
         ModelLoadError: names the architecture, the reason and the nearest vision model that runs.
@@ -149,7 +152,7 @@ def refuse_vision(architecture: str, config: Mapping[str, Any]) -> None:
     reasons = [reason for begin, reason in UNSUPPORTED.items() if architecture.startswith(begin)]
     why, nearest = reasons[0] if reasons else ("models of several parts need a family of their own", "")
     known = f"the nearest vision model that runs is {nearest}" if nearest else f"{', '.join(VISION_MODELS)} run"
-    raise ModelLoadError(f"config.json: {architecture} is not supported: {why}; {known}")
+    raise ModelLoadError(f"config.json: {architecture} is not supported: {why}; {known}{instead}")
 
 
 @contextmanager

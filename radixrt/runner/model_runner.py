@@ -124,7 +124,8 @@ class ModelRunner:
         self._start_log = start_log or StartLog(None)
         self.device = rank_device(pick_device(config.device), config.rank_info)
         self.dtype = torch_dtype(config.dtype)
-        self._spec = load_model_spec(Path(config.folder), config.quantization)
+        # A vision part that is not supported has been refused before, or its images are not read.
+        self._spec = load_model_spec(Path(config.folder), config.quantization, reads_images=False)
         self._own_stage = config.stage(self._spec)
         self.vocab_size = self._spec.vocab_size
         self.max_total_num_tokens = 0

@@ -179,6 +179,8 @@ def test_the_tower_of_a_vision_model(tmp_path: Path) -> None:
     assert found.weight_bytes - without.weight_bytes == found.tower_bytes
     assert both.weight_bytes - found.weight_bytes == found.tower_bytes, "each rank has the whole tower"
     assert without.tower_bytes == 0
+    alone = needs(tmp_path, config, text_only=True)
+    assert (alone.tower_bytes, alone.weight_bytes, alone.kv_tokens) == (0, without.weight_bytes, without.kv_tokens)
     assert (found.kv_tokens < without.kv_tokens, found.stages, without.stages) == (True, 26, 28)
     assert "tower 775 MiB of the weights, on each rank" in " ".join(as_text(on(GPU_MACHINE, found), []).split())
 

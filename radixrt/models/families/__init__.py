@@ -16,6 +16,7 @@ from radixrt.models.families import (
     qwen3_moe,
     qwen3_next,
     qwen3_vl,
+    text_alone,
 )
 from radixrt.models.families.family import Family
 
@@ -33,6 +34,8 @@ FAMILIES: list[Family] = [
     qwen3_vl.FAMILY,
     idefics3.FAMILY,
     llava.FAMILY,
+    text_alone.LIKE_LLAVA,
+    text_alone.QWEN,
 ]
 
 

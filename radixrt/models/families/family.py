@@ -44,6 +44,7 @@ class Family:
         text_fields: of models of several parts: returns the fields of the decoder.
         parse_vision: of models of several parts: reads the vision part from all of config.json, beside the decoder that
             `parse` returned; None for a model without one. Raises as `parse`.
+        text_alone: of models of several parts: the images are not implemented, and `--text-only` runs the text.
         stacked_experts: a checkpoint has the weights of a layer's experts in stacked tensors.
         nearest: beginnings of other architectures' names, in lower case, for which the first class runs instead.
         gguf: its GGUF files; None if there are none.
@@ -54,6 +55,7 @@ class Family:
     classifiers: Mapping[str, str] = field(default_factory=dict)
     text_fields: Callable[[Config, str], Config] | None = None
     parse_vision: Callable[[Config, str, DecoderSpec], VisionSpec | None] | None = None
+    text_alone: bool = False
     stacked_experts: bool = False
     nearest: tuple[str, ...] = ()
     gguf: GGUFFiles | None = None

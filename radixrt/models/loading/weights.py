@@ -106,7 +106,7 @@ def check_checkpoint(folder: Path) -> None:
     Raises:
         ModelLoadError, ConfigError: as `load_model`.
     """
-    spec = load_model_spec(folder)
+    spec = load_model_spec(folder, reads_images=False)
     if spec.decoder is None or not any(folder.glob("*.safetensors")):
         return
     spec = _spec_of_files(spec, folder)

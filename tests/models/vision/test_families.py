@@ -214,6 +214,15 @@ def test_what_is_not_implemented_is_refused_by_its_field(
         parse_model_spec(config_of(tiny_model(kind), changes), {})
 
 
+def test_a_tower_that_is_not_implemented_leaves_the_text(tiny_model: Callable[[str], Path]) -> None:
+    config = config_of(tiny_model("llava"), {"vision_config.model_type": "pixtral"})
+    with pytest.raises(ModelLoadError, match=r"clip_vision_model .*; --text-only serves the text alone$"):
+        parse_model_spec(config, {})
+    spec = parse_model_spec(config, {}, reads_images=False)
+    assert spec.vision is None
+    assert spec.decoder == parse_model_spec(config_of(tiny_model("llava"), {}), {}).decoder
+
+
 @pytest.mark.parametrize("begin", UNSUPPORTED)
 def test_other_vision_models_are_refused_by_name_and_reason(begin: str) -> None:
     reason, nearest = UNSUPPORTED[begin]
