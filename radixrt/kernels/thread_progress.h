@@ -20,7 +20,7 @@ class ThreadProgress {
 
     // Threads of a loop that starts at a time, in nanoseconds.
     int begin(int64_t now) {
-        if (threads_ < most_ && now >= retry_at_) {
+        if (threads_ < most_ && !trial_ && now >= retry_at_) {
             threads_++;
             trial_ = true;
             spent_ = late_ = 0;

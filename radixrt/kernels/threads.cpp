@@ -6,10 +6,14 @@
 
 #include "threads.h"
 
+#include <pthread.h>
+
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -17,7 +21,6 @@
 
 #ifdef __linux__
 #include <linux/futex.h>
-#include <pthread.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -97,17 +100,15 @@ inline bool spin(const Ready& ready) {
 
 class Pool {
   public:
-    static Pool& get() {
-        static Pool* pool = new Pool;  // its threads end with the process
-        return *pool;
-    }
+    static Pool& get() { return *current(); }
 
     int64_t most() const { return most_.load(std::memory_order_relaxed); }
 
-    // Waits for the loop that runs, if any.
+    // Waits for the loop that runs, if any. There are fewer threads where the system refuses to start as many.
     void set_most(int count) {
         while (busy_.exchange(true)) std::this_thread::yield();
-        while (static_cast<int>(sleepers_.size()) < count - 1) start_thread();
+        while (static_cast<int>(sleepers_.size()) < count - 1 && start_thread()) {}
+        count = std::min(count, static_cast<int>(sleepers_.size()) + 1);
         progress_ = ThreadProgress(count);
         most_.store(count);
         busy_.store(false);
@@ -123,6 +124,17 @@ class Pool {
     }
 
   private:
+    // The pool of this process, whose threads end with the process. A child process that was forked has none of the
+    // parent's threads, and a copy of a loop of another thread that will never end: the child gets a pool of its own, in
+    // which the caller is the only thread until `set_most`.
+    static Pool*& current() {
+        static Pool* pool = [] {
+            pthread_atfork(nullptr, nullptr, [] { current() = new Pool; });
+            return new Pool;
+        }();
+        return pool;
+    }
+
     static bool has_piece(uint64_t loop) { return uint32_t(loop) < loop >> 32; }
 
     void loop(void (*run)(const void*, int64_t), const void* body, int64_t pieces) {
@@ -158,7 +170,8 @@ class Pool {
         return count;
     }
 
-    void start_thread() {
+    // Returns false if the system has no room for another thread.
+    bool start_thread() {
         const int index = static_cast<int>(sleepers_.size());
         sleepers_.push_back(std::make_unique<Sleeper>());
         Sleeper* sleeper = sleepers_.back().get();
@@ -167,16 +180,23 @@ class Pool {
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);
 #endif
-        std::thread([this, index, sleeper] {
-            const auto ready = [&] { return has_piece(loop_.load()) && index < taking_.load(); };
-            for (;;) {
-                while (!spin(ready)) sleeper->sleep(ready);
-                take_pieces();
-            }
-        }).detach();
+        bool started = true;
+        try {
+            std::thread([this, index, sleeper] {
+                const auto ready = [&] { return has_piece(loop_.load()) && index < taking_.load(); };
+                for (;;) {
+                    while (!spin(ready)) sleeper->sleep(ready);
+                    take_pieces();
+                }
+            }).detach();
+        } catch (const std::system_error&) {
+            sleepers_.pop_back();
+            started = false;
+        }
 #ifdef __linux__
         pthread_sigmask(SIG_SETMASK, &before, nullptr);
 #endif
+        return started;
     }
 
     alignas(64) std::atomic<uint64_t> loop_{0};  // pieces << 32 | the next piece
@@ -203,7 +223,7 @@ int64_t max_threads() { return Pool::get().most(); }
 }  // namespace radixrt
 
 extern "C" {
-// Most threads of a loop, at least 1, the caller's included.
+// Most threads of a loop, at least 1, the caller's included; fewer where the system refuses to start as many.
 void radixrt_set_threads(int count) { radixrt::Pool::get().set_most(count > 1 ? count : 1); }
 int radixrt_threads() { return static_cast<int>(radixrt::Pool::get().most()); }
 }

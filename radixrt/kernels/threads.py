@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+logger = logging.getLogger(__name__)
+
 CGROUPS = Path("/sys/fs/cgroup")
 BINDINGS = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 """Variables that make OpenMP bind threads to cores: the main thread to a single one, which later threads inherit."""
+OPENMP_LIBRARIES = ("libgomp", "libomp", "libiomp5")
 
 
 def usable_cores() -> int:
@@ -58,16 +62,46 @@ def without_openmp_bindings(own: Mapping[str, str]) -> dict[str, str]:
 
 
 def unbind_thread(environment: Mapping[str, str]) -> None:
-    """Let this thread, and threads that it starts, run on all cores of the parent process, if OpenMP has bound it to
-    one: in a program that runs the model itself, OpenMP was loaded with the program's environment."""
-    if any(name in environment for name in BINDINGS):
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
+    """Let this thread, and threads that it starts, run on all cores that OpenMP found when it was loaded, if OpenMP has
+    bound the thread to some of them: in a program that runs the model itself, OpenMP was loaded with the program's
+    environment. These cores are never more than those that the process was started with (`taskset`, `numactl`)."""
+    if not any(name in environment for name in BINDINGS):
+        return
+    own = os.sched_getaffinity(0)
+    for places in map(_openmp_places, _loaded_openmp()):
+        if own in places:  # else something other than OpenMP has chosen the cores
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, set().union(*places))
+            return
+
+
+def _loaded_openmp() -> list[str]:
+    """Return the paths of the OpenMP libraries that this process has loaded."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    paths = {line.split(maxsplit=5)[5] for line in lines if "/" in line}
+    return sorted(path for path in paths if Path(path).name.startswith(OPENMP_LIBRARIES))
+
+
+def _openmp_places(path: str) -> list[set[int]]:
+    """Return the cores of each place to which an OpenMP library binds threads; nothing where it binds none."""
+    library = ctypes.CDLL(path)
+    places = []
+    for place in range(library.omp_get_num_places()):
+        cores = (ctypes.c_int * library.omp_get_place_num_procs(place))()
+        library.omp_get_place_proc_ids(place, cores)
+        places.append(set(cores))
+    return places
 
 
 def set_threads(library: ctypes.CDLL, count: int) -> None:
-    """Set the most threads of a kernel, which are this process's for all kernels of the library."""
+    """Set the most threads of a kernel, which are this process's for all kernels of the library. Where the system
+    refuses to start as many, for example because of a limit of processes, there are fewer."""
     library.radixrt_set_threads(count)
+    if (found := max_threads(library)) < count:
+        logger.warning("the system started %d of %d threads: compiled kernels compute on %d", found, count, found)
 
 
 def max_threads(library: ctypes.CDLL) -> int:

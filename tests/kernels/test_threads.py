@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -142,6 +144,48 @@ def test_a_forked_process_computes_alone(probe: ctypes.CDLL) -> None:
     assert os.waitpid(pid, 0)[1] == 0
 
 
+def test_a_process_forked_during_a_loop_has_threads_of_its_own(probe: ctypes.CDLL) -> None:
+    set_threads(probe, 2)
+    during, found = counts(50), counts(300)
+    loop = threading.Thread(target=probe.probe_loop, args=(during.ctypes.data, 50, 10_000_000))
+    loop.start()
+    while not during.any():
+        time.sleep(0.001)
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)  # a child that waits for the parent's threads waits forever
+        alone = max_threads(probe) == 1 and probe.probe_loop(found.ctypes.data, 300, 0) == 1
+        set_threads(probe, 2)
+        shared = max(probe.probe_loop(found.ctypes.data, 300, 100_000) for _ in range(20)) == 2
+        os._exit(0 if alone and shared and (found == 21).all() else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    loop.join()
+    assert (during == 1).all()
+    assert max_threads(probe) == 2
+
+
+def test_threads_that_cannot_be_started_are_done_without(probe: ctypes.CDLL) -> None:
+    """A process with room for a few stacks computes on as many threads, and says so."""
+    code = (
+        "import ctypes, logging, resource, sys; from radixrt.kernels.threads import max_threads, set_threads\n"
+        "logging.basicConfig(stream=sys.stdout, format='%(message)s')\n"
+        "library, counts = ctypes.CDLL(sys.argv[1]), (ctypes.c_int * 500)()\n"
+        "library.probe_loop.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "_, most = resource.getrlimit(resource.RLIMIT_AS)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (40 << 20), most))\n"
+        "set_threads(library, 64)\n"
+        "library.probe_loop(ctypes.addressof(counts), 500, 1000)\n"
+        "print(max_threads(library), set(counts))"
+    )
+    command = [sys.executable, "-c", code, probe._name]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout.splitlines()
+    number = int(said[1].split()[0])
+    assert 1 <= number < 64
+    assert said[0] == f"the system started {number} of 64 threads: compiled kernels compute on {number}"
+    assert said[1] == f"{number} {{1}}"
+
+
 class Clock:
     """Loops of a `ThreadProgress` of a simulated machine."""
 
@@ -182,6 +226,14 @@ def test_late_threads_are_not_waited_for(probe: ctypes.CDLL) -> None:
     assert 3 <= tries <= 16
     # The neighbour ends: all threads come back within the longest pause.
     assert clock.threads(1.5, lambda _: 0)[-1] == 8
+
+
+def test_one_more_thread_is_tried_at_a_time(probe: ctypes.CDLL) -> None:
+    """Lateness that takes several loops to be judged does not let other threads be tried meanwhile."""
+    clock = Clock(probe, 16)
+    clock.threads(1, lambda number: 900_000 if number > 5 else 0)
+    found = clock.threads(4, lambda number: 900_000 if number > 5 else 0)
+    assert set(found) == {5, 6}
 
 
 def test_one_thread_is_the_least(probe: ctypes.CDLL) -> None:
@@ -235,19 +287,32 @@ def test_processes_that_compute_are_not_bound() -> None:
     assert without_openmp_bindings(own) == kept
 
 
-def test_a_bound_program_gets_its_cores_back() -> None:
-    cores = len(os.sched_getaffinity(0))
-    if cores < 2:
+UNBIND = (
+    "import os, sys\n"
+    "started = os.sched_getaffinity(0) if len(sys.argv) == 1 else {int(sys.argv[1])}\n"
+    "os.sched_setaffinity(0, started)\n"
+    "import torch; torch.ones(1); bound = os.sched_getaffinity(0)\n"
+    "from radixrt.kernels.threads import unbind_thread; unbind_thread(os.environ)\n"
+    "print(len(bound), os.sched_getaffinity(0) == started)"
+)
+
+
+@pytest.mark.parametrize("variables", [{"OMP_PROC_BIND": "true"}, {"OMP_PLACES": "cores"}])
+def test_a_bound_program_gets_its_cores_back(variables: dict[str, str]) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("this machine has one core")
-    code = (
-        "import os, torch; torch.ones(1); before = len(os.sched_getaffinity(0));"
-        "from radixrt.kernels.threads import unbind_thread; unbind_thread(os.environ);"
-        "print(before, len(os.sched_getaffinity(0)))"
-    )
-    run = [sys.executable, "-c", code]
+    run = [sys.executable, "-c", UNBIND]
+    said = subprocess.run(run, env={**os.environ, **variables}, capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["1", "True"]
+
+
+def test_a_bound_program_stays_on_the_cores_that_it_was_started_with() -> None:
+    """As with `taskset`: the parent process may use more cores."""
+    core = str(max(os.sched_getaffinity(0)))
+    run = [sys.executable, "-c", UNBIND, core]
     environment = {**os.environ, "OMP_PROC_BIND": "true"}
-    said = subprocess.run(run, env=environment, capture_output=True, text=True, check=True).stdout.split()
-    assert said == ["1", str(cores)]
+    said = subprocess.run(run, env=environment, capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["1", "True"]
 
 
 def test_an_unbound_program_keeps_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
