@@ -4,7 +4,7 @@
 # make setup  only set up
 # make wheel  build dist/radixrt-*.whl with compiled CPU kernels, and print the line that installs the wheel elsewhere
 # make check  ruff, import-linter and mypy
-# make mutate send 10,000 mutated requests to a server; `make test-slow` sends 300
+# make mutate send 10,000 mutated requests and pictures to a server; `make test-slow` sends 300 and 2,000
 # make chaos  kill processes of a server under load 1,000 times; `make test-slow` does so eight times
 # make clients  install each client in an environment of its own, try it on a server, record its requests
 # make bench  the benchmarks whose tables stand in docs/benchmarks.md
@@ -68,6 +68,7 @@ check: setup
 
 mutate: setup
 	$(BIN)/python -m pytest tests/server/test_mutated_requests.py --mutated-requests 10000 -s
+	$(BIN)/python -m pytest tests/process/test_mutated_pictures.py --mutated-pictures 10000 -s
 
 chaos: setup
 	$(BIN)/python -m tests.process.chaos --kills 1000

@@ -44,6 +44,9 @@ settings.load_profile("suite")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
+        "--mutated-pictures", type=int, default=2000, help="pictures of tests/process/test_mutated_pictures.py"
+    )
+    parser.addoption(
         "--mutated-requests", type=int, default=300, help="requests of tests/server/test_mutated_requests.py"
     )
     parser.addoption("--tier", choices=TIERS, help="collect only the tests of one tier (tests/tiers.py)")

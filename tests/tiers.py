@@ -93,6 +93,7 @@ LONGEST = (
     "tests/clients/test_replay.py",
     "tests/process/test_ray.py",
     "tests/process/test_image_layouts.py",
+    "tests/process/test_mutated_pictures.py",
     "tests/server/openai_client/test_errors.py",
     "tests/server/openai_client/test_chats.py",
     "tests/server/test_messages_client.py",

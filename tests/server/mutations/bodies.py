@@ -82,6 +82,11 @@ TEXTS = [
 ]  # fmt: skip
 ROLES = ["user", "user", "user", "assistant", "system", "developer", "tool", "function", "", "robot"]
 
+PICTURES = ["image_url", "input_image", "image", "base64", "url"]
+"""Types of parts with pictures, and of their sources."""
+FILES = ["iVBORw0KGgo=", "/9j/4AAQ", "UklGRiIAAABXRUJQ", "R0lGODlh", "AAAA", "%%", ""]
+"""Beginnings of files in base64."""
+
 texts = st.one_of(st.sampled_from(TEXTS), st.text(max_size=20))
 scalars = st.one_of(st.none(), st.booleans(), st.sampled_from(NUMBERS), texts)
 junk = st.recursive(
@@ -132,6 +137,7 @@ response_formats = st.one_of(
     structural_tags,
 )
 few = st.sampled_from([1, 2, 5, 8])
+urls = st.sampled_from([*(f"data:image/png;base64,{each}" for each in FILES), "https://127.0.0.1/a.png", "data:,"])
 PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "model": st.just(MODEL),
     "role": st.sampled_from(ROLES),
@@ -155,8 +161,12 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "tool_choice": st.sampled_from(["auto", "none", "required", "x"]),
     "reasoning_effort": st.sampled_from(["low", "high", "none", "x"]),
     "type": st.sampled_from(
-        ["function", "text", "message", "predicate", "choice", "score", "input_text", "input_image", "tool_result", "x"]
+        ["function", "text", "message", "predicate", "choice", "score", "input_text", "tool_result", "x", *PICTURES]
     ),
+    "url": urls,
+    "image_url": st.one_of(urls, st.fixed_dictionaries({"url": urls})),
+    "data_base64": st.sampled_from(FILES),
+    "detail": st.sampled_from(["low", "high", "auto", "original", "x"]),
     "max_tokens": few,
     "max_output_tokens": few,
     "max_new_tokens": few,
