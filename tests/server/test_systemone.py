@@ -127,6 +127,13 @@ def test_errors_name_the_field(caller: Caller, sent: dict[str, Any], param: str)
     assert not caller.engine.questions
 
 
+def test_pictures_are_sent_to_decisions(caller: Caller) -> None:
+    assert "in /v1/decisions" in check_error(caller.post("/v1/systemone", body(assets={"a": {}})), 400, "assets")
+    given = {"content-type": "multipart/form-data; boundary=x"}
+    answer = caller.post("/v1/systemone", body(), headers=given)
+    assert "or /v1/decisions" in check_error(answer, 415, None)
+
+
 def test_an_encoded_body_is_refused_by_name(caller: Caller) -> None:
     for encoding in ("zstd", "gzip"):
         response = caller.post("/v1/systemone", body(), headers={"content-encoding": encoding})

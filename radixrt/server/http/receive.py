@@ -83,8 +83,11 @@ def check_content_type(request: Request) -> None:
     if given.partition(";")[0].strip().lower() == JSON_TYPE:
         return
     if has_body(request) or given or "origin" in headers:
+        # TypeSafe's client sends images so.
+        files = ", and images in base64 in the JSON of chats or /v1/decisions" if given.startswith("multipart/") else ""
         raise RequestError(
-            f"the content type is {shown(given) if given else 'missing'}; send the header 'Content-Type: {JSON_TYPE}'",
+            f"the content type is {shown(given) if given else 'missing'}; send the header 'Content-Type: {JSON_TYPE}'"
+            + files,
             code="unsupported_media_type",
             status=415,
         )

@@ -31,7 +31,7 @@ from radixrt.server.protocol.questions import (
 
 MAX_LEVELS = 10
 
-_BOX = "box is not supported: it needs a model that sees images; use noul, choice or score"
+_BOX = "box is not supported: answers are scored, not measured in an image; use noul, choice or score"
 _criteria_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _levels_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -103,7 +103,8 @@ def read_named_questions(
     questions = body.questions or {}
     check_number(len(questions))
     if body.assets is not None:
-        raise unsupported("assets", "images in a state")
+        instead = "ask about images in /v1/decisions, whose input has parts of the type input_image"
+        raise unsupported("assets", "images in a state", instead=instead)
     if _is_null(body.state):
         raise RequestError("state is required", param="state", code="missing_field")
     messages: list[Message] = [{"role": "user", "content": _text(body.state, "state")}]
