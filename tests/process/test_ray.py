@@ -21,6 +21,8 @@ from radixrt.errors import EngineError
 from tests.equivalence.reference import greedy
 from tests.process.helpers import gone
 from tests.process.ray_nodes import ENVIRONMENT, RayNodes, needs_ray, next_report
+from tests.process.test_image_layouts import OTHER, PICTURE, WIDE
+from tests.process.test_image_layouts import check as check_pictures
 from tests.server_process import LIMIT_S, wait_for
 
 pytestmark = needs_ray
@@ -88,6 +90,20 @@ def test_an_engine_that_fits_on_no_node_is_refused(
     folder = str(tiny_model("llama"))
     with pytest.raises(EngineError, match=r"no node of the Ray cluster has 4 device .* its nodes have 3, 3"):
         radixrt.Engine(folder, tp=4, **options)
+
+
+def test_steps_carry_the_pixels_of_pictures(
+    engine: radixrt.Engine, options: dict[str, Any], tiny_model: Callable[[str], Path]
+) -> None:
+    """Ranks of a cluster may be on other machines, which have no files of the tokenizer's."""
+    folder = tiny_model("qwen3_vl")
+    with radixrt.Engine(str(folder), pp=2, chunked_prefill_size=24, **options) as reader:
+        for pictures in ((PICTURE,), (OTHER, PICTURE), (WIDE,), (PICTURE,)):
+            answer = check_pictures(reader, folder, *pictures)
+        assert answer.usage.cached_tokens == answer.usage.prompt_tokens - 1
+        os.kill(reader.pids["ModelRunner 0"], signal.SIGKILL)
+        check_pictures(reader, folder, WIDE, OTHER)
+        reader.check_invariants()
 
 
 def test_replicas_are_placed_in_the_cluster_and_one_takes_over_from_another(
