@@ -18,6 +18,7 @@ from benchmarks.programs.workloads import Workload
 from radixrt.lang.backends.base import Backend, Call, EmbedCall, Prompt, RerankCall
 from radixrt.lang.observe.dry_run import ROLES
 from radixrt.lang.observe.run_log import RunLog, observe
+from radixrt.lang.pictures import Picture
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import Finish, ProgramHint, SelectMethod, TemplateText, Usage
 from radixrt.messages.wire import pack_i32
@@ -149,7 +150,7 @@ class _Recorder(Backend):
     async def chat_template(self) -> Mapping[str, Any]:
         return ROLES
 
-    async def tokenize(self, parts: Sequence[Part]) -> list[int]:
+    async def tokenize(self, parts: Sequence[Part], pictures: Sequence[Picture] = ()) -> list[int]:
         await asyncio.sleep(ANSWER_S)
         return _tokens(parts).tolist()
 

@@ -203,6 +203,12 @@ class ChatTemplate:
     def _open_final_message(self, messages: list[dict[str, Any]], name: str) -> str:
         """Append the tag to the content of the last message, and return the content without the tag."""
         content = messages[-1].get("content")
+        if isinstance(content, list):  # with pictures, of which the last one may end the message
+            *before, last = [*content, {"type": "text", "text": ""}]
+            if before and before[-1].get("type") == "text":
+                last = before.pop()
+            messages[-1]["content"] = [*before, {**last, "text": last["text"] + CONTINUE_TAG}]
+            return str(last["text"])
         if not isinstance(content, str):
             raise RequestError("continue_final_message needs a last message with text as its content", param="messages")
         if "content" not in self._sources[name]:

@@ -45,7 +45,7 @@ def picture_bytes(picture: object, param: str) -> bytes:
                 param=param,
             )
         return _png(pillow().fromarray(np.ascontiguousarray(picture)))
-    if _is_pillow(picture):
+    if is_pillow(picture):
         return _png(_upright(picture, param))
     raise RequestError(
         f"{param} must be a path, the bytes of a file, a Pillow image or a uint8 array [height, width, 3], not "
@@ -56,6 +56,8 @@ def picture_bytes(picture: object, param: str) -> bytes:
 
 def _read(path: Path, param: str) -> bytes:
     try:
+        if path.is_dir():
+            raise RequestError(f"{param}: {str(path)!r} is a folder, not a file", param=param)
         if not path.is_file():  # a named pipe would block
             raise RequestError(f"{param}: there is no file {str(path)!r}", param=param)
         if path.stat().st_size > MAX_IMAGE_BYTES:
@@ -66,7 +68,7 @@ def _read(path: Path, param: str) -> bytes:
         raise RequestError(f"{param}: {str(path)!r} cannot be read: {reason}", param=param) from None
 
 
-def _is_pillow(picture: object) -> TypeGuard[Image]:
+def is_pillow(picture: object) -> TypeGuard[Image]:
     """Whether this is a Pillow image; Pillow is not imported for other objects."""
     return any(kind.__module__ == "PIL.Image" and kind.__name__ == "Image" for kind in type(picture).__mro__)
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from radixrt.lang.pictures import Picture
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import ProgramHint, SelectMethod
 from radixrt.sampling_params import SamplingParams
@@ -30,11 +31,14 @@ class Prompt:
             tokenized as a whole.
         messages: {"role", "content"} objects; the last may be an open assistant message, which the output continues.
         open_message: the last message is open.
+        pictures: pictures of the prompt, in order. `parts` have the model's image token for each picture in a text of
+            the template, and its keys in token ids (`radixrt.messages.client.PartsInput`).
     """
 
     parts: Sequence[Part]
     messages: Sequence[Mapping[str, Any]] | None = None
     open_message: bool = False
+    pictures: Sequence[Picture] = ()
 
 
 @dataclass(frozen=True)
@@ -139,9 +143,18 @@ class Backend(ABC):
     async def chat_template(self) -> Mapping[str, Any] | None:
         """{"templates": {name: Jinja source}, "special_tokens": {name: text}}; None if there is no template."""
 
+    async def image_token(self) -> str:
+        """Text that the chat template writes for a picture; "" for a backend that works on messages.
+
+        Raises:
+            Unsupported: the model reads no pictures; the error names the model and the fix.
+        """
+        raise Unsupported(f"rt.image: {self.name} takes no pictures")
+
     @abstractmethod
-    async def tokenize(self, parts: Sequence[Part]) -> list[int]:
-        """Token ids of a prompt. Raises Unsupported if the backend does not work on tokens."""
+    async def tokenize(self, parts: Sequence[Part], pictures: Sequence[Picture] = ()) -> list[int]:
+        """Token ids of a prompt, with the keys of its pictures. Raises Unsupported if the backend does not work on
+        tokens."""
 
     @abstractmethod
     async def release(self, program: str, branch: str | None = None) -> None:

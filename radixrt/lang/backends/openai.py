@@ -21,6 +21,7 @@ from radixrt.constraint import StructuredOptions
 from radixrt.errors import ConfigError, EngineError, RequestError
 from radixrt.lang.backends.base import Backend, Call, ChatOutput, EmbedCall, Prompt, RerankCall, Unsupported
 from radixrt.lang.backends.openai_schema import Format, response_format
+from radixrt.lang.pictures import Picture
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import (
     FINISH_LENGTH,
@@ -199,7 +200,11 @@ class OpenAI(Backend):
     async def chat_template(self) -> None:
         return None
 
-    async def tokenize(self, parts: Sequence[Part]) -> list[int]:
+    async def image_token(self) -> str:
+        """See `Backend.image_token`. Whether the model reads pictures is known to the server alone."""
+        return ""
+
+    async def tokenize(self, parts: Sequence[Part], pictures: Sequence[Picture] = ()) -> list[int]:
         raise Unsupported("rt.OpenAI knows no token ids: OpenAI's API does not tokenize. Use an Engine or rt.Endpoint")
 
     async def release(self, program: str, branch: str | None = None) -> None:
@@ -262,9 +267,11 @@ class OpenAI(Backend):
         if not messages[-1].get("content"):
             return messages[:-1], False  # the server begins the assistant's message itself
         if CONTINUE not in self._extensions:
+            content = messages[-1]["content"]
+            begun = content if isinstance(content, str) else "a picture"
             raise Unsupported(
                 "rt.OpenAI cannot continue an assistant message that has begun, here with "
-                f"{messages[-1]['content'][:60]!r}: OpenAI's API always begins a new one. Let the gen stand alone in "
+                f"{begun[:60]!r}: OpenAI's API always begins a new one. Let the gen stand alone in "
                 'its rt.assistant(...); or, if this server can, rt.OpenAI(..., extensions=["continue_final_message"])'
             )
         return messages, True

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from radixrt.client.answers import engine_errors, raise_for_error
 from radixrt.client.http_client import HttpEngineClient, TokenClient
-from radixrt.lang.backends.base import Backend, Call, EmbedCall, Prompt, RerankCall
+from radixrt.lang.backends.base import Backend, Call, EmbedCall, Prompt, RerankCall, Unsupported
+from radixrt.lang.pictures import Picture
 from radixrt.messages.client import ClientRequest, InputRow, PartsInput, RequestOutput, TextInput
 from radixrt.messages.parts import ProgramHint, SelectMethod
 from radixrt.messages.request import Envelope
@@ -57,7 +58,7 @@ class TokenBackend(Backend):
 
     async def generate(self, call: Call) -> AsyncGenerator[RequestOutput, None]:
         """See `Backend.generate`."""
-        prompt = InputRow(PartsInput(pack_parts(call.prompt.parts)))
+        prompt = InputRow(_input(call.prompt.parts, call.prompt.pictures))
         request = ClientRequest(self._envelope(call.hint, call.timeout_s), [prompt], call.sampling, call.stream)
         async with self._open:
             with engine_errors():
@@ -71,7 +72,8 @@ class TokenBackend(Backend):
         self, prompt: Prompt, choices: Sequence[str], method: SelectMethod, hint: ProgramHint | None
     ) -> Decision:
         """See `Backend.select`."""
-        return await self._run(Score(PartsInput(pack_parts(prompt.parts)), choices, self._envelope(hint), method))
+        given = _input(prompt.parts, prompt.pictures)
+        return await self._run(Score(given, choices, self._envelope(hint), method))
 
     async def embed(self, call: EmbedCall) -> Embedding:
         """See `Backend.embed`."""
@@ -119,11 +121,19 @@ class TokenBackend(Backend):
             return None
         return {"templates": info.chat_templates, "special_tokens": info.special_tokens}
 
-    async def tokenize(self, parts: Sequence[Part]) -> list[int]:
+    async def image_token(self) -> str:
+        """See `Backend.image_token`."""
+        info = await self._client.ainfo()
+        if not info.max_images:
+            raise Unsupported(
+                f"rt.image: {info.model} reads no images; use a model of text and vision (docs/models.md lists them), "
+                "started without --text-only"
+            )
+        return info.image_token
+
+    async def tokenize(self, parts: Sequence[Part], pictures: Sequence[Picture] = ()) -> list[int]:
         """See `Backend.tokenize`."""
-        return await arun(
-            self._client, Tokenize(PartsInput(pack_parts(parts)), new_envelope(timeout_s=self._timeout_s))
-        )
+        return await arun(self._client, Tokenize(_input(parts, pictures), new_envelope(timeout_s=self._timeout_s)))
 
     async def release(self, program: str, branch: str | None = None) -> None:
         """See `Backend.release`."""
@@ -132,6 +142,10 @@ class TokenBackend(Backend):
     async def aclose(self) -> None:
         """See `Backend.aclose`."""
         await self._client.aclose()
+
+
+def _input(parts: Sequence[Part], pictures: Sequence[Picture]) -> PartsInput:
+    return PartsInput(pack_parts(parts), [picture.image for picture in pictures])
 
 
 class EngineBackend(TokenBackend):
@@ -148,8 +162,11 @@ class EngineBackend(TokenBackend):
         name = f"engine {info.model if info is not None else engine.settings.model_name}"
         super().__init__(engine.client, name, timeout_s=NO_DEADLINE_S, window=engine.window)
 
-    async def tokenize(self, parts: Sequence[Part]) -> list[int]:
-        """See `Backend.tokenize`. Long texts are tokenized in a thread, so that the event loop is not blocked."""
+    async def tokenize(self, parts: Sequence[Part], pictures: Sequence[Picture] = ()) -> list[int]:
+        """See `Backend.tokenize`. Long texts are tokenized in a thread, so that the event loop is not blocked. The
+        engine tokenizes prompts with pictures, since it has the model's image processor."""
+        if pictures:
+            return await super().tokenize(parts, pictures)
         packed = pack_parts(parts)
         if sum(len(part) for part in parts if isinstance(part, str)) > LONG_TEXT_CHARS:
             return await asyncio.to_thread(self._encoder.encode, packed, "prompt")

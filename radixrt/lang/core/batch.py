@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from radixrt.lang.core.saved_values import VALUES, plain, restored, saved
+from radixrt.lang.core.saved_values import VALUES, plain_input, restored, saved
 from radixrt.lang.core.state import State
 from radixrt.lang.core.type_names import Scope
 from radixrt.lang.errors import ProgramError, describe, hand_over
@@ -68,7 +68,7 @@ async def run_batch(
         async def work() -> None:
             for index, item in remaining:  # all workers share one iterator
                 before = done.get(index)
-                if before is not None and before.input == plain(item):
+                if before is not None and before.input == plain_input(item):
                     results[index] = before
                 else:
                     for attempt in range(retries + 1):
@@ -141,7 +141,7 @@ class _Output:
         """Write a result, if there is a file; return it without what need not stay in memory then."""
         if self._file is None:
             return item
-        line: dict[str, Any] = {"index": item.index, "input": plain(item.input)}
+        line: dict[str, Any] = {"index": item.index, "input": plain_input(item.input)}
         if item.error is not None:
             line["error"] = item.error
         else:

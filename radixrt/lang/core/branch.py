@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from radixrt.lang.core.expr import Join
-from radixrt.lang.core.transcript import Begin, End, Text, Tools, Transcript, append, last_call
+from radixrt.lang.core.transcript import Begin, End, Image, Text, Tools, Transcript, append, last_call
 from radixrt.lang.errors import CallError, ProgramCancelled
 from radixrt.lang.observe.run_log import BranchRecord
 
@@ -45,7 +45,7 @@ class Step(ABC):
 class Write(Step):
     """Append an entry to the transcript."""
 
-    def __init__(self, entry: Text | Begin | End | Tools) -> None:
+    def __init__(self, entry: Text | Image | Begin | End | Tools) -> None:
         self._entry = entry
 
     async def run(self, branch: Branch) -> None:

@@ -27,7 +27,7 @@ from radixrt.lang.core.tools import read_calls as read_tool_calls
 from radixrt.lang.core.transcript import Answer, Known, Transcript, append, last_call
 from radixrt.lang.core.values import Meta, Slot
 from radixrt.lang.errors import describe
-from radixrt.lang.observe.run_log import CallKind, CallRecord, TextOptions
+from radixrt.lang.observe.run_log import CallKind, CallRecord, PictureRecord, TextOptions
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import FINISH_ABORT, FINISH_STOP, Finish, ProgramHint, Timings, Usage
 from radixrt.sampling_params import SamplingParams
@@ -304,6 +304,9 @@ def _record(
     record = CallRecord(len(log.calls), branch.id, name or "", kind, "", queued, depends=depends)  # type: ignore[arg-type]
     if composed is not None:
         record.prompt_text, record.rerendered = composed.text, composed.rerendered
+        record.pictures = tuple(
+            PictureRecord(each.width, each.height, each.digest) for each in composed.prompt.pictures
+        )
     log.calls.append(record)
     return record
 

@@ -7,16 +7,18 @@ strip contents or insert the date.
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from radixrt.errors import RequestError
-from radixrt.lang.core.transcript import Message
+from radixrt.lang.core.transcript import Message, Parts
+from radixrt.lang.pictures import Picture
 from radixrt.tokenizer.chat_template import ChatTemplate
 
 MAX_SHAPES = 4096
@@ -27,10 +29,21 @@ _MARK = re.compile("\ue000c([0-9]+)\ue001")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text of a prompt. `template`: written by the chat template, not by the program or the model."""
+    """Text of a prompt.
+
+    Attributes:
+        template: written by the chat template, not by the program or the model.
+        picture: the picture for which the template has written the text, an image token; None for any other text.
+    """
 
     text: str
     template: bool
+    picture: Picture | None = None
+
+    @property
+    def shown(self) -> str:
+        """The text, or the label of the picture."""
+        return self.text if self.picture is None else self.picture.label
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +90,30 @@ class ChatFormat:
                 return [*pieces, Piece(last.content, False)] if last.content else pieces
             return self._pieces(messages, _Ending(inside=True), tools)
 
+    def picture_text(self, picture: Picture) -> str | None:
+        """Return what the template writes for a picture between two texts; None if it writes the picture elsewhere."""
+        before, after = _mark(0), _mark(1)
+        with self._lock:
+            text = self._rendered([_plain(Message("user", "", parts=(before, picture, after)))], _Ending(), ())
+        start, end = text.find(before), text.find(after)
+        return text[start + len(before) : end] if 0 <= start < end else None
+
     def _pieces(self, messages: Sequence[Message], ending: _Ending, tools: Sequence[Mapping[str, Any]]) -> list[Piece]:
         plain = [_plain(m) for m in messages]
         text = self._rendered(plain, ending, tools)
-        contents = [m.content for m in messages]
+        contents = [part for m in messages for part in m.parts or (m.content,) if isinstance(part, str)]
         stripped = [content.strip() for content in contents]
-        shape = self._shape(tuple((m["role"], m.get("name", "")) for m in plain), ending, tools)
+        shape = self._shape(tuple(_head(m) for m in messages), ending, tools)
         for filled in (contents, stripped):
             if shape is not None and (pieces := _fill(shape, filled, text)) is not None:
                 return pieces
         # A template may parse assistant contents, e.g. to drop their reasoning; then only the other contents are
         # replaced by markers.
-        marked = [m if m["role"] == "assistant" else {**m, "content": _mark(i)} for i, m in enumerate(plain)]
+        marks = map(_mark, itertools.count())
+        marked = []
+        for m, each in zip(messages, plain, strict=True):
+            content = _marked(m.parts, marks)
+            marked.append(each if m.role == "assistant" else {**each, "content": content})
         shape = self._split(marked, ending, tools)
         for filled in (contents, stripped):
             if shape is not None and (pieces := _fill(shape, filled, text)) is not None:
@@ -96,17 +121,18 @@ class ChatFormat:
         return [Piece(text, True)]
 
     def _shape(
-        self, heads: tuple[tuple[str, str], ...], ending: _Ending, tools: Sequence[Mapping[str, Any]]
+        self, heads: tuple[_Head, ...], ending: _Ending, tools: Sequence[Mapping[str, Any]]
     ) -> tuple[str | int, ...] | None:
-        """The template's texts and the indices of the messages whose contents are between them; None where the template
+        """The template's texts and the indices of the texts of messages that are between them; None where the template
         refuses the markers."""
         key = (heads, ending, msgspec.json.encode(tools) if tools else b"")
         if key not in self._shapes:
             if len(self._shapes) >= MAX_SHAPES:
                 self._shapes.clear()
+            marks = map(_mark, itertools.count())
             marked = [
-                {"role": role, "content": _mark(i), **({"name": name} if name else {})}
-                for i, (role, name) in enumerate(heads)
+                {"role": role, "content": _marked(kinds, marks), **({"name": name} if name else {})}
+                for role, name, kinds in heads
             ]
             self._shapes[key] = self._split(marked, ending, tools)
         return self._shapes[key]
@@ -133,7 +159,28 @@ class ChatFormat:
 def _plain(m: Message) -> dict[str, Any]:
     """The message for the template; a tool's result has the name of the function, which some templates write."""
     name = {} if m.answers is None else {"name": m.answers["function"]["name"]}
-    return {"role": m.role, "content": m.content, **name}
+    return {"role": m.role, "content": _content(m.parts) if m.parts else m.content, **name}
+
+
+def _content(parts: Sequence[str | Picture | None]) -> list[dict[str, Any]]:
+    """The content of a message with pictures for the template."""
+    return [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in parts]
+
+
+_Head = tuple[str, str, tuple[bool, ...]]
+"""Role of a message, name of the function, and for a content with pictures whether each part is a text."""
+
+
+def _head(m: Message) -> _Head:
+    name = "" if m.answers is None else m.answers["function"]["name"]
+    return m.role, name, tuple(isinstance(part, str) for part in m.parts)
+
+
+def _marked(parts: Parts | tuple[bool, ...], marks: Iterator[str]) -> str | list[dict[str, Any]]:
+    """The content of a message with a marker in place of each text."""
+    if not parts:
+        return next(marks)
+    return _content([next(marks) if part is True or isinstance(part, str) else None for part in parts])
 
 
 def _mark(i: int) -> str:

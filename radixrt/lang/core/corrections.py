@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 import pydantic_core
 
-from radixrt.lang.core.transcript import Answer, Begin, End, Text, Transcript, append, backwards
+from radixrt.lang.core.transcript import Answer, Begin, End, Image, Text, Transcript, append, backwards
 from radixrt.lang.errors import describe
 from radixrt.sampling_params import SamplingParams
 
@@ -21,7 +21,7 @@ LEAST_TEMPERATURE = 0.7
 def correction(transcript: Transcript, answer: Answer, error: ValueError) -> Transcript:
     """The conversation of the next attempt, whose message begins in the same way; in a program without roles it is the
     transcript itself."""
-    begun: list[str] = []
+    begun: list[Text | Image] = []
     role = None
     for entry in backwards(transcript):
         if isinstance(entry, Begin):
@@ -30,15 +30,18 @@ def correction(transcript: Transcript, answer: Answer, error: ValueError) -> Tra
         if isinstance(entry, End):
             break
         if isinstance(entry, Text | Answer):
-            begun.append(entry.text)
+            begun.append(Text(entry.text))
+        elif isinstance(entry, Image):
+            begun.append(entry)
     if role is None:
         return transcript
     after: Transcript = append(append(transcript, answer), End())
     told = f"This answer is not accepted: {_reason(error)[:MAX_REASON_CHARS]}\nAnswer again."
     for entry in (Begin("user"), Text(told), End(), Begin(role)):
         after = append(after, entry)
-    start = "".join(reversed(begun))
-    return append(after, Text(start)) if start else after
+    for start in reversed(begun):
+        after = append(after, start)
+    return after
 
 
 def _reason(error: ValueError) -> str:

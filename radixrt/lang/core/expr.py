@@ -16,6 +16,7 @@ import msgspec
 from radixrt.errors import shown
 from radixrt.lang.core.answer_type import VALUE_TOKENS, AnswerType
 from radixrt.lang.errors import ProgramError, place
+from radixrt.lang.pictures import Picture
 from radixrt.messages.parts import SelectMethod
 from radixrt.sampling_params import SamplingParams
 from radixrt.tasks.generate import as_sampling_params
@@ -32,6 +33,8 @@ class Expr:
     """
 
     def __str__(self) -> str:
+        if isinstance(self, ImageWord):
+            raise ProgramError(f'{place()}rt.image(...) is put into a text; append it: "before " + rt.image("cat.png")')
         kind = type(self).__name__.lower()
         what = f"rt.{kind}(...)" if isinstance(self, Gen | Select) else "a primitive"
         raise ProgramError(
@@ -56,6 +59,13 @@ class Sequence_(Expr):
 @dataclass(frozen=True)
 class TextWord(Expr):
     text: str
+
+
+@dataclass(frozen=True)
+class ImageWord(Expr):
+    """See `image`."""
+
+    picture: Picture
 
 
 @dataclass(frozen=True)

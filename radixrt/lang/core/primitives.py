@@ -6,15 +6,15 @@ A primitive is a description. `State.append` converts primitives to steps, in or
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
 from radixrt.constrained.well_formed import check_well_formed
 from radixrt.errors import RequestError, shown
-from radixrt.lang.backends.base import Unsupported
 from radixrt.lang.core.answer_type import AnswerType, answer_type
-from radixrt.lang.core.expr import Expr, Gen, RoleBegin, RoleEnd, Select, Sequence_, as_expr, items_of
+from radixrt.lang.core.expr import Expr, Gen, ImageWord, RoleBegin, RoleEnd, Select, Sequence_, as_expr, items_of
+from radixrt.lang.pictures import read_picture
 from radixrt.messages.parts import SelectMethod
 from radixrt.tasks.generate import as_sampling_params
 
@@ -190,16 +190,21 @@ def select(
     return Select(_checked(name), texts, method)
 
 
-def image(*_: Any, **__: Any) -> NoReturn:
-    """Refuse images: prompts of programs are text and token ids. `Engine.generate` and chats over HTTP take pictures.
+def image(picture: object, *, detail: str = "auto") -> Expr:
+    """A picture, in a message of the user or, where the model's template shows how, in text without roles.
+
+    The picture is read and checked here, once. Appending it to several states, or forking a state that has it, shares
+    the file, and the engine decodes it once.
+
+    Args:
+        picture: path of a PNG, JPEG or WEBP file, bytes of such a file, a data: URL, a Pillow image (turned upright as
+            its EXIF data say), or a uint8 array [height, width, 3] of RGB.
+        detail: "low" for few tokens; "auto" and "high" for as many as the model's files say.
 
     Raises:
-        Unsupported: always.
+        RequestError: the picture cannot be read, is animated or exceeds a limit; the error names the argument.
     """
-    raise Unsupported(
-        "rt.image: programs cannot send pictures. Engine.generate takes messages with pictures, and so do the routes "
-        "/v1/chat/completions and /v1/messages of a server whose model reads images"
-    )
+    return ImageWord(read_picture(picture, detail))
 
 
 def _checked(name: Any) -> str | None:

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from radixrt.lang.backends.base import Backend
+from radixrt.lang.backends.base import Backend, Unsupported
 from radixrt.lang.core.answer_type import AnswerType
 from radixrt.lang.core.chat_format import ChatFormat
 from radixrt.lang.core.prompt import Composed, Composer
@@ -19,6 +19,7 @@ from radixrt.lang.core.streaming import Streamed, StreamEvent
 from radixrt.lang.core.transcript import Transcript
 from radixrt.lang.errors import ProgramCancelled
 from radixrt.lang.observe.run_log import BranchRecord, CallRecord, RunLog
+from radixrt.lang.pictures import Picture
 from radixrt.tokenizer.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
@@ -73,6 +74,19 @@ class Run:
 
         return self.runtime.wait(self.runtime.submit(text()), "this after the first call")
 
+    def check_picture(self, picture: Picture, *, in_message: bool) -> None:
+        """Check, in the program's thread, that the model can read a picture; see `Composer.check_picture`.
+
+        An async program does not wait for the backend's answer, if that has not come yet: its next call checks.
+        """
+        if self._composer is None:
+            found = self.runtime.submit(self._get_composer())
+            if self.awaits:
+                return
+            self.runtime.wait(found, "this after the first call")
+        assert self._composer is not None
+        self._composer.check_picture(picture, in_message=in_message)
+
     # --- in the event loop ---
 
     async def compose(self, transcript: Transcript) -> Composed:
@@ -95,7 +109,7 @@ class Run:
             composed = await self.compose(transcript)
             if composed.known:
                 return composed.known
-            return len(await self.backend.tokenize(composed.prompt.parts))
+            return len(await self.backend.tokenize(composed.prompt.parts, composed.prompt.pictures))
         except Exception:  # the length is only a hint; the calls themselves report errors
             return 0
 
@@ -136,10 +150,14 @@ class Run:
 
 async def _make_composer(backend: Backend) -> Composer:
     found = await backend.chat_template()
+    try:
+        image_token: str | Unsupported = await backend.image_token()
+    except Unsupported as error:
+        image_token = error
     if found is None:
-        return Composer(None, tokens=backend.tokens)
+        return Composer(None, tokens=backend.tokens, image_token=image_token)
     from radixrt.lang.core.tools import find_dialect
 
     chat_format = ChatFormat(found["templates"], found["special_tokens"])
     dialect = await find_dialect(backend, ChatTemplate(found["templates"], found["special_tokens"]))
-    return Composer(chat_format, tokens=backend.tokens, dialect=dialect)
+    return Composer(chat_format, tokens=backend.tokens, dialect=dialect, image_token=image_token)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import warnings
 from collections.abc import Mapping
@@ -11,9 +12,12 @@ import numpy as np
 import pydantic_core
 
 from radixrt.errors import RequestError
+from radixrt.lang.core.expr import ImageWord
 from radixrt.lang.core.type_names import Scope, name_of, type_of
+from radixrt.lang.pictures import DIGEST_CHARS
 from radixrt.python_types import parse
 from radixrt.tasks.rerank import RankedDocument
+from radixrt.vision.encode import is_pillow
 
 VALUES = "values"
 VECTORS, RANKINGS, TYPES = "vectors", "rankings", "types"
@@ -26,6 +30,38 @@ PLAIN = (None, str, int, float, bool)
 def plain(value: Any) -> Any:
     """Return the value as JSON gives it back."""
     return json.loads(pydantic_core.to_json(value, fallback=_as_json, inf_nan_mode="strings"))
+
+
+def plain_input(item: Any) -> Any:
+    """`plain` for an item of a batch. Pictures, and bytes that are no text, are named by their digest."""
+    return plain(_with_digests(item))
+
+
+def _with_digests(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _with_digests(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_with_digests(each) for each in value]
+    if isinstance(value, ImageWord):
+        return value.picture.label
+    if is_pillow(value):
+        return f"[image {value.width} x {value.height} {_digest(value.mode.encode(), value.tobytes())}]"
+    if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3:
+        return f"[image {value.shape[1]} x {value.shape[0]} {_digest(str(value.shape).encode(), value.tobytes())}]"
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        data = bytes(value)
+        try:
+            data.decode()
+        except UnicodeDecodeError:
+            return f"[{len(data)} bytes {_digest(data)}]"
+    return value
+
+
+def _digest(*pieces: bytes) -> str:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()[:DIGEST_CHARS]
 
 
 def _as_json(value: Any) -> Any:

@@ -55,7 +55,8 @@ class SharedCalls:
 def _key(call: Call) -> bytes:
     """Return a key of everything that the answer depends on. A greedy answer does not depend on the seed."""
     sampling = msgspec.structs.replace(call.sampling, seed=None)
-    return msgspec.msgpack.encode([pack_parts(call.prompt.parts), sampling, call.stream, call.timeout_s])
+    pictures = [picture.digest for picture in call.prompt.pictures]
+    return msgspec.msgpack.encode([pack_parts(call.prompt.parts), pictures, sampling, call.stream, call.timeout_s])
 
 
 class _Sharing:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar, overload
 
 from radixrt.lang.core.branch import Branch, Fork, ForkPoint, Step
-from radixrt.lang.core.expr import Expr, Join, RoleBegin, RoleEnd, SubProgram, as_expr
+from radixrt.lang.core.expr import Expr, ImageWord, Join, RoleBegin, RoleEnd, SubProgram, as_expr
 from radixrt.lang.core.program import Program
 from radixrt.lang.core.state_reader import StateReader
 from radixrt.lang.core.step_builder import StepBuilder, flat
@@ -71,6 +71,7 @@ class State(StateReader):
             TypeError: the value is neither a text nor a primitive.
             ProgramError: the primitive may not stand here.
             RequestError: a sampling parameter of the program is not valid.
+            Unsupported: the model reads no pictures.
             ProgramCancelled: the program was cancelled.
         """
         self._check_open()
@@ -82,7 +83,10 @@ class State(StateReader):
                     steps = []
                     item.run_on(self)
                 else:
-                    steps += self._builder.steps(item)
+                    made = self._builder.steps(item)
+                    if isinstance(item, ImageWord):
+                        self._program.check_picture(item.picture, in_message=self._builder.in_message)
+                    steps += made
         finally:
             if steps:
                 self._branch.add(steps)

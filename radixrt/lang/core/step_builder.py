@@ -11,9 +11,9 @@ from radixrt.errors import shown
 from radixrt.lang.core.branch import Step, Write, WriteJoined
 from radixrt.lang.core.calls import Choose, Embed, Generate, Rerank
 from radixrt.lang.core.embedding import EmbedTexts
-from radixrt.lang.core.expr import Expr, Gen, Join, RoleBegin, RoleEnd, Select, Sequence_, TextWord
+from radixrt.lang.core.expr import Expr, Gen, ImageWord, Join, RoleBegin, RoleEnd, Select, Sequence_, TextWord
 from radixrt.lang.core.reranking import RerankTexts
-from radixrt.lang.core.transcript import Begin, End, Text, Tools
+from radixrt.lang.core.transcript import Begin, End, Image, Text, Tools
 from radixrt.lang.core.values import Names, Slot, TextlessSlot
 from radixrt.lang.errors import ProgramError
 
@@ -54,10 +54,15 @@ class ConversationState:
 
     def say(self, item: Expr) -> ConversationState:
         """Return the state after a text or a call; raises ProgramError if a message is required but none is open."""
+        is_picture = isinstance(item, ImageWord)
+        if is_picture and self.role not in (None, "user"):
+            raise ProgramError(f"a picture in the {self.role} message; models read pictures in rt.user(...)")
         if self.role is not None:
             return self
         if self.form == "roles":
             what = f"the text {shown(item.text)}" if isinstance(item, TextWord) else f"a {type(item).__name__.lower()}"
+            if is_picture:
+                raise ProgramError("a picture outside of a message; put it into rt.user(...)")
             raise ProgramError(f"{what} outside of a message; put it into rt.user(...) or rt.assistant(...)")
         return ConversationState(None, "plain")
 
@@ -83,6 +88,11 @@ class StepBuilder:
         self._branch = branch
         self._defaults = dict(defaults)
         self._conversation = conversation or ConversationState()
+
+    @property
+    def in_message(self) -> bool:
+        """Whether a message is open."""
+        return self._conversation.role is not None
 
     def fork(self) -> Names:
         """Return the names up to here, which branches inherit. Later names belong only to this state."""
@@ -117,6 +127,8 @@ class StepBuilder:
         self._conversation = self._conversation.say(item)
         if isinstance(item, TextWord):
             return [Write(Text(item.text))]
+        if isinstance(item, ImageWord):
+            return [Write(Image(item.picture))]
         if isinstance(item, Join):
             return [WriteJoined(item)]
         if isinstance(item, Gen):

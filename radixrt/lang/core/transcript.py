@@ -1,4 +1,5 @@
-"""The transcript of a state: an immutable list of texts, roles and answers, linked from the newest entry to the oldest.
+"""The transcript of a state: an immutable list of texts, pictures, roles and answers, linked from the newest entry to
+the oldest.
 
 Appending creates a new tip and changes no entry, so that a fork is one more reference to a tip.
 """
@@ -9,6 +10,8 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+from radixrt.lang.pictures import Picture
 
 if TYPE_CHECKING:
     from radixrt.lang.core.tools import Offer
@@ -22,7 +25,8 @@ class Known:
 
     Attributes:
         ids: token ids as C ints.
-        text: the text of these ids, including the template's.
+        text: the text of these ids, including the template's. A picture in it is its label, so that equal texts have
+            equal pictures.
     """
 
     ids: array[int]
@@ -34,6 +38,13 @@ class Text:
     """A text that the program appended."""
 
     text: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Image:
+    """A picture that the program appended."""
+
+    picture: Picture
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +82,7 @@ class Tools:
     offer: Offer
 
 
-Entry = Text | Begin | End | Answer | Tools
+Entry = Text | Image | Begin | End | Answer | Tools
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,19 +107,30 @@ def backwards(transcript: Transcript) -> Iterator[Entry]:
         transcript = transcript.before
 
 
+Parts = tuple[str | Picture, ...]
+"""Content that has pictures: its texts and pictures, in order, no two texts adjacent."""
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message.
 
     Attributes:
-        content: the whole text, including that of the `tool_calls`.
+        content: the whole text, including that of the `tool_calls`; a picture is its label.
         answers: the tool call, as in the OpenAI API, whose result this is; see `link_results`.
+        parts: the content if it has pictures; otherwise empty.
     """
 
     role: Role
     content: str
     tool_calls: Sequence[dict[str, Any]] = ()
     answers: dict[str, Any] | None = None
+    parts: Parts = ()
+
+    @property
+    def pictures(self) -> list[Picture]:
+        """The pictures of the content, in order."""
+        return pictures_of(self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,18 +141,25 @@ class Conversation:
         open: the last message has not ended.
         text: the text of a program without roles.
         tools: the tools that are offered.
+        parts: the text of a program without roles if it has pictures; otherwise empty.
     """
 
     messages: tuple[Message, ...]
     open: bool
     text: str
     tools: Offer | None = None
+    parts: Parts = ()
+
+    @property
+    def pictures(self) -> list[Picture]:
+        """All pictures, in order."""
+        return [*(picture for m in self.messages for picture in m.pictures), *pictures_of(self.parts)]
 
 
 def fold(transcript: Transcript) -> Conversation:
     """Convert a transcript to a conversation."""
     messages: list[Message] = []
-    content: list[str] = []
+    content: list[str | Picture] = []
     calls: list[dict[str, Any]] = []
     role: Role | None = None
     tools: Offer | None = None
@@ -138,17 +167,46 @@ def fold(transcript: Transcript) -> Conversation:
         if isinstance(entry, (Text, Answer)):
             content.append(entry.text)
             calls += entry.tool_calls if isinstance(entry, Answer) else ()
+        elif isinstance(entry, Image):
+            content.append(entry.picture)
         elif isinstance(entry, Begin):
             role = entry.role
         elif isinstance(entry, Tools):
             tools = entry.offer
         elif role is not None:
-            messages.append(Message(role, "".join(content), tuple(calls)))
+            messages.append(message(role, content, calls))
             content, calls, role = [], [], None
     if role is not None:
-        messages.append(Message(role, "".join(content), tuple(calls)))
+        messages.append(message(role, content, calls))
         return Conversation(tuple(messages), True, "", tools)
-    return Conversation(tuple(messages), False, "".join(content), tools)
+    return Conversation(tuple(messages), False, _text(content), tools, _parts(content))
+
+
+def pictures_of(parts: Sequence[str | Picture]) -> list[Picture]:
+    """Return the pictures of a content, in order."""
+    return [part for part in parts if isinstance(part, Picture)]
+
+
+def message(role: Role, content: Sequence[str | Picture], calls: Sequence[dict[str, Any]] = ()) -> Message:
+    """Return the message of a role with texts and pictures in this order."""
+    return Message(role, _text(content), tuple(calls), parts=_parts(content))
+
+
+def _text(content: Sequence[str | Picture]) -> str:
+    return "".join(part.label if isinstance(part, Picture) else part for part in content)
+
+
+def _parts(content: Sequence[str | Picture]) -> Parts:
+    """Return the parts of a content with pictures, adjacent texts joined; nothing for a content without pictures."""
+    if not pictures_of(content):
+        return ()
+    parts: list[str | Picture] = []
+    for part in content:
+        if isinstance(part, str) and parts and isinstance(parts[-1], str):
+            parts[-1] += part
+        elif part != "":
+            parts.append(part)
+    return tuple(parts)
 
 
 def link_results(messages: Sequence[Message]) -> list[Message]:

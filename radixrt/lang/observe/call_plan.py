@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from radixrt.lang.observe.planned_sharing import shared_lengths
-from radixrt.lang.observe.run_log import TEXT_KINDS, CallRecord, RunLog
+from radixrt.lang.observe.run_log import TEXT_KINDS, CallRecord, PictureRecord, RunLog
 from radixrt.lang.observe.shared_prefix import common_prefix, ids_of
+from radixrt.messages.images import MAX_KEY
 
 LEAST_SAVED = 0.005
 """Prefixes that save less than this share of all saved tokens are excluded from the list."""
@@ -28,6 +29,8 @@ class PlannedCall:
         length: length of the prompt, without outputs of calls.
         shared: part of the length that is cached when the call comes; see `shared_lengths`.
         outputs: ids of the calls whose outputs are in the prompt.
+        pictures: pictures in the prompt.
+        picture_tokens: part of the length that they take.
     """
 
     id: int
@@ -41,6 +44,8 @@ class PlannedCall:
     length: int
     shared: int
     outputs: tuple[int, ...]
+    pictures: tuple[PictureRecord, ...] = ()
+    picture_tokens: int = 0
 
     @property
     def label(self) -> str:
@@ -85,6 +90,8 @@ def planned_calls(log: RunLog) -> list[PlannedCall]:
                 length=max(call.prompt_tokens - generated, 0),
                 shared=shared.get(call.id, 0),
                 outputs=outputs[call.id],
+                pictures=call.pictures,
+                picture_tokens=sum(token <= MAX_KEY for token in ids_of(call)) if call.pictures else 0,
             )
         )
     return planned

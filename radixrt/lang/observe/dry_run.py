@@ -23,7 +23,9 @@ from radixrt.constrained.schema import normalize
 from radixrt.constraint import Constraint
 from radixrt.errors import RequestError
 from radixrt.lang.backends.base import Backend, Call, EmbedCall, Prompt, RerankCall
+from radixrt.lang.pictures import Picture
 from radixrt.messages.client import RequestOutput
+from radixrt.messages.images import MAX_KEY, image_keys
 from radixrt.messages.parts import Finish, ProgramHint, SelectMethod, TemplateText, Timings, Usage
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
@@ -48,8 +50,13 @@ MAX_NESTED = 2
 _OPENINGS = '{["0123456789-tfn'
 """First characters of JSON values."""
 
+IMAGE = "\ufffc"
+"""Character for a picture (OBJECT REPLACEMENT CHARACTER) in the template below."""
+
 ROLES = {
-    "templates": {"default": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "templates": {"default": "{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content }}"
+                             "{% else %}{% for part in m.content %}{{ part.text if part.type == 'text' else '\ufffc' }}"
+                             "{% endfor %}{% endif %}\n{% endfor %}"
                              "{% if add_generation_prompt %}assistant: {% endif %}"},
     "special_tokens": {},
 }  # fmt: skip
@@ -88,7 +95,7 @@ class DryRun(Backend):
     async def generate(self, call: Call) -> AsyncGenerator[RequestOutput, None]:
         self._count(call.hint)
         text = placeholder(call.sampling, self._variant)
-        prompt_ids = await self.tokenize(call.prompt.parts)
+        prompt_ids = await self.tokenize(call.prompt.parts, call.prompt.pictures)
         token_ids = await self.tokenize([TemplateText(text)])
         usage = Usage(len(prompt_ids), len(token_ids))
         yield RequestOutput(
@@ -100,7 +107,7 @@ class DryRun(Backend):
     ) -> Decision:
         self._count(hint)
         chosen = -self._variant % len(choices)
-        prompt_ids = await self.tokenize(prompt.parts)
+        prompt_ids = await self.tokenize(prompt.parts, prompt.pictures)
         token_ids = [await self.tokenize([TemplateText(choice)]) for choice in choices]
         even = [1 / len(choices)] * len(choices)
         usage = Usage(len(prompt_ids), sum(map(len, token_ids)))
@@ -126,14 +133,21 @@ class DryRun(Backend):
     async def chat_template(self) -> Mapping[str, Any] | None:
         return await self._inner.chat_template() if self._inner.tokens else ROLES
 
-    async def tokenize(self, parts: Sequence[Part]) -> list[int]:
+    async def image_token(self) -> str:
+        return await self._inner.image_token() or IMAGE
+
+    async def tokenize(self, parts: Sequence[Part], pictures: Sequence[Picture] = ()) -> list[int]:
+        """Token ids; where the real backend has none, code points, and a key for each picture."""
         if self._inner.tokens:
-            return await self._inner.tokenize(parts)
+            return await self._inner.tokenize(parts, pictures)
         ids: list[int] = []
         for part in parts:
             text = part.template if isinstance(part, TemplateText) else part
             ids += [ord(char) for char in text] if isinstance(text, str) else text
-        return ids
+        keys = [int(image_keys(bytes.fromhex(picture.digest), 1)[0]) for picture in pictures]
+        placed = sum(i <= MAX_KEY for i in ids)  # in the ids of an earlier call
+        rest = iter(keys[placed:])
+        return [next(rest, i) if i == ord(IMAGE) else i for i in ids]
 
     async def release(self, program: str, branch: str | None = None) -> None:
         """Do nothing: nothing was kept."""

@@ -219,11 +219,22 @@ class _Tree:
         inside = f" + {self._outputs(call.outputs)}" if call.outputs else ""
         shared = f", {call.shared:,} shared" if call.shared else ", all new"
         most = "" if call.max_tokens is None else f" -> at most {call.max_tokens:,} tokens"
-        return f"{call.label}  {count(call.length, unit[:-1])}{inside}{shared}{most}"
+        pictures = _pictures(call, unit)
+        return f"{call.label}  {count(call.length, unit[:-1])}{inside}{shared}{pictures}{most}"
 
     def _outputs(self, numbers: Sequence[int]) -> str:
         named = Counter(self._names.get(number, str(number)).partition(":")[0] for number in numbers)
         return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in named.items())
+
+
+def _pictures(call: PlannedCall, unit: str) -> str:
+    """Sizes of the pictures in a prompt, and the tokens that they take if the backend has counted them."""
+    if not call.pictures:
+        return ""
+    sizes = ", ".join(f"{each.width} x {each.height}" for each in call.pictures[:FULL_FORK])
+    more = "" if len(call.pictures) <= FULL_FORK else ", ..."
+    tokens = f", {call.picture_tokens:,} tokens" if unit == "tokens" else ""
+    return f", with {count(len(call.pictures), 'image')} ({sizes}{more}{tokens})"
 
 
 def _paths(branch: str) -> Iterator[str]:

@@ -63,6 +63,9 @@ class Target(ABC):
     async def ask(self, question: Question) -> Answered:
         """Send a call; errors are returned in the answer."""
         start, answer = time.perf_counter(), Answered()
+        if question.call.pictures:
+            answer.error = "the call has pictures, which a trace does not keep"
+            return answer
         try:
             await self._ask(question, answer, start)
         except (RequestError, EngineError) as error:

@@ -68,6 +68,14 @@ class TextOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     activation: bool = True
 
 
+class PictureRecord(msgspec.Struct, frozen=True):
+    """A picture of a prompt: its size in pixels, and its digest; see `radixrt.lang.pictures.Picture`."""
+
+    width: int
+    height: int
+    digest: str
+
+
 class CallRecord(msgspec.Struct, rename={"kind": "call"}):
     """One call of the model: a generation (one of n, if several were asked for), a scoring of choices, an embedding
     of texts, or a ranking of documents.
@@ -92,9 +100,10 @@ class CallRecord(msgspec.Struct, rename={"kind": "call"}):
         finish: "stop", "length", "timeout", "abort", "choice" (a select), "vectors" (an embed), "ranking" (a rerank),
             "error" or "cancelled"; "" while it runs.
         error: message of the error, or None.
-        prompt_ids: token ids of the prompt (array of C ints); None if the backend reports none.
+        prompt_ids: token ids of the prompt (array of C ints), with the keys of its pictures, which are below -1; None
+            if the backend reports none.
         output_ids: token ids of the output, or of the selected choice.
-        prompt_text: text of the prompt, template included.
+        prompt_text: text of the prompt, template included; a picture is its label.
         rerendered: the chat template rewrote earlier text, so that the whole conversation was tokenized again.
         sampling: parameters of a gen.
         choices, probabilities, method: choices, their probabilities and the method of a select.
@@ -102,6 +111,7 @@ class CallRecord(msgspec.Struct, rename={"kind": "call"}):
         options: options of an embed or a rerank; None for other calls, and in traces that were written without them.
         fork_len, siblings: values of the hint to the engine.
         same_as: id of the equal call, sent at the same time, whose answer this is; None for one of its own.
+        pictures: pictures of the prompt, in order.
     """
 
     TIMES: ClassVar = ("queued", "start", "admitted", "first_token", "end")
@@ -139,6 +149,7 @@ class CallRecord(msgspec.Struct, rename={"kind": "call"}):
     fork_len: int = 0
     siblings: int = 1
     same_as: int | None = None
+    pictures: tuple[PictureRecord, ...] = ()
 
 
 Record = BranchRecord | CallRecord
