@@ -68,6 +68,7 @@ SLOW_PATHS = (
     "tests/constrained/tags/test_tool_walks.py",
     "tests/examples/test_extract.py",
     "tests/examples/test_language_doc.py",
+    "tests/examples/test_pictures.py",
     "tests/examples/test_programs.py",
     "tests/examples/test_tour.py",
     "tests/parts/tiers/test_mutants.py",

@@ -50,8 +50,8 @@ LINES = (
 )
 """Commands that README.md names in its sentences."""
 
-NEEDS_MORE = ("examples/ray_serve.py",)
-"""Examples that need more than this project: a Ray cluster with Ray Serve."""
+NEEDS_MORE = ("examples/ray_serve.py", "examples/receipts_to_rows.py", "examples/judge_screenshots.py")
+"""Examples that need more than this project: a Ray cluster with Ray Serve, or a model that reads pictures."""
 
 ADD: dict[str, Any] = {
     "description": "Add two numbers.",
