@@ -18,7 +18,7 @@ from radixrt.messages.parts import FINISH_ABORT, Finish, Timings, Usage
 from radixrt.messages.wire import pack_i32
 from radixrt.python_types import parse
 from radixrt.sampling_params import HiddenPositions, SamplingParams
-from radixrt.tasks.messages import Messages, chat_input, is_messages
+from radixrt.tasks.messages import Messages, chat_input, is_messages, read_images, text_about
 from radixrt.tasks.prompts import Prompt, input_of, take_envelope, token_ids
 
 
@@ -47,6 +47,8 @@ class RequestOptions(TypedDict, total=False):
         priority: higher is scheduled first.
         cache_salt: namespace of the radix cache.
         timeout_s: the request ends with an error after this long.
+        images: list of pictures (see `radixrt.vision.encode.picture_bytes`). Each prompt must be a text, and becomes a
+            message of the user in which the pictures come first.
     """
 
     json_schema: Any
@@ -59,6 +61,7 @@ class RequestOptions(TypedDict, total=False):
     priority: int
     cache_salt: str
     timeout_s: float
+    images: Sequence[Any]
 
 
 @dataclass(frozen=True)
@@ -186,7 +189,7 @@ def jobs(prompts: list[Prompt | Messages], params: Any, options: dict[str, Any])
         RequestError: a parameter is not valid; names it. From the iterator: a prompt is not valid.
         TypeError: an unknown option.
     """
-    _check_names(options)
+    options = _checked(options)
     if isinstance(params, (list, tuple)):
         if len(params) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts but {len(params)} sampling_params", param="sampling_params")
@@ -202,7 +205,7 @@ def jobs(prompts: list[Prompt | Messages], params: Any, options: dict[str, Any])
 
 def streamed_job(prompt: Prompt | Messages, params: Any, options: dict[str, Any]) -> Job:
     """The one job of a stream; raises as `jobs` does."""
-    _check_names(options)
+    options = _checked(options)
     sampling, reader = _with_constraint(params, options)
     if sampling.n != 1:
         raise RequestError("streaming takes n=1; start several streams instead", param="n")
@@ -230,9 +233,12 @@ def as_sampling_params(value: Any) -> SamplingParams:
     return SamplingParams(**value).validate()
 
 
-def _check_names(options: dict[str, Any]) -> None:
+def _checked(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a call with its pictures read, once for all prompts."""
     if unknown := options.keys() - RequestOptions.__annotations__.keys():
         raise TypeError(f"unknown argument {min(unknown)!r}; known are {', '.join(RequestOptions.__annotations__)}")
+    images = options.get("images")
+    return options if images is None else {**options, "images": read_images(images)}
 
 
 def _with_constraint(params: Any, options: dict[str, Any]) -> tuple[SamplingParams, OutputReader | None]:
@@ -278,7 +284,9 @@ def _request(
 ) -> ClientRequest:
     """Build the request for the completions of a prompt; token ids are not sent back, since the caller has them."""
     given: Input
-    if is_messages(prompt):
+    if options.get("images") is not None:
+        given = text_about(options["images"], prompt)
+    elif is_messages(prompt):
         given = chat_input(prompt)
     else:
         given = input_of(prompt) if isinstance(prompt, str) else TokenInput(pack_i32(token_ids(prompt, "prompt")))

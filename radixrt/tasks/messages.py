@@ -38,6 +38,21 @@ def chat_input(messages: Messages) -> ChatPrompt:
     return ChatPrompt(encoded, images=images)
 
 
+def read_images(pictures: object) -> list[ImageInput]:
+    """Return the pictures of a call; raises RequestError naming `images`, or a picture in the list."""
+    if not isinstance(pictures, (list, tuple)) or not pictures:
+        raise RequestError(f"images must be a list of at least one picture, not {shown(pictures)}", param="images")
+    return [ImageInput(picture_bytes(each, f"images[{i}]"), "auto", f"images[{i}]") for i, each in enumerate(pictures)]
+
+
+def text_about(images: list[ImageInput], text: object) -> ChatPrompt:
+    """Return the input for a text about pictures, a message of the user; raises RequestError for another prompt."""
+    if not isinstance(text, str):
+        raise RequestError("images come with a prompt that is a text; put them into the messages", param="images")
+    content = [*({"type": "image"} for _ in images), {"type": "text", "text": text}]
+    return ChatPrompt(msgspec.json.encode([{"role": "user", "content": content}]), images=images)
+
+
 def _message(message: object, param: str, images: list[ImageInput]) -> dict[str, Any]:
     """Return a message for the template; its pictures are appended to `images`."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):

@@ -105,6 +105,33 @@ def test_many_conversations_and_streams(engine: Engine, folder: Path) -> None:
     assert (answer.token_ids, streamed.token_ids) == (pair, single)
 
 
+def test_pictures_beside_a_text(engine: Engine, folder: Path) -> None:
+    answers = engine.generate([QUESTION, QUESTION], GREEDY, images=[array(PICTURE), png(OTHER)])
+    assert isinstance(answers, list)
+    assert [each.token_ids for each in answers] == [expected(folder, PICTURE, OTHER)] * 2
+    last = list(engine.stream(QUESTION, GREEDY, images=[png(OTHER)]))[-1].completion
+    assert last is not None
+    assert last.token_ids == expected(folder, OTHER)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "images", "param"),
+    [
+        (QUESTION, [png(PICTURE), b"no picture"], "images[1]"),
+        (QUESTION, ["/nowhere/cat.png"], "images[0]"),
+        (QUESTION, "cat.png", "images"),
+        (QUESTION, [], "images"),
+        (QUESTION, array(PICTURE), "images"),
+        ([5, 6], [png(PICTURE)], "images"),
+        (messages(), [png(PICTURE)], "images"),
+    ],
+)
+def test_wrong_pictures_beside_a_text_are_named(engine: Engine, prompt: Any, images: Any, param: str) -> None:
+    with pytest.raises(RequestError) as error:
+        engine.generate(prompt, GREEDY, images=images)
+    assert error.value.param == param
+
+
 @pytest.mark.parametrize(
     ("picture", "message"),
     [
