@@ -1,4 +1,4 @@
-"""The tables of keywords, types and regex features in docs/structured_output.md, made from the examples here.
+"""The tables of keywords, types, regex features and formats in docs/structured_output.md, made from the examples here.
 
 Each example is enforced: the grammar takes the first value and not the second. `python -m
 tests.constrained.test_documented_features` writes the tables into the document, and a test fails while they are stale.
@@ -7,21 +7,28 @@ tests.constrained.test_documented_features` writes the tables into the document,
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from radixrt.constrained.recognizer import Recognizer
+from radixrt.constrained.recognizer import Recognizer, State
 from radixrt.constrained.regex import matches, parse_regex
 from radixrt.constrained.schema import normalize
 from radixrt.constrained.schema.document.dialects import ASSERTIONS
+from radixrt.constrained.tags.structural_tag import read_structural_tag
+from radixrt.constraint import StructuredOptions
+from radixrt.errors import RequestError
 from radixrt.explain.value_check import accepts
 from tests.constrained.models.pydantic_types import SCALARS
 from tests.constrained.models.test_models import REFUSED, SAYS_LESS, SCHEMAS
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "structured_output.md"
 BEGIN, END = "<!-- tables of enforced features: begin -->\n", "<!-- tables of enforced features: end -->\n"
+FORMATS_BEGIN, FORMATS_END = "<!-- table of formats: begin -->\n", "<!-- table of formats: end -->\n"
+CALL, ID = "<call>", 7
+"""A control token, which the model writes as one token, and its id."""
 
 KEYWORDS: dict[str, tuple[Any, Any, Any]] = {
     "additionalItems": ({"items": [True], "additionalItems": {"type": "null"}}, [1, None], [1, 2]),
@@ -92,6 +99,48 @@ REGEX = {
 """For each feature a pattern, a text that it matches and one that it does not."""
 
 
+_YES = {"type": "const_string", "value": "yes"}
+_TAG = {"type": "tag", "begin": "<b>", "content": {"type": "any_text"}, "end": "</b>"}
+_FLAG = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+FORMATS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "const_string": (_YES, "yes", "no"),
+    "json_schema": ({"json_schema": _FLAG}, '{"a":true}', '{"a":1}'),
+    "qwen_xml_parameter": (
+        {"json_schema": _FLAG}, "<parameter=a>\ntrue\n</parameter>\n", "<parameter=a>\n1\n</parameter>\n",
+    ),
+    "regex": ({"pattern": "[0-9]{2}"}, "42", "4"),
+    "grammar": ({"grammar": 'root ::= "(" root? ")"'}, "(())", "(()"),
+    "token": ({"token": CALL}, CALL, "call"),
+    "sequence": ({"elements": [_YES, {"type": "regex", "pattern": "!+"}]}, "yes!!", "yes"),
+    "or": ({"elements": [_YES, {"type": "const_string", "value": "no"}]}, "no", "yesno"),
+    "tag": ({key: value for key, value in _TAG.items() if key != "type"}, "<b>free text</b>", "<b>free text"),
+    "tags_with_separator": ({"tags": [_TAG], "separator": ", "}, "<b>1</b>, <b>2</b>", "<b>1</b><b>2</b>"),
+    "optional": ({"content": _YES}, "", "yesyes"),
+    "star": ({"content": _YES}, "yesyes", "ye"),
+    "plus": ({"content": _YES}, "yesyes", ""),
+    "repeat": ({"content": _YES, "min": 2, "max": 3}, "yesyes", "yes"),
+    "any_text": ({"excludes": ["no"], "max_chars": 9}, "free text", "none"),
+    "any_tokens": ({"exclude_tokens": [ID]}, "free text", CALL),
+    "triggered_tags": ({"triggers": ["<b>"], "tags": [_TAG]}, "free <b>text</b>", "free <b>text"),
+    "token_triggered_tags": (
+        {"trigger_tokens": [ID], "tags": [{**_TAG, "begin": {"type": "token", "token": CALL}}]},
+        f"free {CALL}text</b>", f"free {CALL}text",
+    ),
+    "dispatch": ({"rules": [["say ", _YES]]}, "I say yes", "I say no"),
+    "token_dispatch": ({"rules": [[CALL, _YES]], "loop": False}, f"free {CALL}yes", f"free {CALL}no"),
+}  # fmt: skip
+"""For each format of structural tags an example, a text that it takes and one that it refuses."""
+
+
+def table_of_formats() -> str:
+    """Return the table of structural tags in Markdown."""
+    lines = ["| format | for example | taken; not taken |", "|---|---|---|"]
+    for name, (example, taken, refused) in FORMATS.items():
+        shown = {key: value for key, value in example.items() if key != "type"}
+        lines.append(f"| `{name}` | {_code(shown)} | {_code(taken)}; {_code(refused)} |")
+    return "\n".join(lines) + "\n"
+
+
 def tables() -> str:
     """Return the tables in Markdown."""
     lines = ["| keyword | for example | taken; not taken |", "|---|---|---|"]
@@ -113,7 +162,7 @@ def tables() -> str:
 
 
 def _code(value: Any) -> str:
-    return f"`{json.dumps(value, ensure_ascii=False)}`"
+    return f"`{json.dumps(value, ensure_ascii=False)}`".replace("|", "\\|")
 
 
 @pytest.mark.parametrize("keyword", KEYWORDS)
@@ -136,6 +185,28 @@ def test_a_documented_feature_of_patterns_is_enforced(feature: str) -> None:
     assert not matches(regex, refused)
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_documented_format_is_enforced(name: str) -> None:
+    example, taken, refused = FORMATS[name]
+    source = json.dumps({"type": "structural_tag", "format": {**example, "type": name}})
+    tag = read_structural_tag(source, StructuredOptions(), None, {CALL: ID})
+    recognizer = Recognizer(tag.productions.prune(), {CALL: ID})
+    assert not tag.ignored
+    for text in (taken, refused):
+        state: State | None = recognizer.start()
+        for piece in re.split(f"({CALL})", text):
+            if state is not None and piece:
+                move = recognizer.advance_special if piece == CALL else recognizer.advance
+                state = move(state, piece)
+        assert (state is not None and recognizer.is_complete(state)) is (text == taken)
+
+
+def test_every_format_has_an_example() -> None:
+    with pytest.raises(RequestError) as caught:
+        read_structural_tag('{"format": {"type": "x"}}', StructuredOptions())
+    assert sorted(FORMATS) == sorted(caught.value.message.rpartition("there are ")[2].split(", "))
+
+
 def test_every_keyword_has_an_example() -> None:
     assert set(KEYWORDS) | NAMES == set(ASSERTIONS)
 
@@ -144,11 +215,16 @@ def test_the_tables_of_the_document_are_these() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     found = text.partition(BEGIN)[2].partition(END)[0]
     assert found == tables(), "stale: run python -m tests.constrained.test_documented_features"
+    found = text.partition(FORMATS_BEGIN)[2].partition(FORMATS_END)[0]
+    assert found == table_of_formats(), "stale: run python -m tests.constrained.test_documented_features"
 
 
 def main() -> None:
-    before, _, rest = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)
-    DOCUMENT.write_text(before + BEGIN + tables() + END + rest.partition(END)[2], encoding="utf-8")
+    text = DOCUMENT.read_text(encoding="utf-8")
+    for begin, made, end in ((BEGIN, tables(), END), (FORMATS_BEGIN, table_of_formats(), FORMATS_END)):
+        before, _, rest = text.partition(begin)
+        text = before + begin + made + end + rest.partition(end)[2]
+    DOCUMENT.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
