@@ -2,7 +2,8 @@
 
 A backend splits a text into terminals by the longest match (see `lark`), so two parts may be adjacent, or be
 alternatives, only where the longest match finds the right borders. Each function of this module combines parts such
-that the longest match is right, if necessary by merging the parts into a single terminal, or raises `Ambiguous`.
+that the longest match is right, if necessary by merging the parts into a single terminal. Where that cannot be done the
+result is `unclear`, and the terminals of the whole have to be inferred (`unclear_borders`).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ NUMBER_CHARS = CharSet.of("0123456789+-.eE")
 
 
 class Ambiguous(Exception):
-    """The longest match does not distinguish parts; the message names them."""
+    """The longest match does not distinguish alternatives; the message names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class Piece:
         regex: the language, where it is regular.
         lacks: texts that occur in none of the texts up to a mark in it.
         lead: a regular language with which all texts begin, and the grammar of what follows; None if unknown.
+        unclear: what the longest match does not tell of the parts; empty if it tells them apart.
     """
 
     expr: Expr
@@ -82,6 +84,7 @@ class Piece:
     regex: Regex | None = None
     lacks: tuple[str, ...] = ()
     lead: tuple[Regex, Expr] | None = None
+    unclear: str = ""
 
 
 NO_TEXT = Piece(Seq(()), NO_CHARS, nullable=True, regex=literal(""))
@@ -136,21 +139,18 @@ def _open_end(regex: Regex) -> CharSet:
 
 
 def follow(left: Piece, right: Piece) -> Piece:
-    """Left, then right.
-
-    Raises:
-        Ambiguous: where left ends cannot be decided by the longest match.
-    """
+    """Left, then right."""
     if left.expr == NO_TEXT.expr or right.expr == NO_TEXT.expr:
         return right if left.expr == NO_TEXT.expr else left
     clash = bool(left.more & right.first) or not _all_apart(left.again, right)
     if left.nullable and left.first & right.first:
         excluded = left.starts is not None and all(start in right.lacks for start in left.starts)
         clash = clash or not (excluded or _starts_apart(left, right))
-    if clash:
-        if left.regex is None or right.regex is None:
-            raise Ambiguous("where the one ends and the other begins")
-        return regular(concat(left.regex, right.regex))
+    unclear = left.unclear or right.unclear
+    if clash and not unclear:
+        if left.regex is not None and right.regex is not None:
+            return regular(concat(left.regex, right.regex))
+        unclear = "where the one ends and the other begins"
     if left.nullable:
         starts = None if left.starts is None or right.starts is None else left.starts + right.starts
         left = replace(left, starts=starts, then=left.then | right.then, is_start=left.is_start or right.is_start)
@@ -169,6 +169,7 @@ def follow(left: Piece, right: Piece) -> Piece:
         left.again + right.again if right.nullable else right.again,
         concat(left.regex, right.regex) if left.regex is not None and right.regex is not None else None,
         lead=_lead(left, right),
+        unclear=unclear,
     )
 
 
@@ -190,10 +191,17 @@ def choose(options: Sequence[Piece], *, at_end: bool) -> Piece:
 
     Args:
         at_end: nothing can follow.
-
-    Raises:
-        Ambiguous: two options begin alike.
     """
+    if any(one.unclear for one in options):
+        return together(options)
+    try:
+        return _distinct(options, at_end=at_end)
+    except Ambiguous as error:
+        return replace(together(options), unclear=str(error))
+
+
+def _distinct(options: Sequence[Piece], *, at_end: bool) -> Piece:
+    """Return the alternation of options. Raises Ambiguous if two of them begin alike."""
     pieces = list(options)
     while True:
         alike = _alike(pieces)
@@ -290,7 +298,7 @@ def _check_parting(alike: Sequence[Piece], *, at_end: bool) -> None:
 
 
 def together(options: Sequence[Piece]) -> Piece:
-    """Return the alternation of options that are known to be distinguishable."""
+    """Return the alternation of options that are known to be distinguishable, or of which some are unclear."""
     if len(options) == 1:
         return options[0]
     first, more = NO_CHARS, NO_CHARS
@@ -307,7 +315,9 @@ def together(options: Sequence[Piece]) -> Piece:
     for one in options:
         then = then | one.then
     is_start = any(one.is_start for one in options)
-    return Piece(alt(*(one.expr for one in options)), first, nullable, more, starts, then, is_start, again, whole)
+    unclear = next((one.unclear for one in options if one.unclear), "")
+    expr = alt(*(one.expr for one in options))
+    return Piece(expr, first, nullable, more, starts, then, is_start, again, whole, unclear=unclear)
 
 
 def _diverge(regex: Regex, start: str, *, at_end: bool) -> bool:
@@ -341,20 +351,17 @@ def _prefix_free(texts: Sequence[str]) -> bool:
 
 
 def repeated(item: Piece, low: int, high: int | None) -> Piece:
-    """Return a piece of `low` to `high` consecutive items.
-
-    Raises:
-        Ambiguous: where one ends and the next begins cannot be decided by the longest match.
-    """
+    """Return a piece of `low` to `high` consecutive items."""
     if high == 0:
         return NO_TEXT
-    if high != 1:
+    unclear = item.unclear
+    if high != 1 and not unclear:
         if item.nullable and item.regex is None:
-            raise Ambiguous("how often a part that can be empty is repeated")
-        if item.more & item.first or not _all_apart(item.again, item) or item.nullable:
-            if item.regex is None:
-                raise Ambiguous("where one ends and the next begins")
-            return regular(repeat(item.regex, low, high))
+            unclear = "how often a part that can be empty is repeated"
+        elif item.more & item.first or not _all_apart(item.again, item) or item.nullable:
+            if item.regex is not None:
+                return regular(repeat(item.regex, low, high))
+            unclear = "where one ends and the next begins"
     again, more = item.again, item.more
     if high != 1:
         if item.starts is None:
@@ -362,9 +369,9 @@ def repeated(item: Piece, low: int, high: int | None) -> Piece:
         else:
             again = again + item.starts
     whole = repeat(item.regex, low, high) if item.regex is not None else None
-    return replace(
-        item, expr=Rep(item.expr, low, high), nullable=low == 0 or item.nullable, more=more, again=again, regex=whole
-    )
+    nullable = low == 0 or item.nullable
+    expr = Rep(item.expr, low, high)
+    return replace(item, expr=expr, nullable=nullable, more=more, again=again, regex=whole, unclear=unclear)
 
 
 # --- free text ---

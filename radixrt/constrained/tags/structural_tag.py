@@ -5,7 +5,8 @@ The format is xgrammar's ({"type": "structural_tag", "format": {...}}, and the o
 
 - Free text ends exactly at the first occurrence of an ending text (the end of its tag, or a trigger). So `any_text` and
   formats with triggers stand last in their tag or in the whole; elsewhere they are refused.
-- Parts with an ambiguous end, and alternatives with the same beginning, are refused.
+- Where the text does not show where a part ends, or which alternative it is, terminals are inferred
+  (`unclear_borders`).
 - `token` names a control token of the vocabulary by its text or its id. The text of a trigger is kept out of free text.
 - With "any_order" each declared key comes once at most and each required one is there, as the schema says.
 - `json_schema` takes "closed" (objects that declare properties allow no others; "preferred": unless no value satisfies
@@ -41,7 +42,6 @@ from radixrt.constrained.tags.leaves import Leaves
 from radixrt.constrained.tags.pieces import (
     NO_CHARS,
     NO_TEXT,
-    Ambiguous,
     Body,
     Piece,
     choose,
@@ -50,6 +50,7 @@ from radixrt.constrained.tags.pieces import (
     free_text,
     repeated,
 )
+from radixrt.constrained.tags.unclear_borders import NotWritten, with_inferred_terminals
 from radixrt.constraint import StructuredOptions
 from radixrt.errors import RequestError, shown
 
@@ -106,8 +107,28 @@ def read_structural_tag(
         raise RequestError(f"structural_tag is not JSON: {error}", param=PARAM, code="invalid_json") from None
     reader = _Reader(Embedding(options, deadline_s), tokens)
     root = reader.read_whole(value)
-    rules = {"start": root.expr, **reader.embedding.rules}
-    return StructuralTag(Productions(rules), reader.embedding.ignored, tuple(reader.embedding.obligations))
+    productions = Productions({"start": root.expr, **reader.embedding.rules})
+    obligations = tuple(reader.embedding.obligations)
+    if root.unclear:
+        productions, obligations = _told_apart(productions, obligations, root.unclear)
+    return StructuralTag(productions, reader.embedding.ignored, obligations)
+
+
+def _told_apart(
+    productions: Productions, obligations: tuple[Obligation, ...], unclear: str
+) -> tuple[Productions, tuple[Obligation, ...]]:
+    """Return the productions with terminals that tell the parts apart, and what they leave to guards.
+
+    Guards follow one reading of a text, and here a text may have several. So keys may repeat, which leaves an object
+    valid, and what only guards make valid is refused.
+    """
+    problem = f"the text does not show {unclear}; put texts between them that do"
+    if any(one.kind != "keys" or one.counts for one in obligations):
+        refuse("/format", f"{problem}, because different items and counted keys need to know")
+    try:
+        return with_inferred_terminals(productions), ()
+    except NotWritten:
+        refuse("/format", problem)
 
 
 class _Reader:
@@ -164,8 +185,6 @@ class _Reader:
             if kind in self._kinds:
                 return self._kinds[kind](node, at, ends)
             return self._ended(self._leaves.kinds[kind](node, at), ends)
-        except Ambiguous as error:
-            refuse(at, f"the text does not show {error}; put texts between them that do")
         except RegexTooComplex:
             refuse(at, "its patterns are too complex together")
         finally:
@@ -212,13 +231,10 @@ class _Reader:
         if not elements:
             refuse(f"{at}/elements", "must hold at least one format")
         options = [self.read(one, f"{at}/elements/{i}", ends) for i, one in enumerate(elements)]
-        try:
-            return choose(options, at_end=_is_end(ends))
-        except Ambiguous:
-            as_json = self.embedding.in_json_tokens(options)
-            if as_json is None:
-                raise
-            return as_json
+        found = choose(options, at_end=_is_end(ends))
+        if found.unclear and not any(option.unclear for option in options):
+            return self.embedding.in_json_tokens(options) or found
+        return found
 
     def _tag(self, node: Node, at: str, ends: Ends) -> Piece:
         check_keys(node, at, "begin", "content", "end")
@@ -408,7 +424,7 @@ class _Reader:
             given = [(begin, follow(body, again)) for begin, body in bodies(None)]
             whole = free_text(given, ends, excludes, at=at, lead=lead)
             self.embedding.rules[rule] = whole.expr
-            rest = Piece(Ref(rule), whole.first, whole.nullable, whole.more, lacks=whole.lacks)
+            rest = Piece(Ref(rule), whole.first, whole.nullable, whole.more, lacks=whole.lacks, unclear=whole.unclear)
         if flag(node, at, "at_least_one"):
             return choose([follow(begin, body) for begin, body in given], at_end=_is_end(ends))
         return rest

@@ -172,6 +172,53 @@ def test_masks_are_exactly_those_of_the_language(form: Format, language: Languag
     assert check(form, language, backends) > 2
 
 
+def grammar(text: str) -> Format:
+    return {"type": "grammar", "grammar": text}
+
+
+FLAG = {**PAIR, "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+TRUE_OR_FALSE = ('{"a":true}', '{"a":false}')
+NO_BRACE = Language(
+    lambda text: not set(text) & {"{", *SIGNS.values()} or any(one.startswith(text) for one in TRUE_OR_FALSE),
+    lambda text: not set(text) & {"{", *SIGNS.values()} or text in TRUE_OR_FALSE,
+)
+"""Free text without `{`, or JSON."""
+
+
+@pytest.mark.parametrize(
+    ("form", "language"),
+    [
+        (seq(grammar('root ::= "a" "b"?'), grammar('root ::= "b"? "c" | "bd"')),
+         among(["ac", "abc", "abbc", "abd", "abbd"])),
+        (seq(grammar('root ::= "(" root? ")" | "-"'), grammar('root ::= "-"? [xy]')),
+         Language(lambda text: _nested(text) >= 0, lambda text: _nested(text) == 1)),
+        ({"type": "or", "elements": [
+            {"type": "any_text", "excludes": ["{"]}, {"type": "json_schema", "json_schema": FLAG}]}, NO_BRACE),
+        (seq({"type": "json_schema", "json_schema": {"enum": [1, 12, -1]}}, const("2")), among(["12", "122", "-12"])),
+        ({"type": "repeat", "min": 2, "max": 2, "content": {"type": "json_schema", "json_schema": {"enum": [1, 11]}}},
+         among(["11", "111", "1111"])),
+        (seq({"type": "optional", "content": grammar('root ::= "a" "b"?')}, {"type": "token", "token": 1}),
+         among([SIGNS[START], "a" + SIGNS[START], "ab" + SIGNS[START]])),
+    ],
+    ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_masks_where_no_text_shows_the_border(form: Format, language: Language, backends: Backends) -> None:
+    assert check(form, language, backends) > 2
+
+
+def _nested(text: str) -> int:
+    """Return 1 for a whole text of nested parentheses, a dash and a letter, 0 for the beginning of one, else -1."""
+    opened = len(text) - len(text.lstrip("("))
+    rest = text[opened:]
+    for inner in ("", "-") if opened else ("-",):
+        for dash in ("", "-"):
+            for letter in "xy":
+                whole = inner + ")" * opened + dash + letter
+                if whole.startswith(rest):
+                    return int(whole == rest)
+    return -1
+
+
 @pytest.mark.parametrize(
     ("form", "place", "nearest"),
     [

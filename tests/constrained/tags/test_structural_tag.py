@@ -222,7 +222,7 @@ def test_random_formats_mean_the_same_or_are_refused(vocabulary: Vocabulary) -> 
         far = {"".join(rng.choices(pieces, k=rng.randint(0, 5))) for _ in range(20)}
         for text in sorted(inside | far | {text[:-1] for text in inside}):
             judges.accepts(text)
-    assert judged > 60
+    assert judged > 150
 
 
 # --- what only ours has ---
@@ -307,11 +307,15 @@ def test_random_alternatives_of_json(vocabulary: Vocabulary) -> None:
     assert judged > 500
 
 
-def test_alternatives_that_are_not_quite_json_are_refused() -> None:
+def test_alternatives_that_are_not_quite_json(vocabulary: Vocabulary) -> None:
     number = {"type": "json_schema", "json_schema": {"type": "integer"}}
     for text in ("12", "1, 2", '"a', "a", "<1>2"):
-        with pytest.raises(RequestError):
-            read(either(number, seq(const("1"), const(text)), seq(const(text), const("2")), const("1")))
+        form = either(number, seq(const("1"), const(text)), seq(const(text), const("2")), const("1"))
+        judges = Judges(form, vocabulary, ask_xgrammar=False)
+        for taken in ("1" + text, text + "2", "1", "-40"):
+            assert judges.accepts(taken), taken
+        for refused in (text + "1", "1" + text + "2", "-", ""):
+            assert judges.accepts(refused) is (text == "12" and refused.isdecimal()), refused
 
 
 def test_tokens(vocabulary: Vocabulary) -> None:
@@ -403,8 +407,10 @@ def test_what_is_ignored_is_told_by_its_place() -> None:
         ({"type": "token_dispatch", "rules": [["<a>"]]}, "/format/rules/0"),
         ({"type": "repeat", "min": 2, "max": 1, "content": const("a")}, "/format/max"),
         (either(), "/format/elements"),
-        (either(POINT, regex("\\{.*")), "/format"),
-        (seq({"type": "json_schema", "json_schema": {"type": "integer"}}, const("5")), "/format"),
+        (seq({"type": "json_schema", "json_schema": {"anyOf": [
+            {"type": "integer"}, {"type": "array", "uniqueItems": True}]}}, const("5")), "/format"),
+        (seq({"type": "json_schema", "any_order": True, "json_schema": {"properties": {"a": {}, "b": {}}}}, const("5")),
+         "/format"),
     ],
     ids=lambda value: json.dumps(value)[:50],
 )  # fmt: skip
