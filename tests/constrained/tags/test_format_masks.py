@@ -1,52 +1,30 @@
-"""Masks of structural tags against languages that are told in other words, over a small vocabulary.
-
-A language is a list of all its texts, or a function that says whether a text can still become one. Each token of each
-visited state is compared: a token that the mask lacks, and a token that it has in excess, both fail.
-"""
+"""Masks of structural tags against languages that are told in other words, over a small vocabulary."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import random
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from radixrt.constrained.backends.choice import Backends
-from radixrt.constrained.compile.compiler import compile_constraint, load
-from radixrt.constrained.vocabulary import Vocabulary
+from radixrt.constrained.compile.compiler import compile_constraint
 from radixrt.constraint import Constraint
 from radixrt.errors import RequestError
-from tests.constrained.vocabularies import allowed, small_vocabulary
-
-MAX_STATES = 120
-START, THINK = "<|im_start|>", "<think>"
-SIGNS = {START: "\ue000", THINK: "\ue001"}
-"""Characters that stand for control tokens in the texts of a language."""
+from tests.constrained.mask_oracle import SIGNS, START, THINK, Language, among, check
+from tests.constrained.vocabularies import small_vocabulary
 
 Format = dict[str, Any]
+
+
+def tag_of(form: Format) -> Constraint:
+    return Constraint(kind="structural_tag", source=json.dumps({"type": "structural_tag", "format": form}))
 
 
 @pytest.fixture(scope="module")
 def backends() -> Backends:
     return Backends(small_vocabulary("byte_level"))
-
-
-@dataclass(frozen=True)
-class Language:
-    """`begins`: the text is the beginning of a text of the language. `has`: it is one."""
-
-    begins: Callable[[str], bool]
-    has: Callable[[str], bool]
-
-
-def among(texts: Iterable[str]) -> Language:
-    whole = frozenset(texts)
-    begun = frozenset(text[:end] for text in whole for end in range(len(text) + 1))
-    return Language(begun.__contains__, whole.__contains__)
 
 
 def up_to(mark: str, after: str = "") -> Language:
@@ -75,47 +53,6 @@ def with_calls(mark: str, body: str, *, loop: bool) -> Language:
         return begins(text) and last.startswith(body)
 
     return Language(begins, has)
-
-
-def check(form: Format, language: Language, backends: Backends) -> int:
-    """Walk the states of a format; return how many have been compared."""
-    vocabulary = backends.vocabulary
-    source = json.dumps({"type": "structural_tag", "format": form})
-    template = load(compile_constraint(Constraint(kind="structural_tag", source=source), backends), backends)
-    texts = _texts(vocabulary)
-    rng = random.Random(json.dumps(form))
-    seen = {""}
-    pending = [("", template.new())]
-    compared = 0
-    while pending and compared < MAX_STATES:
-        text, grammar = pending.pop(rng.randrange(len(pending)))
-        expected = {token for token, piece in texts.items() if language.begins(text + piece)}
-        found = allowed(grammar, vocabulary.vocab_size)
-        assert language.has(text) == (set(vocabulary.eos_ids) <= found), text
-        found &= set(texts)
-        if len(found) == 1 and not language.has(text):  # of forced text the canonical token alone is allowed
-            ahead = [texts[token] for token in expected]
-            assert found <= expected
-            assert all(max(ahead, key=len).startswith(piece) for piece in ahead), text
-        else:
-            assert found == expected, (text, found ^ expected)
-        compared += 1
-        for token in rng.sample(sorted(found), min(len(found), 6)):
-            after = grammar.copy()
-            assert after.accept(token)
-            if text + texts[token] not in seen and not after.is_terminated():
-                seen.add(text + texts[token])
-                pending.append((text + texts[token], after))
-    return compared
-
-
-def _texts(vocabulary: Vocabulary) -> dict[int, str]:
-    """The text of each token of whole characters, and the sign of each control token that has one."""
-    found = {vocabulary.control_tokens[name]: sign for name, sign in SIGNS.items()}
-    for token, data in enumerate(vocabulary.table):
-        if data.isascii() and data:
-            found[token] = data.decode()
-    return found
 
 
 def const(text: str) -> Format:
@@ -169,7 +106,7 @@ STRINGS = {"type": "json_schema", "json_schema": {"type": "string", "pattern": "
     ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else "",
 )  # fmt: skip
 def test_masks_are_exactly_those_of_the_language(form: Format, language: Language, backends: Backends) -> None:
-    assert check(form, language, backends) > 2
+    assert check(tag_of(form), language, backends) > 2
 
 
 def grammar(text: str) -> Format:
@@ -203,7 +140,7 @@ NO_BRACE = Language(
     ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else "",
 )  # fmt: skip
 def test_masks_where_no_text_shows_the_border(form: Format, language: Language, backends: Backends) -> None:
-    assert check(form, language, backends) > 2
+    assert check(tag_of(form), language, backends) > 2
 
 
 def _nested(text: str) -> int:
@@ -242,9 +179,8 @@ def _nested(text: str) -> int:
 def test_a_refusal_names_the_place_and_the_nearest_format(
     form: Format, place: str, nearest: str, backends: Backends
 ) -> None:
-    source = json.dumps({"type": "structural_tag", "format": form})
     with pytest.raises(RequestError) as caught:
-        compile_constraint(Constraint(kind="structural_tag", source=source), backends)
+        compile_constraint(tag_of(form), backends)
     assert caught.value.param == "structural_tag"
     assert f"at {place}:" in caught.value.message
     assert nearest in caught.value.message
