@@ -193,6 +193,12 @@ FLAGS = {
          "^((?!END)(.|\n))*END$"),
         ({"type": "qwen_xml_parameter", "json_schema": FLAGS},
          "^<parameter=a>\n(true|false)\n</parameter>\n<parameter=b>\n(to|no)\n</parameter>\n$"),
+        ({"type": "sequence", "elements": [{"type": "any_text"}, {"type": "json_schema", "json_schema": FLAGS}]},
+         '\\{"a":(true|false),"b":"(to|no)"\\}$'),
+        ({"type": "sequence", "elements": [
+            {"type": "grammar", "grammar": 'root ::= "a"+ "b"?'},
+            {"type": "grammar", "grammar": 'root ::= "a" root? "c"'}]},
+         "^a+b?a+c+$"),
     ],
 )  # fmt: skip
 def test_structural_tags_as_a_response_format(chat: Callable, form: dict, pattern: str, stream: bool) -> None:

@@ -383,7 +383,7 @@ Body = tuple[Piece, Piece]
 
 def free_text(
     bodies: Sequence[Body],
-    ends: Sequence[Piece],
+    ends: Sequence[Piece] | None,
     excludes: Sequence[str],
     limit: int | None = None,
     *,
@@ -395,18 +395,19 @@ def free_text(
     Marks and ends are constants or tokens; the texts of both kinds do not occur in the free text.
 
     Args:
-        ends: none where the text ends with the output.
+        ends: empty where the text ends with the output; None where another part follows, which may begin at any place.
         excludes: further texts that do not occur in it.
         limit: characters of it, at most.
         at: the JSON pointer that errors name.
         lead: text with which the free text before each mark ends.
     """
-    marks = [*(begin for begin, _ in bodies), *ends]
+    marks = [*(begin for begin, _ in bodies), *(ends or ())]
+    is_last = ends is not None and not ends
     spelled = [_spelled(mark) for mark in marks]
     _check_marks([mark.regex.text or "" for mark in marks if mark.regex is not None], at)
     text = ANY if limit is None else repeat(ANY_CHAR, 0, limit)
     free = regular(intersect(text, _without([*excludes, *spelled])))
-    if isinstance(free.expr, Term) and not ends:
+    if isinstance(free.expr, Term) and is_last:
         free = replace(free, expr=Term(free.expr.regex, mark=""))
     # Excluded texts that a mark holds are kept out of the text before the mark alone, and all others out of both.
     held = [one for one in excludes if any(one in mark for mark in spelled)]
@@ -422,10 +423,10 @@ def free_text(
             regex = concat(free.regex, mark.regex)  # the same language, quicker to read
         else:
             regex = intersect(concat(text, mark.regex), before)
-        return Piece(Term(regex, mark=None if ends else mark.regex.text), first_chars(regex), regex=regex)
+        return Piece(Term(regex, mark=mark.regex.text if is_last else None), first_chars(regex), regex=regex)
 
     options = [follow(up_to(begin), body) for begin, body in bodies]
-    options += [up_to(end) for end in ends] or [free]
+    options += [up_to(end) for end in ends or ()] or [free]
     # No text up to a mark is the beginning of another one, or of a free text, so these part by themselves.
     return replace(together(options), lacks=tuple(excludes))
 

@@ -3,8 +3,8 @@
 The format is xgrammar's ({"type": "structural_tag", "format": {...}}, and the older {"structures": [...],
 "triggers": [...]}) as far as it is about text. Differences:
 
-- Free text ends exactly at the first occurrence of an ending text (the end of its tag, or a trigger). So `any_text` and
-  formats with triggers stand last in their tag or in the whole; elsewhere they are refused.
+- Free text ends exactly at the first occurrence of an ending text: the end of its tag, a trigger, or a constant, token
+  or tag that follows. Before any other format the free text ends wherever that format begins.
 - Where the text does not show where a part ends, or which alternative it is, terminals are inferred
   (`unclear_borders`).
 - `token` names a control token of the vocabulary by its text or its id. The text of a trigger is kept out of free text.
@@ -322,14 +322,14 @@ class _Reader:
         limit = node.get("max_chars")
         if limit is not None and (type(limit) is not int or limit < 0):
             refuse(f"{at}/max_chars", "must be an integer from 0 on")
-        return free_text([], _known(ends, at), texts(node, at, "excludes"), limit, at=at)
+        return free_text([], ends, texts(node, at, "excludes"), limit, at=at)
 
     def _any_tokens(self, node: Node, at: str, ends: Ends) -> Piece:
         if node.get("max_tokens") is not None:
             refuse(f"{at}/max_tokens", "tokens are not counted; any_text with max_chars counts characters")
         check_keys(node, at, "exclude_tokens", "max_tokens")
         self._check_excluded(node, at)
-        return free_text([], _known(ends, at), [], at=at)
+        return free_text([], ends, [], at=at)
 
     def _check_excluded(self, node: Node, at: str) -> None:
         """Control tokens are never part of free text, so excluding them changes nothing."""
@@ -413,7 +413,6 @@ class _Reader:
         """
         excludes = texts(node, at, "excludes")
         lead = text(node, at, "lead") if "lead" in node else ""
-        ends = _known(ends, at)
         if flag(node, at, "stop_after_first"):
             given = bodies(ends)
             rest = free_text(given, ends, excludes, at=at, lead=lead)
@@ -455,9 +454,3 @@ def _joined(pieces: list[Piece]) -> Piece:
 
 def _is_end(ends: Ends) -> bool:
     return ends is not None and not ends
-
-
-def _known(ends: Ends, at: str) -> Sequence[Piece]:
-    if ends is None:
-        refuse(at, "free text must stand last, before the end of its tag or of the whole, to show where it ends")
-    return ends

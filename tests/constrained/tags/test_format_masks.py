@@ -122,6 +122,15 @@ NO_BRACE = Language(
 """Free text without `{`, or JSON."""
 
 
+def ending_with(*texts: str) -> Language:
+    """Free text and one of the texts."""
+
+    def begins(text: str) -> bool:
+        return not set(text) & set(SIGNS.values())
+
+    return Language(begins, lambda text: begins(text) and text.endswith(texts))
+
+
 @pytest.mark.parametrize(
     ("form", "language"),
     [
@@ -131,6 +140,11 @@ NO_BRACE = Language(
          Language(lambda text: _nested(text) >= 0, lambda text: _nested(text) == 1)),
         ({"type": "or", "elements": [
             {"type": "any_text", "excludes": ["{"]}, {"type": "json_schema", "json_schema": FLAG}]}, NO_BRACE),
+        (seq({"type": "any_text"}, {"type": "json_schema", "json_schema": FLAG}), ending_with(*TRUE_OR_FALSE)),
+        (seq({"type": "any_tokens", "exclude_tokens": [1]}, {"type": "regex", "pattern": "[ab]|cd"}),
+         ending_with("a", "b", "cd")),
+        (seq({"type": "star", "content": {"type": "any_text"}}, grammar('root ::= "(" root? ")"')),
+         Language(ending_with("").begins, lambda text: _ends_nested(text))),
         (seq({"type": "json_schema", "json_schema": {"enum": [1, 12, -1]}}, const("2")), among(["12", "122", "-12"])),
         ({"type": "repeat", "min": 2, "max": 2, "content": {"type": "json_schema", "json_schema": {"enum": [1, 11]}}},
          among(["11", "111", "1111"])),
@@ -141,6 +155,12 @@ NO_BRACE = Language(
 )  # fmt: skip
 def test_masks_where_no_text_shows_the_border(form: Format, language: Language, backends: Backends) -> None:
     assert check(tag_of(form), language, backends) > 2
+
+
+def _ends_nested(text: str) -> bool:
+    """Return whether a text without control tokens ends with parentheses in parentheses, the inner ones empty."""
+    closed = len(text) - len(text.rstrip(")"))
+    return closed > 0 and text.endswith("(" * closed + ")" * closed) and ending_with("").begins(text)
 
 
 def _nested(text: str) -> int:

@@ -222,7 +222,7 @@ def test_random_formats_mean_the_same_or_are_refused(vocabulary: Vocabulary) -> 
         far = {"".join(rng.choices(pieces, k=rng.randint(0, 5))) for _ in range(20)}
         for text in sorted(inside | far | {text[:-1] for text in inside}):
             judges.accepts(text)
-    assert judged > 150
+    assert judged > 190
 
 
 # --- what only ours has ---
@@ -381,9 +381,6 @@ def test_what_is_ignored_is_told_by_its_place() -> None:
         ({}, "/format"),
         ({"type": "const_string"}, "/format/value"),
         ({"type": "const_string", "value": "a", "more": 1}, "/format"),
-        (seq(ANY, regex("a+")), "/format/elements/0"),
-        (seq(const("a"), tag("a", ANY, ""), const("b")), "/format/elements/1/content"),
-        ({"type": "star", "content": ANY}, "/format/content"),
         (regex("(a"), "/format/pattern"),
         (regex(r"(a)\1"), "/format/pattern"),
         ({"type": "grammar", "grammar": "root ::= x"}, "/format/grammar"),
