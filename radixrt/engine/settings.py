@@ -14,7 +14,7 @@ from radixrt.config import Config, ExecutorConfig, parse_names
 from radixrt.distributed.rank_info import rank_from_environment
 from radixrt.engine.cluster_options import resolve_cluster
 from radixrt.engine.device_defaults import with_device_defaults
-from radixrt.engine.tier_options import check_roles_move, check_tiers, with_tiers
+from radixrt.engine.tier_options import check_tiers, with_tiers
 from radixrt.errors import ConfigError, ModelLoadError, shown
 from radixrt.models.loading.model_files import weight_files
 from radixrt.models.loading.source import cache_folder, prepare_model
@@ -111,8 +111,6 @@ def resolve_settings(config: Config, *, show_progress: bool) -> tuple[Config, En
             f"page_size={config.cache.page_size}: {spec.architecture} has recurrent layers, which need pages of one"
             " token; use page_size=1"
         )
-    if spec.decoder is not None and spec.decoder.recurrent is not None:
-        check_roles_move(config, spec.architecture)
     config = with_tiers(config)
     tp = _ranks(config)
     check_partition(spec, tp)

@@ -45,15 +45,6 @@ def check_tiers(config: Config) -> None:
         )
 
 
-def check_roles_move(config: Config, architecture: str) -> None:
-    """Raise ConfigError if prefixes should move between replicas, for a model with recurrent layers."""
-    if _needs_moves(config):
-        raise ConfigError(
-            f"roles={shown(config.executor.roles)}: {architecture} has recurrent layers, whose states do not move "
-            "between replicas; leave roles out"
-        )
-
-
 def with_tiers(config: Config) -> Config:
     """Return the config with values for all options of the tiers, `persist` replaced by the options that it stands for,
     a host tier for `roles`, and a `kv_disk` that exists.

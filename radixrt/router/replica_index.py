@@ -166,6 +166,13 @@ class ReplicaIndex:
         mask = self._holders[prefix.hashes[known - 1]] if known else 0
         return known * GRANULE_TOKENS, [replica for replica in self._trees if mask >> replica & 1]
 
+    def longest_state(self, prefix: Prefix) -> tuple[int, list[int]]:
+        """Return the length of the longest prefix with a state that any replica's events have reported, and the
+        replicas that have this state."""
+        found = {replica: self.state_len(replica, prefix, matched) for replica, matched in self.match(prefix).items()}
+        length = max(found.values(), default=0)
+        return length, [replica for replica, each in found.items() if each == length and length]
+
     # --- bookings ---
 
     def book(self, replica: int, prefix: Prefix, matched: int) -> Sequence[int]:

@@ -82,11 +82,12 @@ class Transfers:
         """
         if not self._is_on or request.length - hit < LEAST_TOKENS or request.message.sampling is None:
             return None
-        end, holders = self._index.longest(request.prefix)
+        has_states = self._loads[target].info.has_states
+        end, holders = (self._index.longest_state if has_states else self._index.longest)(request.prefix)
         if request.prefilled is not None and self._has_prompt(request.prefilled):
-            end, holders = len(request.prefix.hashes) * GRANULE_TOKENS, [request.prefilled.replica]
+            end, holders = _prompt_end(request, has_states=has_states), [request.prefilled.replica]
         sources = [replica for replica in holders if replica != target and not self._loads[replica].is_fenced]
-        if end - hit < LEAST_TOKENS or not sources or target in holders or self._loads[target].info.has_states:
+        if end - hit < LEAST_TOKENS or not sources or target in holders:
             return None
         return self._transfer(min(sources, key=self._answer_s), self._loads[target], end, hit)
 
@@ -106,7 +107,7 @@ class Transfers:
         Args:
             hit: as for `find`.
         """
-        end = len(request.prefix.hashes) * GRANULE_TOKENS
+        end = _prompt_end(request, has_states=target.info.has_states)
         return self._transfer(source, target, end, hit) if end - hit >= LEAST_TOKENS else None
 
     def _transfer(self, source: int, target: ReplicaLoad, end: int, hit: int) -> Transfer | None:
@@ -140,7 +141,7 @@ class Transfers:
             return None
         found = self._leaving[replica] = _HandOver()
         room = sum(load.info.num_slots for each, load in self._loads.items() if each != replica and load.takes_new)
-        found.is_complete = not self._is_on or not room or self._loads[replica].info.has_states
+        found.is_complete = not self._is_on or not room
         return None if found.is_complete else HandOver(room)
 
     def has_handed_over(self, replica: int) -> bool:
@@ -207,3 +208,9 @@ class Transfers:
         """Pass on no answer to the questions so far, and end what replicas hand over."""
         self._asked.clear()
         self._leaving = {replica: _HandOver(is_complete=True) for replica in self._leaving}
+
+
+def _prompt_end(request: RoutedRequest, *, has_states: bool) -> int:
+    """Return the length of the longest prefix that a replica has after the computation of a prompt: whole granules, or
+    all tokens up to the last state. This state lies one token before the prompt's end, or a few tokens further up."""
+    return request.prefix.length if has_states else len(request.prefix.hashes) * GRANULE_TOKENS

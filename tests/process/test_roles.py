@@ -14,8 +14,10 @@ import pytest
 
 import radixrt
 from radixrt.tasks.generate import Completion
-from tests.process.test_peers import OPTIONS, PAGE, SAMPLING, ask, prompt
+from tests.equivalence.test_tiny_models import assert_same
+from tests.process.test_peers import OPTIONS, PAGE, SAMPLING, ask, only, prompt
 from tests.server_process import wait_for
+from tests.tiny_models import make_tiny_model
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 BUSY: dict[str, Any] = {"temperature": 0, "max_tokens": 200, "ignore_eos": True}
@@ -161,3 +163,27 @@ def test_a_full_host_tier_means_that_prompts_are_computed(long_model: Path, expe
         with busy(engine, requests=2):
             answers = [ask(engine, prompt(700 + i)) for i in range(3)]
         assert [answer.token_ids for answer in answers] == [ask(expected, prompt(700 + i)).token_ids for i in range(3)]
+
+
+@pytest.mark.parametrize("kind", ["lfm2", "qwen3_5"])
+def test_states_of_recurrent_layers_move_between_replicas(kind: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / kind, kind, max_position_embeddings=2048)
+    # The state lies one token before the prompt's end, and the decode replica copies all tokens before the state.
+    prompts, options = [prompt(800 + i)[:470] for i in range(3)], {**OPTIONS, "kv_cache_tokens": 16384}
+    with radixrt.Engine(str(folder), replicas=2, roles="prefill,decode", kv_host_gib=0.05, **options) as engine:
+        with only(engine, 0):
+            answers = [ask(engine, prompts[0])]
+        with only(engine, 1):
+            answers.append(ask(engine, prompts[0]))
+        assert answers[1].usage.fetched_tokens == {"peer": 469}
+        assert answers[1].usage.cached_tokens == 469
+        before = prefills(engine)
+        with busy(engine, requests=2):
+            answers += [ask(engine, each) for each in prompts[1:]]
+        assert wait_for(lambda: prefills(engine) > before)
+        engine.replicas.remove(1, 60.0)  # type: ignore[union-attr]
+        answers += [ask(engine, each) for each in prompts[1:]]
+        assert all(answer.usage.cached_tokens > 0 for answer in answers[-2:])
+        assert wait_for(lambda: engine.client.open_requests == 0)
+        engine.check_invariants()
+    assert_same(folder, [prompts[0], *prompts, *prompts[1:]], answers, [SAMPLING["max_tokens"]] * 6)

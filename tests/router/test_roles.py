@@ -392,8 +392,18 @@ def test_an_idle_decode_replica_takes_a_prompt_that_waits_for_the_prefill_replic
     assert ways <= {(PREFILL, DECODE), (DECODE,)}
 
 
+def test_a_prompt_of_a_hybrid_model_moves_up_to_the_state_before_its_last_token() -> None:
+    fleet = Fleet(num_states=24)
+    fleet.submit("long", LONG)
+    fleet.finish("long")
+    assert fleet.sent["long"] == [PREFILL, DECODE]
+    assert PrefixComing("long", len(LONG) - 1) in fleet.messages_to[DECODE]
+    assert PrefixAsk("long", pack_i32(LONG[:-1])) in fleet.messages_to[PREFILL]
+
+
+@pytest.mark.parametrize("num_states", [0, 24])
 @pytest.mark.parametrize("seed", range(20))
-def test_random_requests_on_replicas_with_roles_and_deaths(seed: int) -> None:
+def test_random_requests_on_replicas_with_roles_and_deaths(seed: int, num_states: int) -> None:
     layouts: list[tuple[Role, ...]] = [
         ("prefill", "decode"),
         ("prefill", "decode", "both"),
@@ -401,7 +411,7 @@ def test_random_requests_on_replicas_with_roles_and_deaths(seed: int) -> None:
         ("decode", "prefill", "decode"),
     ]
     rng = random.Random(seed)
-    fleet = Fleet(layouts[seed % 4], busy=1, seed=seed)
+    fleet = Fleet(layouts[seed % 4], busy=1, seed=seed, num_states=num_states)
     count = len(fleet.replicas)
     aborted: set[str] = set()
     for number in range(60):

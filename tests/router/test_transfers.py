@@ -21,9 +21,9 @@ class Fleet(FakeFleet):
         peer_messages: messages about prefixes that the router has sent, with their targets.
     """
 
-    def __init__(self, *, moves: bool = True, replicas: int = 2) -> None:
+    def __init__(self, *, moves: bool = True, replicas: int = 2, num_states: int = 0) -> None:
         self.peer_messages: list[tuple[int, Any]] = []
-        super().__init__(replicas, moves=moves)
+        super().__init__(replicas, moves=moves, num_states=num_states)
         self.submit("first", PREFIX)
         self.drain()
         assert self.where("first") == 0
@@ -66,6 +66,29 @@ def test_the_replica_that_has_the_prefix_is_asked_and_its_answer_passed_on() -> 
     fleet.drain()
     fleet.assert_answer("a")
     fleet.check()
+
+
+def test_a_hybrid_model_gets_the_prefix_up_to_a_state() -> None:
+    fleet = Fleet(num_states=24)
+    longer = [*PREFIX, *range(1, 21)]
+    fleet.submit("longer", longer)  # leaves a state one token before its end, and one at the end of its output
+    fleet.drain()
+    fleet.ask(prompt=[*longer[:-1], 8, 8])
+    coming, ask = fleet.peer_messages
+    assert coming == (1, PrefixComing("a", len(longer) - 1))
+    assert unpack_i32(ask[1].token_ids).tolist() == longer[:-1]
+    assert fleet.router.placement.loads[1].unstarted_tokens < 64
+    fleet.drain()
+    fleet.assert_answer("a")
+    fleet.check()
+
+
+def test_keys_and_values_without_a_state_are_not_asked_for() -> None:
+    fleet = Fleet(num_states=24)
+    fleet.ask(prompt=[*PREFIX[:350], 3])
+    assert not fleet.peer_messages
+    fleet.drain()
+    fleet.assert_answer("a")
 
 
 @pytest.mark.parametrize("event", ["abort", "finish", "forget", "death of the target", "another source"])

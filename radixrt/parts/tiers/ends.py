@@ -14,7 +14,7 @@ the prefix that it belongs to.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -79,6 +79,10 @@ class PageEnds:
         """Return the tokens under which tiers keep a prefix that `found` has measured."""
         return tokens
 
+    def length(self, key: Int32Array) -> int:
+        """Return the number of tokens of the prefix that tiers keep under a key."""
+        return len(key)
+
     def found(self, tier: Tier, tokens: Int32Array, root: str) -> int:
         """Return the length of the longest prefix of tokens that a tier keeps; changes nothing."""
         return tier.match_len(tokens, root)
@@ -96,6 +100,15 @@ class PageEnds:
             cached: number of leading tokens that the request need not compute now.
         """
         return common_len(prefix, tokens) >= max(cached, start) + self._page
+
+    def shared(self, prefix: int, common: int) -> int:
+        """Return the number of tokens that a request gets from a prefix which comes for another request.
+
+        Args:
+            prefix: length of the prefix.
+            common: number of leading tokens that both requests have.
+        """
+        return min(prefix, common)
 
     def num_places(self, tokens: Int32Array, namespace: str, cached: int) -> int:
         """Return the number of places that a fetch of a prefix copies into the pool.
@@ -125,6 +138,16 @@ class PageEnds:
             if ahead <= 0:
                 break
         return leaves
+
+    def warmest(self) -> Iterator[TreeNode]:
+        """Yield the ends of all prefixes of the pool that a tier may keep, the last used one first. An end that lies on
+        the path to another end comes after it."""
+        yield from reversed(list(self._cache.coldest()))
+
+    def in_pool(self, tokens: Int32Array, namespace: str) -> int:
+        """Return the length of the longest prefix of tokens that can be copied from the pool; changes nothing."""
+        cached = self._cache.match_len(tokens, namespace)
+        return cached - cached % self._page
 
     def leaving(self, end: TreeNode) -> Leaving:
         """Return what a tier keeps of the prefix that ends in a node."""
@@ -178,6 +201,9 @@ class StateEnds(PageEnds):
         behind = self._rows + -(len(tokens) + self._rows) % self._page
         return np.concatenate([tokens, np.full(behind, STATE_TOKEN, np.int32)])
 
+    def length(self, key: Int32Array) -> int:
+        return int(np.count_nonzero(key != STATE_TOKEN))
+
     def found(self, tier: Tier, tokens: Int32Array, root: str) -> int:
         for length, pages in tier.continuations(tokens, root):
             # The prefix may go on by less than a page up to its state, whose page differs from every page of tokens.
@@ -194,6 +220,9 @@ class StateEnds(PageEnds):
 
     def helps(self, prefix: Int32Array, start: int, tokens: Int32Array, cached: int) -> bool:
         return len(prefix) >= cached + self._page and common_len(prefix, tokens) == len(prefix)
+
+    def shared(self, prefix: int, common: int) -> int:
+        return prefix if prefix <= common else 0
 
     def num_places(self, tokens: Int32Array, namespace: str, cached: int) -> int:
         return len(tokens) - self._cache.keys_len(tokens, namespace) + self._rows
@@ -212,6 +241,16 @@ class StateEnds(PageEnds):
         for leaf in super().coldest(ahead):
             ends.update(dict.fromkeys(self._kept(leaf)))
         return list(ends)
+
+    def warmest(self) -> Iterator[TreeNode]:
+        seen: set[TreeNode] = set()
+        for leaf in super().warmest():
+            ends = [end for end in self._kept(leaf) if end not in seen]
+            seen.update(ends)
+            yield from ends
+
+    def in_pool(self, tokens: Int32Array, namespace: str) -> int:
+        return self._cache.match_len(tokens, namespace)
 
     def _kept(self, node: TreeNode) -> list[TreeNode]:
         """Return the nodes on a path whose states are worth to be kept, the deepest one first."""

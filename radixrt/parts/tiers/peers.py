@@ -26,6 +26,7 @@ from radixrt.mem_cache.tree_node import RETAIN_DONE, TreeNode, path_of
 from radixrt.messages.kv_moves import KEY_BYTES
 from radixrt.messages.peers import FromPeer, HandedOver, HandOver, PrefixAsk, PrefixComing, PrefixPages, PrefixTaken
 from radixrt.messages.wire import pack_i32, unpack_i32
+from radixrt.parts.tiers.ends import PageEnds
 from radixrt.parts.tiers.moves import MoveKind
 from radixrt.parts.tiers.tier import Tier, root_name
 from radixrt.scheduler.part import Core
@@ -40,7 +41,8 @@ class Links:
     Attributes:
         start: starts a transfer; see `Tiers`.
         until: returns the time until which a request waits for so many tokens that are pulled from now on.
-        pays: returns True if pulling the tokens [start, end) is predicted to take less time than computing them.
+        pays: returns True if pulling the tokens [start, end), by so many places, is predicted to take less time than
+            computing them.
         copy_out: copies the prefix that ends in a node of the pool to the host tier, and calls a function when the copy
             has ended.
         has_room: returns True if a pull would start at once.
@@ -49,7 +51,7 @@ class Links:
 
     start: Callable[..., None]
     until: Callable[[int, float], float]
-    pays: Callable[[int, int], bool]
+    pays: Callable[[int, int, int], bool]
     copy_out: Callable[[TreeNode, Callable[[], None]], None]
     has_room: Callable[[], bool]
     refused: Callable[[str], None]
@@ -60,6 +62,7 @@ class _Pull:
     """Prefix on its way from another replica into the host tier.
 
     Attributes:
+        tokens: tokens of the prefix, from position 0 on.
         rids: requests that wait for the prefix.
         until: time until which they wait.
     """
@@ -95,9 +98,10 @@ class Peers:
         self.outgoing: list[FromPeer] = []
         self.pulled: set[str] = set()
 
-    def attach(self, core: Core, links: Links) -> None:
+    def attach(self, core: Core, ends: PageEnds, links: Links) -> None:
         """Keep what is needed of the core and of the part."""
         self._core = core
+        self._ends = ends
         self._links = links
 
     def handles(self) -> Mapping[type, Callable[[Any, float], tuple[()]]]:
@@ -112,22 +116,17 @@ class Peers:
 
     def _asked(self, message: PrefixAsk, now: float) -> tuple[()]:
         tokens, root = unpack_i32(message.token_ids), root_name(message.namespace)
-        cache = self._core.kv.cache
-        if cache.node_states is not None:
-            tokens = tokens[:0]  # states of recurrent layers do not go to other replicas
-        in_pool = len(self._host.whole(tokens[: cache.match_len(tokens, message.namespace)]))
-        if in_pool <= self._host.match_len(tokens, root) or not self._core.scheduler.has_runner:
+        in_pool = self._ends.in_pool(tokens, message.namespace)
+        if in_pool <= self._ends.found(self._host, tokens, root) or not self._core.scheduler.has_runner:
             self._answer(message, tokens, root)
         else:
-            node = cache.match_prefix(tokens[:in_pool], message.namespace).node
+            node = self._core.kv.cache.match_prefix(tokens[:in_pool], message.namespace).node
             self._links.copy_out(node, lambda: self._answer(message, tokens, root))
         return ()
 
     def _hand_over(self, message: HandOver, now: float) -> tuple[()]:
-        cache = self._core.kv.cache
         left, leaves = message.tokens, list[TreeNode]()
-        can_copy = self._core.scheduler.has_runner and cache.node_states is None  # see `_asked`
-        for leaf in reversed(list(cache.coldest())) if can_copy else ():
+        for leaf in self._ends.warmest() if self._core.scheduler.has_runner else ():
             left -= len(path_of(leaf)[0])
             if leaf.retention != RETAIN_DONE and left >= 0:
                 leaves.append(leaf)
@@ -148,11 +147,13 @@ class Peers:
 
     def _answer(self, message: PrefixAsk, tokens: Int32Array, root: str) -> None:
         page = self._host.page
-        places = self._host.match(tokens, root).slots
+        length = self._ends.found(self._host, tokens, root)
+        key = self._ends.key(tokens[:length]) if length else tokens[:0]
+        places = self._host.match(key, root).slots
         self.outgoing.append(
             PrefixPages(
                 message.rid,
-                tokens[: len(places)].tobytes(),
+                key.tobytes(),
                 message.namespace,
                 self._layout,
                 self._arena,
@@ -174,17 +175,20 @@ class Peers:
             return ()
         if self._coming.pop(message.rid, None) is None or not message.pages:
             return ()  # it has ended, or the answer is late; or nothing comes
-        tokens, page, root = unpack_i32(message.token_ids), self._host.page, root_name(message.namespace)
-        pages = unpack_i32(message.pages)
         if not self._fits(message):
             return ()
-        cached = max(self._core.kv.cache.match_len(tokens, message.namespace), self._host.match_len(tokens, root))
-        if len(tokens) < cached + page:
+        key, root = unpack_i32(message.token_ids), root_name(message.namespace)
+        tokens = key[: self._ends.length(key)]
+        cached = max(
+            self._core.kv.cache.match_len(tokens, message.namespace), self._ends.found(self._host, tokens, root)
+        )
+        if len(tokens) < cached + self._host.page:
             return ()
-        if not self._core.scheduler.has_runner or not self._links.pays(cached, len(tokens)):
+        places = self._ends.num_places(tokens, message.namespace, cached)
+        if not self._core.scheduler.has_runner or not self._links.pays(cached, len(tokens), places):
             self._links.refused("price")
         else:
-            self._pull(message, tokens, pages, root, now)
+            self._pull(message, key, unpack_i32(message.pages), root, now)
         return ()
 
     def _fits(self, message: PrefixPages) -> bool:
@@ -198,17 +202,17 @@ class Peers:
         prefix of this replica is evicted for them."""
         while self._handed and self._links.has_room():
             message = self._handed.popleft()
-            tokens, pages = unpack_i32(message.token_ids), unpack_i32(message.pages)
-            if not (self._core.scheduler.has_runner and len(tokens) and self._fits(message)):
+            key, pages = unpack_i32(message.token_ids), unpack_i32(message.pages)
+            if not (self._core.scheduler.has_runner and len(key) and self._fits(message)):
                 self.outgoing.append(PrefixTaken(message.source))
             else:
-                self._pull(message, tokens, pages, root_name(message.namespace), now)
+                self._pull(message, key, pages, root_name(message.namespace), now)
 
-    def _pull(self, message: PrefixPages, tokens: Int32Array, theirs: Int32Array, root: str, now: float) -> None:
-        """Begin to copy a prefix from another replica into the host tier."""
+    def _pull(self, message: PrefixPages, key: Int32Array, theirs: Int32Array, root: str, now: float) -> None:
+        """Begin to copy a prefix, which tiers keep under `key`, from another replica into the host tier."""
         host, copies, page = self._host, self._host.copies, self._host.page
         is_handed = message.source >= 0
-        arrival = copies.begin(tokens.copy(), root, evicts=not is_handed)
+        arrival = copies.begin(key.copy(), root, evicts=not is_handed)
         if arrival is None or not len(arrival.slots):
             if arrival is None:
                 self._links.refused("places")
@@ -219,7 +223,8 @@ class Peers:
             return
         start, places = arrival.start, arrival.slots
         until = self._links.until(len(places), now)
-        pull = _Pull(arrival.tokens, root, start, set() if is_handed else {message.rid}, until)
+        tokens = arrival.tokens[: self._ends.length(arrival.tokens)]
+        pull = _Pull(tokens, root, start, set() if is_handed else {message.rid}, until)
         self._pulls.append(pull)
 
         def ended(ok: bool) -> None:
@@ -246,15 +251,15 @@ class Peers:
         """
         if not self._coming and not self._pulls:
             return False
-        page, tokens, root = self._host.page, req.reusable_ids, root_name(req.namespace)
+        tokens, root = req.reusable_ids, root_name(req.namespace)
         for pull in self._pulls:
-            if pull.root == root and common_len(pull.tokens, tokens) >= max(cached, pull.start) + page:
+            if pull.root == root and self._ends.helps(pull.tokens, pull.start, tokens, cached):
                 if now >= pull.until:
                     self._links.refused("late")
                     return False
                 pull.rids.add(req.rid)
                 return True
-        have = max(cached, self._host.match_len(tokens, root)) + page
+        have = max(cached, self._ends.found(self._host, tokens, root)) + self._host.page
         if now >= self._coming.get(req.rid, (0, math.inf))[1]:
             self._links.refused("late")
             del self._coming[req.rid]
@@ -274,7 +279,7 @@ class Peers:
         other = self._core.requests.by_rid.get(rid)
         if other is None or other.namespace != req.namespace:
             return 0
-        return min(length, common_len(other.reusable_ids, req.reusable_ids))
+        return self._ends.shared(length, common_len(other.reusable_ids, req.reusable_ids))
 
     def ended(self, rid: str) -> None:
         """Forget a request."""

@@ -149,7 +149,7 @@ class Tiers(Part):
         self.host = host
         self.disk = disk
         self.prices = Prices(token_bytes)
-        layout = repr((opening.model, host.page, num_ranks, token_bytes)).encode()
+        layout = repr((opening.model, host.page, num_ranks, token_bytes, opening.state_rows)).encode()
         self.peers = Peers(host, layout, opening.arena, records)
         self._opening = opening
         self._num_ranks = num_ranks
@@ -183,7 +183,9 @@ class Tiers(Part):
         )
         refused = self.moves.counters.refused
         self.peers.attach(
-            core, Links(self._start, self._pull_until, self._pull_pays, self._copy_for_peer, self._may_pull, refused)
+            core,
+            self._ends,
+            Links(self._start, self._pull_until, self._pull_pays, self._copy_for_peer, self._may_pull, refused),
         )
         self._cache.watch(self._copied)
         self.host.cache.watch(self._saved)
@@ -254,8 +256,8 @@ class Tiers(Part):
     def _may_pull(self) -> bool:
         return self.moves.has_room(MoveKind.PULL)
 
-    def _pull_pays(self, start: int, end: int) -> bool:
-        return self._pays(PEER, start, end, self._fetch_s(PEER, end - start))
+    def _pull_pays(self, start: int, end: int, places: int) -> bool:
+        return self._pays(PEER, start, end, self._fetch_s(PEER, places))
 
     def _fetch_s(self, tier: str, places: int) -> float:
         """Return the predicted seconds of a fetch that begins now."""

@@ -14,6 +14,7 @@ import pytest
 from radixrt.errors import InvariantError
 from radixrt.messages.kv_moves import KVOut, KVPull
 from radixrt.messages.peers import HandedOver, HandOver, PrefixAsk, PrefixComing, PrefixPages, PrefixTaken
+from radixrt.messages.state_slots import RESERVED_STATES
 from radixrt.messages.wire import pack_i32
 from radixrt.parts.tiers import peers as peers_module
 from radixrt.parts.tiers import scheduler, tier
@@ -29,18 +30,26 @@ LATE_S = 60.0
 class Pair:
     """Replica A with prefixes, replica B that asks for them.
 
+    Args:
+        rows: rows of a state; 0 for a model without recurrent layers.
+
     Attributes:
         handed_over: number of times that A has named all of its prefixes.
     """
 
-    def __init__(self, seed: int = 0, *, eager: float = 0.7, host_pages: int = 20, ranks: int = 1) -> None:
+    def __init__(
+        self, seed: int = 0, *, eager: float = 0.7, host_pages: int = 20, ranks: int = 1, rows: int = 0
+    ) -> None:
         self.random = Random(seed)
-        sizes = Sizes(ranks, host_pages)
-        hosts = [FakeHost(ranks, host_pages * PAGE, PAGE) for _ in range(2)]
+        sizes = Sizes(ranks, host_pages, state_rows=rows)
+        hosts = [FakeHost(ranks, host_pages * PAGE, PAGE, state_rows=rows) for _ in range(2)]
+        states = {"num_states": RESERVED_STATES + 12} if rows else {}
         for i, host in enumerate(hosts):
             host.arena = f"arena of {i}"
             host.others = {f"arena of {i}": hosts[i] for i in range(2)}
-        self.a, self.b = (TieredHarness(sizes, host=host, seed=seed + i, eager=eager) for i, host in enumerate(hosts))
+        self.a, self.b = (
+            TieredHarness(sizes, host=host, seed=seed + i, eager=eager, **states) for i, host in enumerate(hosts)
+        )
         self.count = 0
         self.handed_over = 0
 
@@ -339,11 +348,62 @@ def test_keys_of_the_own_namespace_are_needed(pair: Pair, monkeypatch: pytest.Mo
         test_another_namespace_gets_nothing(pair)
 
 
+# --- states of recurrent layers ---
+
+
+@pytest.mark.parametrize("rows", [1, 5, 64, 100])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_prefix_comes_with_the_state_after_its_last_token(rows: int, ranks: int) -> None:
+    pair = Pair(rows=rows, ranks=ranks)
+    prompt = [*PREFIX, 5, 6, 7]
+    pair.compute(pair.a, [*prompt, 5])
+    pair.a.drain()
+    rid = pair.ask(prompt)
+    pair.run()
+    pair.check()
+    assert pair.fetched(rid) == {"peer": len(prompt)}  # up to the state one token before the prompt's end
+    assert pair.b.usages[rid].cached_tokens == len(prompt)
+    again = pair.compute(pair.b, [*prompt, 5])
+    pair.run()
+    pair.check()
+    assert pair.fetched(again) == {}
+
+
+def test_a_prompt_that_parts_before_the_state_is_computed() -> None:
+    pair = Pair(rows=5)
+    pair.compute(pair.a, PROMPT)
+    pair.a.drain()
+    rid = pair.ask([*PREFIX[:100], 9, 9])
+    other = pair.compute(pair.b, [*PREFIX[:100], 9, 8])
+    pair.run()
+    pair.check()
+    assert pair.fetched(rid) == pair.fetched(other) == {}
+    assert not pair.b.sent_orders(KVPull)
+
+
+def test_all_states_of_a_replica_that_leaves_go_to_another() -> None:
+    pair = Pair(rows=5, host_pages=60)
+    prompts = [PROMPT, [9] * 130, [*PREFIX[:100], *[8] * 100]]
+    for prompt in prompts:
+        pair.compute(pair.a, prompt)
+        pair.b.may_compute("", prompt)
+        pair.a.drain()
+    pair.a.handle(HandOver(10_000))
+    pair.run(400)
+    assert pair.handed_over == 1
+    for prompt in prompts:
+        rid = pair.compute(pair.b, prompt)
+        pair.run()
+        assert pair.fetched(rid).get("host", 0) >= len(prompt) - 1 - PAGE
+    pair.check()
+
+
+@pytest.mark.parametrize("rows", [0, 5])
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("seed", range(12))
-def test_random_events(seed: int, ranks: int) -> None:
+def test_random_events(seed: int, ranks: int, rows: int) -> None:
     """Requests on both replicas, answers that are late or lost, deaths of runners and schedulers, and evictions."""
-    pair = Pair(seed, host_pages=8, ranks=ranks)
+    pair = Pair(seed, host_pages=16 if rows else 8, ranks=ranks, rows=rows)
     random = pair.random
     prefixes = [PREFIX, PREFIX[:130], PREFIX[:64] + [7] * 90, [9] * 128]
     asked = 0

@@ -13,7 +13,6 @@ from radixrt.errors import InvariantError
 from radixrt.mem_cache.tree_node import TreeNode
 from radixrt.messages.kv_moves import STATE_TOKEN, KVIn, KVLoad, KVOut, KVSave
 from radixrt.messages.parts import ProgramHint
-from radixrt.messages.peers import PrefixAsk
 from radixrt.messages.state_slots import RESERVED_STATES
 from radixrt.messages.wire import unpack_i32
 from radixrt.parts.tiers import ends
@@ -177,14 +176,6 @@ def test_a_state_slot_that_a_fetch_has_reserved_is_not_missed_by_running_request
     for rid in ("again", *(f"r{i}" for i in range(4))):
         h.assert_output(rid)
     h.check_idle()
-
-
-def test_another_replica_gets_no_prefix() -> None:
-    h = harness()
-    ask(h, "first", PROMPT)
-    h.tiers.peers._asked(PrefixAsk("r", np.array(PROMPT, np.int32).tobytes(), ""), h.now)
-    (answer,) = h.tiers.peers.outgoing
-    assert not answer.pages
 
 
 def test_no_prompt_has_the_token_of_states() -> None:
