@@ -26,6 +26,8 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text-only", action="store_true", help="of a model that reads images: its text part alone")
     probe_help = "measure the disk of this folder, by a file of 256 MiB that is removed again (for --kv-disk)"
     parser.add_argument("--probe-disk", metavar="FOLDER", help=probe_help)
+    roles_help = "look at replicas with these roles too, such as prefill,decode"
+    parser.add_argument("--roles", metavar="ROLE,...", help=roles_help)
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
 
 
@@ -43,6 +45,7 @@ def _doctor(args: argparse.Namespace) -> int:
         quantization=args.quantization,
         text_only=args.text_only,
         disk=args.probe_disk,
+        roles=args.roles,
     )
 
 

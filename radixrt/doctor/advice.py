@@ -49,6 +49,7 @@ class Finding:
 def advise(facts: Facts) -> list[Finding]:
     """Return the problems of a machine, errors first."""
     found = [*_packages(facts), *_cuda(facts), *_attention(facts), *_kernels(facts), *_storage(facts), *_model(facts)]
+    found += _roles(facts)
     return sorted(found, key=lambda finding: finding.severity != "error")
 
 
@@ -196,6 +197,27 @@ def _model(facts: Facts) -> Iterator[Finding]:
     _, pp, tp = enough[0]
     options = "".join(f" --{name} {count}" for name, count in (("tp", tp), ("pp", pp)) if count > 1)
     yield Finding("error", what, f"radixrt launch --model {needs.folder}{options}")
+
+
+def _roles(facts: Facts) -> Iterator[Finding]:
+    """Why replicas with these roles do not run here."""
+    layout, needs = facts.layout, facts.model
+    if layout is None:
+        return
+    if layout.problem:
+        yield Finding("error", layout.problem)
+        return
+    replicas = len(layout.roles)
+    wanted = replicas * facts.ranks
+    if facts.uses_cuda and wanted > len(facts.gpus):
+        each = "" if facts.ranks == 1 else f" of {facts.ranks} ranks"
+        what = f"{replicas} replicas{each} need {wanted} GPUs, and there are {len(facts.gpus)}"
+        yield Finding("error", f"roles={layout.listed}: {what}")
+    if not facts.uses_cuda and needs is not None and needs.weight_bytes < facts.memory_free:
+        both = replicas * (needs.weight_bytes + layout.host_bytes)
+        if both >= facts.memory_free:
+            what = f"the weights and host tiers of {replicas} replicas need {both / GIB:.1f} GiB"
+            yield Finding("error", f"roles={layout.listed}: {what}, and {facts.memory_free / GIB:.1f} GiB are free")
 
 
 def _system(what: str, facts: Facts) -> str | None:

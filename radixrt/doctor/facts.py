@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from radixrt.doctor.model import ModelNeeds
+from radixrt.doctor.roles import RoleLayout
 
 GIB = 1 << 30
 
@@ -53,7 +54,7 @@ class Facts:
 
     Attributes:
         device, attention_backend: the requested values of the options of these names.
-        ranks: the requested number, tp * pp.
+        ranks: the requested number, tp * pp, of each replica.
         memory_left: bytes that processes can still allocate: `memory_free`, or less in a limited control group.
         driver: version of the NVIDIA driver.
         driver_gpus: devices as the driver lists them, e.g. "NVIDIA H200, 143771 MiB".
@@ -71,6 +72,7 @@ class Facts:
         checkpoint: why the tensors of the model's folder do not fit its config.json; "" if they do.
         disk: the disk that was to be measured; None if none was named.
         model: needs of the requested model; None if no model was named.
+        layout: the requested replicas with roles; None if no roles were named.
         unknown: facts that no probe could determine, each with the reason.
     """
 
@@ -106,6 +108,7 @@ class Facts:
     checkpoint: str = ""
     disk: Disk | None = None
     model: ModelNeeds | None = None
+    layout: RoleLayout | None = None
     ranks: int = 1
     unknown: dict[str, str] = field(default_factory=dict)
 

@@ -9,6 +9,7 @@ from typing import Any
 from radixrt.doctor.advice import Finding
 from radixrt.doctor.facts import GIB, Disk, Facts, Tool
 from radixrt.doctor.model import ModelNeeds
+from radixrt.doctor.roles import RoleLayout
 
 MIB = 1 << 20
 PREFIX_TOKENS = 8192
@@ -64,6 +65,8 @@ def _lines(facts: Facts) -> Iterator[tuple[str, str]]:
     if facts.model is not None and not facts.model.problem:
         yield from _model(facts.model, facts.bandwidth.get("cuda" if facts.uses_cuda else "cpu", 0))
         yield from _host_tier(facts, facts.model)
+    if facts.layout is not None and not facts.layout.problem:
+        yield "roles", _roles(facts.layout, facts.model)
     if facts.disk is not None:
         yield "disk", _disk(facts.disk, 0 if facts.model is None else facts.model.token_bytes)
     for name, reason in facts.unknown.items():
@@ -111,6 +114,18 @@ def _host_tier(facts: Facts, needs: ModelNeeds) -> Iterator[tuple[str, str]]:
         if needs.state_bytes:
             kept += f", of which the state of each prefix takes {-(-needs.state_bytes // needs.token_bytes):,}"
         yield "host tier", f"--kv-host-gib 1 keeps {kept}; {free}"
+
+
+def _roles(layout: RoleLayout, needs: ModelNeeds | None) -> str:
+    """Return the line about replicas with roles."""
+    line = f"--replicas {len(layout.roles)} --roles {layout.listed}: {layout.counts}"
+    if not layout.host_bytes:
+        return f"{line}; each computes what it answers"
+    line += f"; prefixes move by host tiers of {_size(layout.host_bytes)} each, or of --kv-host-gib"
+    if needs is None or not needs.token_bytes:
+        return line
+    longest = layout.host_bytes // needs.token_bytes - -(-needs.state_bytes // needs.token_bytes)
+    return f"{line}, which keep {max(longest, 0):,} tokens; longer prompts are computed where they are answered"
 
 
 def _disk(disk: Disk, token_bytes: int) -> str:

@@ -64,8 +64,7 @@ def with_tiers(config: Config) -> Config:
             kv_disk=cache.kv_disk or str(default_folder()),
         )
     elif not cache.kv_host_gib:
-        gib = min(PERSIST_HOST_GIB, PERSIST_PART * free / GIB / replicas)
-        cache = dataclasses.replace(cache, kv_host_gib=gib)
+        cache = dataclasses.replace(cache, kv_host_gib=roles_host_gib(free, replicas))
     if cache.kv_host_gib * replicas * GIB > free:
         each = "" if replicas == 1 else f" for each of {replicas} replicas"
         raise ConfigError(
@@ -76,6 +75,15 @@ def with_tiers(config: Config) -> Config:
         folder = _own_folder(cache)
         cache = dataclasses.replace(cache, kv_disk=str(folder), kv_disk_gib=cache.kv_disk_gib or DISK_GIB)
     return dataclasses.replace(config, cache=cache)
+
+
+def roles_host_gib(free: int, replicas: int) -> float:
+    """Return the size of the host tier that `roles` gives to each replica, in GiB.
+
+    Args:
+        free: bytes that processes can still allocate.
+    """
+    return min(PERSIST_HOST_GIB, PERSIST_PART * free / GIB / replicas)
 
 
 def _needs_moves(config: Config) -> bool:
