@@ -245,29 +245,39 @@ class Completer:
         return node, None
 
     def _around(self, start: Node, depth: int, before: bytearray, effort: Effort) -> Node:
-        """Return the node after a shortest unit that repeats no other.
+        """Return the node after a short unit that repeats no other.
+
+        The search goes on where the fewest used texts begin as the unit does, so that it passes by most of them: a
+        search of units by length would visit each used text before the first longer one.
 
         Args:
             start: where the unit begins, or inside of the unit.
             depth: number of scopes around the unit.
         """
         used = _used(start.position.scope, depth)
-        queue: list[tuple[int, int, int, Node]] = [(0, 0, 0, start)]
+        queue: list[tuple[int, int, int, int, Node]] = [(0, 0, 0, 0, start)]
         serial = 0
         while queue:
-            _, _, _, node = heappop(queue)
+            *_, node = heappop(queue)
             effort.spend(node.position)
-            if _depth(node.position.scope) < depth or _used(node.position.scope, depth) > used:
+            if _has_ended(node, depth, used):
                 return node
-            for number, one in enumerate(self._following(node, before)):
+            for number, one in enumerate(self._following(node, before, away=True)):
+                scope = one.position.scope
+                similar = 0 if scope is None or _has_ended(one, depth, used) else scope.num_live
                 cost = len(one.extra) + self._recognizer.closing_length(one.state)
-                heappush(queue, (cost, -len(one.extra), serial + number, one))
+                heappush(queue, (similar, cost, -len(one.extra), serial + number, one))
             serial += 1 << 20
         raise _too_long()
 
-    def _following(self, node: Node, before: bytearray) -> Iterator[Node]:
+    def _following(self, node: Node, before: bytearray, *, away: bool = False) -> Iterator[Node]:
         """Yield the nodes after one more character, without violations. Characters that lead to equal nodes, but for
-        their own text, are represented by one of them."""
+        their own text, are represented by one of them.
+
+        Args:
+            away: where a character leads away from all used texts, leave out those that lead to the same state along
+                a used text.
+        """
         position, pending = node.position, node.pending
         special: set[str] = set()
         scope = position.scope
@@ -283,11 +293,13 @@ class Completer:
             if within is not None:
                 chars = chars & within
             found = [char for char in sorted(special) if char in chars]
-            other = _other(chars, found)
+            other = _other(chars, set(found))
             for char in found if other is None else [other, *found]:
                 further = self._step(node, char, after, before)
                 if further is not None:
                     yield further
+                    if away and char == other and not further.position.alive:
+                        break
 
     def _moves_of(self, state: State) -> list[tuple[CharSet, State]]:
         known = self._moves.get(state)
@@ -341,7 +353,7 @@ def _first_char(data: bytes) -> str:
     return data[:length].decode()
 
 
-def _other(chars: CharSet, excluded: list[str]) -> str | None:
+def _other(chars: CharSet, excluded: set[str]) -> str | None:
     """Return a character of the set that is not excluded, if there is any."""
     for char in _LIKED:
         if char in chars and char not in excluded:
@@ -354,6 +366,12 @@ def _depth(scope: Scope | None) -> int:
     while scope is not None:
         depth, scope = depth + 1, scope.parent
     return depth
+
+
+def _has_ended(node: Node, depth: int, used: int) -> bool:
+    """Return whether a unit with `depth` scopes around it has ended, before which `used` units of its scope had."""
+    scope = node.position.scope
+    return _depth(scope) < depth or _used(scope, depth) > used
 
 
 def _used(scope: Scope | None, depth: int) -> int:

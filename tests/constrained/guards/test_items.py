@@ -204,12 +204,31 @@ def test_another_order_of_members_is_no_other_item() -> None:
     assert {backends.vocabulary.table[token] for token in tokens} == {b"]"}
 
 
+@pytest.mark.parametrize(
+    ("items", "most"),
+    [
+        ({"type": "integer"}, 4),
+        ({"type": "integer", "minimum": 1, "maximum": 1000}, 4),
+        ({"type": "string"}, 4),
+        ({"type": "string", "format": "date"}, 13),
+        ({"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}, 10),
+    ],
+)
+def test_long_arrays_of_different_items_have_short_completions(items: Any, most: int) -> None:
+    """A search of each item by length would visit the items before it, and take too many steps."""
+    backends, number = Backends(small_vocabulary("byte_level")), 250
+    template = guarded({"type": "array", "items": items, "uniqueItems": True, "minItems": number}, backends)
+    text = text_of(backends.vocabulary, template.shortest)
+    assert len({json.dumps(one) for one in json.loads(text)}) == number
+    assert len(text) <= number * (most + 1) + 1
+
+
 def test_a_completion_takes_a_bounded_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     backends = Backends(small_vocabulary("byte_level"))
     template = guarded({"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "minItems": 40}, backends)
     assert template.new().closing()
-    # Each of the items is found within a hundred steps, but not all of them within 400.
-    monkeypatch.setattr(search, "MAX_STEPS", 400)
+    # Each of the items is found within ten steps, but not all of them within 100.
+    monkeypatch.setattr(search, "MAX_STEPS", 100)
     with pytest.raises(GrammarError, match="too many steps"):
         Completer(template.completions.recognizer, backends.vocabulary, template.guard.scanner).closing(
             template.completions.start, template.guard.start, bytearray()
