@@ -52,6 +52,7 @@ def size_pool(
     max_requests: int,
     context_length: int,
     reserved_bytes: int = 0,
+    most_bytes: int = 0,
 ) -> int:
     """Return the number of slots of the pool, a multiple of the page size.
 
@@ -63,6 +64,7 @@ def size_pool(
         max_requests: maximum number of requests that run at once.
         context_length: longest sequence of one request, in tokens.
         reserved_bytes: for recurrent states.
+        most_bytes: bound of a pool sized from memory, unless one request of the context length needs more; 0: none.
 
     Raises:
         ConfigError: the configured number of tokens does not fit, or, if none is configured, one request of the context
@@ -88,4 +90,7 @@ def size_pool(
             f" context_length{most}, free memory or raise memory_fraction, or set kv_cache_tokens, which then bounds"
             " requests"
         )
-    return min(pages, max_requests * pages_of_request) * page_size
+    useful = max_requests * pages_of_request
+    if most_bytes:
+        useful = min(useful, max(pages_of_request, most_bytes // (token_bytes * page_size)))
+    return min(pages, useful) * page_size

@@ -83,6 +83,12 @@ class CacheConfig:
     memory_fraction: float = option(
         0.0, "part of the free memory that the KV pool may take, when sized from it; 0: 0.5, on CUDA 0.9", low=0.0
     )
+    kv_cache_gib: float = option(
+        0.0,
+        "most GiB of a KV pool that is sized from free memory, for each rank; a request of context_length always fits; "
+        "0: no bound, but 1 on a CPU where memory_fraction is not given either",
+        low=0.0,
+    )
     kv_host_gib: float = option(
         0.0, "host memory for prefixes that leave the KV pool, in GiB, for each replica; 0: none", low=0.0
     )

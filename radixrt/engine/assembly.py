@@ -149,6 +149,7 @@ def make_runner(
             kv_cache_tokens=config.cache.kv_cache_tokens,
             num_states=config.cache.num_states,
             memory_fraction=config.cache.memory_fraction,
+            kv_cache_bytes=int(config.cache.kv_cache_gib * 2**30),
             kv_cache_dtype=config.cache.kv_cache_dtype,
             max_step_tokens=config.scheduler.chunked_prefill_size,
             cuda_graph=config.executor.cuda_graph,

@@ -9,7 +9,7 @@ from radixrt.config import Config
 
 DEVICE_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "cpu": {
-        "cache": {"memory_fraction": 0.5},
+        "cache": {"memory_fraction": 0.5, "kv_cache_gib": 1.0},
         "scheduler": {"max_running_requests": 64, "chunked_prefill_size": 1024, "max_gap_ms": 250.0},
     },
     "cuda": {
@@ -17,7 +17,7 @@ DEVICE_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         "scheduler": {"max_running_requests": 256, "chunked_prefill_size": 8192, "max_gap_ms": 50.0},
     },
 }
-"""Values of options that were left at 0, by device."""
+"""Values of options that were left at 0, by device. A pool whose memory_fraction was given has no further bound."""
 
 
 def with_device_defaults(config: Config, device: str) -> Config:
@@ -25,7 +25,8 @@ def with_device_defaults(config: Config, device: str) -> Config:
     settled = {}
     for section, defaults in DEVICE_DEFAULTS[device].items():
         values = getattr(config, section)
-        settled[section] = dataclasses.replace(
-            values, **{name: value for name, value in defaults.items() if not getattr(values, name)}
-        )
+        changed = {name: value for name, value in defaults.items() if not getattr(values, name)}
+        if "memory_fraction" not in changed:
+            changed.pop("kv_cache_gib", None)
+        settled[section] = dataclasses.replace(values, **changed)
     return dataclasses.replace(config, **settled)

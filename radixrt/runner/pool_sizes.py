@@ -94,5 +94,6 @@ def size_pools(config: RunnerConfig, model: Model, free_bytes: int) -> PoolSizes
         page_size=config.page_size,
         max_requests=config.max_running_requests,
         context_length=config.context_length,
+        most_bytes=config.kv_cache_bytes,
     )
     return PoolSizes(kv_slots, states)

@@ -33,6 +33,7 @@ class RunnerConfig:
             host memory leaves room for it.
         staging_bytes: device memory for keys and values that move, allocated after a pool in device memory.
         image_rows: rows of the encoder pool; 0 to read text alone.
+        kv_cache_bytes: bound of a KV pool that is sized from free memory; 0 for none.
     """
 
     folder: str
@@ -60,6 +61,7 @@ class RunnerConfig:
     host_tier_bytes: int = 0
     staging_bytes: int = 0
     image_rows: int = 0
+    kv_cache_bytes: int = 0
 
     def stage(self, spec: ModelSpec) -> Stage:
         """Return this rank's pipeline stage of a model."""

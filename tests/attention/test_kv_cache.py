@@ -27,6 +27,14 @@ def test_a_pool_from_memory_holds_what_fits_and_what_is_useful() -> None:
     assert pool(page_size=16, max_requests=1) == 64, "a whole number of pages for the longest request"
 
 
+def test_a_pool_from_memory_stays_under_its_bound_but_holds_the_longest_request() -> None:
+    assert pool(most_bytes=80 * TOKEN_BYTES) == 80
+    assert pool(most_bytes=80 * TOKEN_BYTES, page_size=16) == 80
+    assert pool(most_bytes=20 * TOKEN_BYTES) == 50
+    assert pool(most_bytes=1000 * TOKEN_BYTES) == 100
+    assert pool(most_bytes=20 * TOKEN_BYTES, wanted=90) == 90, "a configured pool has its size"
+
+
 @pytest.mark.parametrize(("page_size", "context_length"), [(1, 101), (16, 97), (128, 1)])
 def test_a_pool_from_memory_must_hold_the_longest_request(page_size: int, context_length: int) -> None:
     fitting = 100 // page_size * page_size

@@ -41,6 +41,22 @@ def test_a_freed_run_comes_back_in_order(page_size: int) -> None:
     np.testing.assert_array_equal(allocator.alloc_extend(0, 32, 0), run)
 
 
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_freed_slots_are_taken_before_slots_that_were_never_used(page_size: int) -> None:
+    """The pages of memory that are ever touched are those of the most slots in use at once."""
+    allocator = TokenToKVPoolAllocator(4096, page_size)
+    kept: list[np.ndarray] = []
+    highest = 0
+    for turn in range(300):
+        slots = allocator.alloc_extend(0, 16 * (1 + turn % 5), 0)
+        assert slots is not None
+        highest = max(highest, int(slots.max()))
+        kept.append(slots)
+        if len(kept) == 4:
+            allocator.free(kept.pop(turn % 4))
+    assert highest < page_size + 4 * 80
+
+
 def test_extend_fills_the_page_of_the_last_slot_first() -> None:
     allocator = TokenToKVPoolAllocator(16, 4)
     first = allocator.alloc_extend(0, 5, 0)
