@@ -414,11 +414,17 @@ class Router:
 
     def _rebind_prefilled(self, replica: int, now: float) -> None:
         """Bind again the requests whose prompts a dead replica has computed, and that no other replica has yet."""
-        for load in self.placement.loads.values():
-            for request in list(load.queue):
-                if request.prefilled is not None and request.prefilled.replica == replica:
-                    load.queue.remove(request)
-                    self._bind(request, now)
+        waiting = [
+            (load, request)
+            for load in self.placement.loads.values()
+            for request in load.queue
+            if request.prefilled is not None and request.prefilled.replica == replica
+        ]
+        # Binding a request may send others of the same queue, so all of them leave their queues first.
+        for load, request in waiting:
+            load.queue.remove(request)
+        for _, request in waiting:
+            self._bind(request, now)
 
     def _share(self, now: float) -> None:
         """Send queued requests to the replicas with room: first each replica's own, then requests of other queues whose

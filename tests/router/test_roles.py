@@ -180,6 +180,17 @@ def test_a_fork_is_divided_before_one_decode_replica_has_its_prefix() -> None:
     assert fleet.prefills == 1
 
 
+@pytest.mark.parametrize("shared", [64, 192])
+def test_the_branches_of_a_fork_of_a_short_prompt_are_divided_among_decode_replicas(shared: int) -> None:
+    fleet = Fleet(("prefill", "decode", "decode"), busy=0)
+    for number in range(4):
+        hint = ProgramHint("p", f"{number}", shared, 4)
+        fleet.submit(f"branch {number}", [*LONG[:shared], number + 1, *SHORT[:35]], max_tokens=40, program=hint)
+    assert [fleet.router.open[f"branch {number}"].place for number in range(4)].count(DECODE) == 2
+    fleet.finish(*(f"branch {number}" for number in range(4)))
+    assert {tuple(fleet.sent[f"branch {number}"]) for number in range(4)} == {(DECODE,), (2,)}
+
+
 def test_a_branch_keeps_its_replica_while_that_takes_requests() -> None:
     fleet = Fleet(("prefill", "decode", "decode"), busy=4)
     rids = fork(fleet)
@@ -282,6 +293,22 @@ def test_a_prompt_is_computed_again_if_its_replica_dies_before_a_row_is_free(end
     assert set(fleet.sent["long"][1:-1]) <= {PREFILL, 2}
     asked = [each for each in fleet.messages_to[first][before:] if isinstance(each, PrefixAsk)]
     assert not asked or first in fleet.sent["long"][1:]
+
+
+def test_all_prompts_of_a_dead_replica_are_computed_again_where_rows_have_become_free() -> None:
+    fleet = Fleet(busy=4)
+    rids = [f"long {number}" for number in range(3)]
+    for number, rid in enumerate(rids):
+        fleet.submit(rid, [number + 1, *LONG])
+    waiting = [fleet.router.open[rid] for rid in rids]
+    fleet.play_until(lambda: all(each.prefilled is not None and each.replica == DECODE for each in waiting))
+    assert not any(each.is_sent for each in waiting)
+    load = fleet.router.placement.loads[DECODE]
+    load.info = dataclasses.replace(load.info, max_running_requests=100)  # binding one of them sends the others
+    fleet.kill(PREFILL)
+    assert all(each.prefilled is None and each.is_sent for each in waiting)
+    fleet.finish(*rids)
+    assert {tuple(fleet.sent[rid]) for rid in rids} == {(PREFILL, DECODE)}
 
 
 def test_a_replica_whose_computation_ended_with_an_error_is_not_asked_for_the_prompt() -> None:
