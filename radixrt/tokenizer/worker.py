@@ -3,8 +3,8 @@ and to the client.
 
 Every `Request` sent to the scheduler is valid: its parameters are within bounds, its token ids are within the
 vocabulary, and no prompt is empty or too long. Every request gets exactly one finish. Requests with texts reach the
-scheduler in the order of their arrival; outputs, and requests of token ids, overtake requests with texts
-(`PromptQueue`).
+scheduler in the order of their arrival, and so do requests with pictures; outputs, and requests of token ids alone,
+overtake them (`PromptQueue`).
 """
 
 from __future__ import annotations
@@ -186,7 +186,8 @@ class TokenizerWorker:
             logger.error("dropped a request: its id %.128r is that of a live one", req.rid)
             return
         hint = req.envelope.program
-        encodes = any(needs_encoding(row.input) or row.continuations is not None for row in req.rows)
+        # Pictures are waited for, even where the prompt is token ids alone.
+        encodes = any(needs_encoding(row.input) or row.images or row.continuations is not None for row in req.rows)
         self.queue.submit(
             req.rid,
             partial(self._prepare, req, self._begin_images(req)),

@@ -541,6 +541,31 @@ def test_a_client_waits_for_its_pictures_and_others_do_not(tmp_path, monkeypatch
     bench.worker.queue.close()
 
 
+def test_token_ids_with_pictures_do_not_stop_the_worker(tmp_path, monkeypatch):
+    """Such prompts wait for their pictures in the thread of prompts, beside the outputs of other requests."""
+    bench = ImageBench(tmp_path, queue=PromptQueue(threaded=True))
+    data = picture(40, 40)
+    bench.handle(generating("known", OK, chat=in_parts("A ", (IMAGE,), pictures=[data])))
+    (known,) = received(bench, 1)
+    going, process = threading.Event(), bench.reader._processor.process
+
+    def slow(*args):
+        assert going.wait(5), "the worker waits for the picture"
+        return process(*args)
+
+    monkeypatch.setattr(bench.reader._processor, "process", slow)
+    prompt = in_parts(known.tokens(0).tolist(), pictures=[data])
+    # In another namespace the picture is not known, so it is decoded.
+    bench.handle(generating("r", OK, chat=prompt, cache_salt="other"))
+    (output,) = bench.tokens("a", rid="known", finish=Finish("stop"))
+    assert output.rid == "known"
+    going.set()
+    (request,) = received(bench, 1)
+    assert request.rid == "r"
+    assert request.tokens(0).tolist() == known.tokens(0).tolist()
+    bench.worker.queue.close()
+
+
 def received(bench: ImageBench, count: int) -> list[Any]:
     found: list[Any] = []
     poller = select.poll()
