@@ -205,12 +205,16 @@ class ChatTemplate:
         content = messages[-1].get("content")
         if isinstance(content, list):  # with pictures, of which the last one may end the message
             *before, last = [*content, {"type": "text", "text": ""}]
+            if not all(isinstance(part, dict) for part in before):
+                raise _not_continued()
             if before and before[-1].get("type") == "text":
                 last = before.pop()
+            if not isinstance(last.get("text"), str):
+                raise _not_continued()
             messages[-1]["content"] = [*before, {**last, "text": last["text"] + CONTINUE_TAG}]
             return str(last["text"])
         if not isinstance(content, str):
-            raise RequestError("continue_final_message needs a last message with text as its content", param="messages")
+            raise _not_continued()
         if "content" not in self._sources[name]:
             raise RequestError(
                 "the chat template does not show messages' content, so none can be continued", param="messages"
@@ -302,6 +306,14 @@ def _cut_at_tag(text: str) -> str:
     if text.startswith(CONTINUE_TAG, at):
         return text[:at]
     return text[:at].rstrip()  # the template strips contents, so the text before the tag may end in what it would strip
+
+
+def _not_continued() -> RequestError:
+    return RequestError(
+        "continue_final_message needs a last message whose content is a text, or a list of parts such as "
+        '{"type": "text", "text": "..."}',
+        param="messages",
+    )
 
 
 def _changes_final_message() -> RequestError:

@@ -151,6 +151,17 @@ def test_only_text_can_be_continued(last: dict[str, Any]) -> None:
         template(CHATML).render([last], continue_final_message=True)
 
 
+@pytest.mark.parametrize(
+    "content", [["x"], [{"type": "text"}], [{"type": "text", "text": 1}], [None, {"type": "image"}]]
+)
+def test_malformed_parts_cannot_be_continued(content: list[Any]) -> None:
+    chats = ChatTemplate({"default": ONLY_PARTS}, {})
+    for render in (chats.render, chats.render_parts):
+        with pytest.raises(RequestError, match="continue_final_message needs a last message") as caught:
+            render([USER, {"role": "assistant", "content": content}], continue_final_message=True)
+        assert caught.value.param == "messages"
+
+
 def test_continuing_wins_over_a_generation_prompt() -> None:
     text = template(CHATML).render([ANSWER], add_generation_prompt=True, continue_final_message=True)
     assert text == "<|im_start|>assistant\n" + ANSWER["content"]
