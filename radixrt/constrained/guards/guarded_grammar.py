@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from math import isqrt
 from typing import Any, Final
 
 import numpy as np
@@ -30,9 +31,7 @@ MAX_CANDIDATES: Final = 20_000
 """Maximum number of used texts whose candidates for bans are cached."""
 NO_TOKENS: Final[frozenset[int]] = frozenset()
 SPARE_TOKENS: Final = 256
-SPARE_FACTOR: Final = 8
-"""A guarded completion has at most SPARE_TOKENS tokens more than SPARE_FACTOR times a completion of the grammar. Where
-fewer tokens remain, the completion is written out."""
+"""Number of tokens that must remain at least, so that a completion needs no search to be known to fit (`Guard.room`)."""
 
 
 class GuardedTemplate(TextTemplate):
@@ -66,6 +65,7 @@ class Guard:
         self.tables = tables_of(template.vocabulary)
         self._along: dict[tuple[ParserState, bytes, int | None], tuple[int, ...]] = {}
         self._joined: dict[tuple[int, frozenset[int]], tuple[Bitmask, Bitmask]] = {}
+        self._spare = SPARE_TOKENS + len(template.shortest)
         self._some: dict[tuple[int, str], tuple[Bitmask, list[int]]] = {}
 
     @cached_property
@@ -77,6 +77,30 @@ class Guard:
     def completer(self) -> Completer:
         """Searches for completions."""
         return Completer(self._template.completions.recognizer, self._template.vocabulary, self.scanner)
+
+    @cached_property
+    def _growth(self) -> int:
+        """Characters by which a unit that may not repeat another is longer than the next shorter one, at most: each
+        time that a part of the unit is repeated, a shortest text of a rule is added."""
+        return 1 + self._template.completions.recognizer.longest_rule
+
+    def room(self, position: Position, remaining: int) -> int:
+        """Return a length such that, if the grammar's own completion has at most so many tokens, a completion that
+        meets the obligations has at most `remaining`. Negative if a search has to say.
+
+        Units that must differ may have to grow one after the other (`[]`, `[1]`, `[1,1]`), so that n units have up to
+        n * n / 2 times `_growth` characters, while the completion of the grammar may have as few as n tokens. Long
+        units have about three characters to a token.
+        """
+        left = remaining - self._spare
+        scope = position.scope
+        while scope is not None and scope.alive:
+            # A unit leaves the used texts behind the end of the longest one.
+            left -= max(map(len, scope.live), default=scope.matched) - scope.matched
+            scope = scope.parent
+        # The largest length with factor * length ** 2 + 8 * length <= left.
+        factor = -(-self._growth // 6)
+        return -1 if left < 0 else (isqrt(16 + factor * left) - 4) // factor
 
     def after(self, position: Position, place: ParserState, text: bytearray, token: int) -> Position | None:
         """Return the position after a token; None if the token breaks an obligation."""
@@ -245,7 +269,7 @@ class GuardedGrammar(Grammar):
             if after is None or after.alive:
                 return False
         if self._guard.counts:
-            remaining = (remaining - SPARE_TOKENS) // SPARE_FACTOR
+            remaining = self._guard.room(after, remaining)
         if not self._inner.accept_freely(token, remaining):
             return False
         self._push(token, after)
@@ -301,13 +325,16 @@ class GuardedGrammar(Grammar):
             return True
         if not after.alive and not self._guard.counts:
             return True
-        spare = (remaining - SPARE_TOKENS) // SPARE_FACTOR
-        if spare > 0 and self._inner.fits(token, spare):
+        room = self._guard.room(after, remaining)
+        if room > 0 and self._inner.fits(token, room):
             return True
         place = self._inner.template.completions.advance(self._place, token)
         if place is None or not self._table[token]:
             return True
-        closing = self._guard.completer.closing(place, after, self._text + self._table[token])
+        if self._closing is not None and place == self._place and _is_same(self._positions[-1], after):
+            closing = self._closing
+        else:
+            closing = self._guard.completer.closing(place, after, self._text + self._table[token])
         self._closing_ahead = token, closing
         return len(closing) <= remaining
 
@@ -329,3 +356,13 @@ class GuardedGrammar(Grammar):
         copied = GuardedGrammar(self._inner.copy(), self._guard)
         copied._text, copied._positions, copied._ends = self._text.copy(), self._positions.copy(), self._ends.copy()
         return copied
+
+
+def _is_same(before: Position, after: Position) -> bool:
+    """Return whether a text that belongs to no unit was written between two positions and opened or closed nothing."""
+    scope = after.scope
+    if before.mode != after.mode or before.scope is not scope:
+        return False
+    while scope is not None and scope.start < 0:
+        scope = scope.parent
+    return scope is None

@@ -159,6 +159,11 @@ class Program:
                 self.marked.update(dict.fromkeys(node.targets or [node], rule))
         return node
 
+    @property
+    def longest_rule(self) -> int:
+        """Characters of the longest among the shortest texts of the rules."""
+        return max(self._lengths.values())
+
     def rule_of(self, node: Node) -> str:
         """Return the name of the rule that a node belongs to."""
         return self._names[node.serial // _MAX_NODES]

@@ -107,6 +107,11 @@ class Recognizer:
             raise InvariantError("productions that derive nothing must be pruned")
         self._start = start
 
+    @property
+    def longest_rule(self) -> int:
+        """Characters of the longest among the shortest texts of the rules."""
+        return self._program.longest_rule
+
     def start(self) -> State:
         """Return the state before any text."""
         return self._start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -130,3 +131,42 @@ def test_the_ends_of_a_completion_share_its_text(backends: Backends) -> None:
     assert {id(one) for one, _, _ in ends} == {id(text)}
     known.add(state, b'["' + b"a" * tails.MAX_TEXT + b'"]')
     assert known.find(state, lambda text: True) == backends.vocabulary.encode_bytes(text)
+
+
+GROWING = {"type": "array", "items": {"type": "array", "items": {"const": 1}}, "uniqueItems": True, "minItems": 40}
+"""The shortest items are [], [1], [1,1] and so on, so that the items are much longer than as many empty arrays."""
+
+
+@pytest.mark.parametrize("spare", [0, 7, 150, 600])
+def test_a_free_text_ends_in_time_for_items_that_must_grow(spare: int, backends: Backends) -> None:
+    vocabulary = backends.vocabulary
+    schema = {"properties": {"text": {"type": "string"}, "sets": GROWING}, "required": ["text", "sets"]}
+    template = guarded({"type": "object", "additionalProperties": False, **schema}, backends)
+    grammar, begun, (token,) = template.new(), vocabulary.encode('{"text":"'), vocabulary.encode("a")
+    assert all(map(grammar.accept, begun))
+    budget, written = len(grammar.closing()) + spare, 0
+    while written < budget:
+        remaining = budget - written - 1
+        if not grammar.accept_freely(token, remaining):
+            if not grammar.fits(token, remaining):
+                break
+            assert grammar.accept(token)
+        written += 1
+    closing = grammar.closing()
+    assert spare <= written <= budget - len(closing)
+    value = strict(vocabulary.decode([*begun, *[token] * written, *closing]).decode())
+    assert value["text"] == "a" * written
+    assert len({json.dumps(one) for one in value["sets"]}) == 40
+
+
+@pytest.mark.parametrize("remaining", [40, 300, 1200, 2000])
+def test_a_set_that_must_grow_begins_only_where_it_can_be_finished(remaining: int, backends: Backends) -> None:
+    vocabulary = backends.vocabulary
+    grammar = guarded({"type": "array", "items": {"anyOf": [GROWING, {"type": "null"}]}}, backends).new()
+    begun, (token,) = vocabulary.encode("[null,"), vocabulary.encode("[")
+    assert all(map(grammar.accept, begun))
+    begins = grammar.accept_freely(token, remaining) or (grammar.fits(token, remaining) and grammar.accept(token))
+    assert begins == (remaining == 2000)
+    closing = grammar.closing()
+    assert len(closing) <= remaining
+    strict(vocabulary.decode([*begun, *([token] if begins else []), *closing]).decode())
