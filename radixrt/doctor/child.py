@@ -44,10 +44,11 @@ def probe_torch() -> dict[str, Any]:
 def probe_cpu_kernels() -> dict[str, Any]:
     """Loads the compiled CPU kernels, after building them where they are not in the cache."""
     from radixrt.kernels.build import load_kernels
+    from radixrt.kernels.prebuilt import FOLDER, kernel_features
     from radixrt.models.loading.source import cache_folder
 
-    load_kernels(cache_folder() / "kernels")
-    return {}
+    library = load_kernels(cache_folder() / "kernels")
+    return {"prebuilt": FOLDER in Path(library._name).parents, "features": kernel_features(library)}
 
 
 def probe_bandwidth() -> dict[str, Any]:

@@ -65,6 +65,9 @@ class Facts:
         packages: versions of Python packages; None for missing packages.
         broken: packages that are installed and do not import, with the reason.
         cpu_kernels: "" if the compiled CPU kernels load, otherwise the reason; None if torch is missing.
+        kernel_features: instructions of the processor that the compiled CPU kernels use.
+        kernels_prebuilt: this installation has brought them; otherwise they were compiled for this machine.
+        threads: threads with which a ModelRunner computes on the CPU, without --num-threads.
         flashinfer_kernels: bytes of FlashInfer's compiled kernels on disk.
         default_model: the embedded default model is installed.
         installer: how this system installs its own packages: apt-get, dnf, apk, zypper, pacman.
@@ -100,6 +103,9 @@ class Facts:
     packages: dict[str, str | None] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
     cpu_kernels: str | None = None
+    kernel_features: tuple[str, ...] = ()
+    kernels_prebuilt: bool = False
+    threads: int = 0
     flashinfer_kernels: int = 0
     default_model: bool = False
     caches: tuple[CacheFolder, ...] = ()

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 from radixrt._version import __version__
 from radixrt.doctor.facts import CacheFolder, Disk, Facts, Gpu, Tool
 from radixrt.engine.tier_options import available_memory
+from radixrt.kernels.threads import pick_threads
 from radixrt.models.loading.source import DEFAULT_PACKAGE, cache_folder
 from radixrt.os_process import child_command
 
@@ -100,6 +101,7 @@ def gather(*, device: str, attention_backend: str, model: str | None = None, dis
     torch = child.get("torch", {})
     broken = {name: answer["error"] for name, answer in child.items() if "error" in answer and name != "CPU kernels"}
     kernels = child.get("CPU kernels")
+    loaded = kernels or {}
     total, free = ask("memory", _memory, (0, 0))
     cpu = ask("CPU", _cpu, Cpu())
     driver = ask("driver", _driver, Driver())
@@ -132,6 +134,9 @@ def gather(*, device: str, attention_backend: str, model: str | None = None, dis
         packages=packages,
         broken=broken,
         cpu_kernels=None if kernels is None or "missing" in kernels else kernels.get("error", ""),
+        kernel_features=tuple(loaded.get("features", ())),
+        kernels_prebuilt=loaded.get("prebuilt", False),
+        threads=ask("threads", lambda: pick_threads(None), 0),
         flashinfer_kernels=ask(
             "FlashInfer's kernels", lambda: 0 if flashinfer is None else _size(flashinfer, suffix=".so"), 0
         ),

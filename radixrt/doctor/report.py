@@ -58,7 +58,7 @@ def _lines(facts: Facts) -> Iterator[tuple[str, str]]:
     for name, tool in (("nvcc", facts.nvcc), ("C++", facts.compiler), ("ninja", facts.ninja)):
         yield name, _known(facts, name, _tool(tool))
     if facts.cpu_kernels is not None or "CPU kernels" in facts.unknown:
-        yield "CPU kernels", _known(facts, "CPU kernels", facts.cpu_kernels or "load")
+        yield "CPU kernels", _known(facts, "CPU kernels", facts.cpu_kernels or _kernels(facts))
     yield "packages", ", ".join(_package(facts, name) for name in facts.packages)
     for folder in facts.caches:
         yield "cache", f"{folder.path}: {folder.what}, {folder.size / MIB:.1f} MiB"
@@ -71,6 +71,16 @@ def _lines(facts: Facts) -> Iterator[tuple[str, str]]:
         yield "disk", _disk(facts.disk, 0 if facts.model is None else facts.model.token_bytes)
     for name, reason in facts.unknown.items():
         yield "not known", f"{name}: {reason}"
+
+
+def _kernels(facts: Facts) -> str:
+    """Return the line about compiled CPU kernels that load."""
+    made = "of this installation" if facts.kernels_prebuilt else "compiled for this machine"
+    instructions = " ".join(facts.kernel_features) or "the processor's basic instructions"
+    threads = "1 thread" if facts.threads == 1 else f"{facts.threads} threads"
+    # OMP_NUM_THREADS, or a control group that limits the processor time, as in a container.
+    fewer = f", fewer than the {facts.cores} cores: see docs/cpu.md" if facts.threads < facts.cores else ""
+    return f"{made}, with {instructions}; {threads}{fewer}"
 
 
 def _model(needs: ModelNeeds, bandwidth: int) -> Iterator[tuple[str, str]]:

@@ -97,3 +97,10 @@ def cpu_features(library: ctypes.CDLL) -> frozenset[str]:
     """
     library.radixrt_cpu_features.restype = ctypes.c_char_p
     return frozenset(library.radixrt_cpu_features().decode().split())
+
+
+def kernel_features(library: ctypes.CDLL) -> list[str]:
+    """Return the features of processors that a library's kernels use, from the oldest to the newest."""
+    library.radixrt_kernel_features.restype = ctypes.c_char_p
+    names: str = library.radixrt_kernel_features().decode()
+    return names.split()

@@ -27,6 +27,15 @@ def usable_cores() -> int:
     return max(1, int(min([cores, *_group_limits()])))
 
 
+def pick_threads(wanted: int | None, ranks: int = 1) -> int:
+    """Return the number of threads of one CPU runner: the configured number, else OMP_NUM_THREADS, at most the cores
+    that this process may use, else an equal share of these cores for each of `ranks`."""
+    if wanted is not None:
+        return wanted
+    cores, said = usable_cores(), os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return min(int(said), cores) if said.isdecimal() and int(said) else max(1, cores // ranks)
+
+
 def _group_limits() -> Iterator[float]:
     """Yield the processor time, in cores, that each control group of this process allows."""
     try:

@@ -33,7 +33,7 @@ from radixrt.forward_batch.batch_builder import BatchBuilder
 from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode
 from radixrt.forward_batch.padding import graph_buckets, max_graph_rows
 from radixrt.forward_batch.token_rows import TokenRows
-from radixrt.kernels.threads import unbind_thread
+from radixrt.kernels.threads import pick_threads, unbind_thread
 from radixrt.layers.ops import LayerOps
 from radixrt.messages.runner import CascadeCosts, ForwardStep, GrammarMask, WeightsInfo
 from radixrt.messages.state_slots import RESERVED_STATES
@@ -53,7 +53,6 @@ from radixrt.runner.runner_config import (
     free_memory,
     make_ops,
     pick_device,
-    pick_threads,
     still_works,
     supports_dependent_launch,
 )

@@ -11,7 +11,7 @@ import torch
 from radixrt.distributed.rank_info import SINGLE_RANK, RankInfo
 from radixrt.errors import ConfigError
 from radixrt.kernels.build import KernelUnavailable, load_kernels
-from radixrt.kernels.threads import set_threads, usable_cores
+from radixrt.kernels.threads import set_threads
 from radixrt.layers.cuda_ops import CudaOps
 from radixrt.layers.experts import FusedExperts
 from radixrt.layers.linear import Linear
@@ -85,15 +85,6 @@ def pick_device(name: str) -> torch.device:
     if not torch.cuda.is_available():
         raise ConfigError("device=cuda, but this torch sees no CUDA device; use --device cpu or install a CUDA build")
     return torch.device("cuda")
-
-
-def pick_threads(wanted: int | None, ranks: int = 1) -> int:
-    """Return the number of threads of one CPU runner: the configured number, else OMP_NUM_THREADS, at most the cores
-    that this process may use, else an equal share of these cores for each of `ranks`."""
-    if wanted is not None:
-        return wanted
-    cores, said = usable_cores(), os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return min(int(said), cores) if said.isdecimal() and int(said) else max(1, cores // ranks)
 
 
 def divide_threads(model: Model, ops: LayerOps, threads: int) -> None:

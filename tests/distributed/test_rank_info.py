@@ -15,7 +15,7 @@ from radixrt.distributed.rank_info import RankInfo, rank_from_environment
 from radixrt.engine.endpoints import process_kinds, process_name
 from radixrt.engine.settings import resolve_settings
 from radixrt.errors import ConfigError
-from radixrt.runner.runner_config import pick_threads
+from radixrt.kernels.threads import pick_threads
 
 MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 TORCHRUN = {**MASTER, "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}

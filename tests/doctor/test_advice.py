@@ -35,6 +35,15 @@ def only(machine: Facts, **facts: Any) -> Finding:
     return finding
 
 
+def test_the_line_about_cpu_kernels() -> None:
+    quiet = dataclasses.replace(CPU_MACHINE, kernel_features=("avx2", "avx512f"), threads=2)
+    assert "CPU kernels compiled for this machine, with avx2 avx512f; 2 threads\n" in as_text(quiet, [])
+    limited = dataclasses.replace(CPU_MACHINE, kernels_prebuilt=True, threads=1)
+    assert "of this installation, with the processor's basic instructions; 1 thread, fewer than the 2 cores" in as_text(
+        limited, []
+    )
+
+
 @pytest.mark.parametrize("machine", [CPU_MACHINE, GPU_MACHINE])
 def test_nothing_is_wrong_with_a_good_machine(machine: Facts) -> None:
     assert advise(machine) == []

@@ -12,6 +12,8 @@ import pytest
 
 from radixrt.doctor import probes
 from radixrt.doctor.probes import Prober, ask_child
+from radixrt.kernels.prebuilt import FOLDER
+from radixrt.kernels.threads import pick_threads
 from tests.tiny_models import make_tiny_model
 
 
@@ -31,7 +33,10 @@ def test_on_the_cpu_of_this_machine() -> None:
     assert facts["torch"].startswith("2.")
     assert facts["cores"] >= 1
     assert facts["memory_total"] > facts["memory_free"] > 0
-    assert facts["cpu_kernels"] is not None
+    assert facts["cpu_kernels"] == ""
+    assert facts["kernel_features"]
+    assert facts["kernels_prebuilt"] is FOLDER.is_dir()
+    assert facts["threads"] == pick_threads(None)
     assert facts["packages"]["numpy"] is not None
     assert facts["unknown"] == {}
 

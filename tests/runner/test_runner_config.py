@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from radixrt.runner.runner_config import pick_threads
+from radixrt.kernels.threads import pick_threads
 
 
 @pytest.mark.parametrize(("said", "expected"), [("1", 1), ("3,2", 3), (" 2 ", 2), ("64", 4)])
