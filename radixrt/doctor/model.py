@@ -9,6 +9,7 @@ from pathlib import Path
 from radixrt.chat.dialect import read_dialect
 from radixrt.config import make_config
 from radixrt.engine.device_defaults import DEVICE_DEFAULTS
+from radixrt.engine.tier_options import GIB
 from radixrt.errors import ConfigError, ModelLoadError
 from radixrt.layers.formats.base import Quantization
 from radixrt.mem_cache.state_sizes import size_states
@@ -117,6 +118,9 @@ def model_needs(
     # On a CPU all activations are float32.
     state = 0 if decoder is None else _state_bytes(decoder, 4 if device == "cpu" else ITEM_BYTES[kind])
     states = _fitting_states(left, state, token, requests, spec.context_length) if state and token else 0
+    pool = max(0, left - states * state)
+    if most := DEVICE_DEFAULTS[device]["cache"].get("kv_cache_gib"):
+        pool = min(pool, max(int(most * GIB), token * spec.context_length))
     return ModelNeeds(
         folder=folder,
         architecture=spec.architecture,
@@ -129,7 +133,7 @@ def model_needs(
         readers=tp if device == "cuda" else 1,
         token_bytes=token,
         context_length=spec.context_length,
-        kv_tokens=max(0, (left - states * state) // token) if token else 0,
+        kv_tokens=pool // token if token else 0,
         state_bytes=state,
         num_states=states,
         requests=requests,

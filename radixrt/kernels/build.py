@@ -159,10 +159,12 @@ def compile_prebuilt(folder: Path, machine: str) -> None:
             cross compiler.
 
     Raises:
-        KernelUnavailable: there is no compiler, or compiling failed.
+        KernelUnavailable: there is no compiler, compiling failed, or the machine has no levels.
     """
+    if (levels := LEVELS.get(machine_name(machine))) is None:
+        raise KernelUnavailable(f"{machine}: kernels are prebuilt for {', '.join(LEVELS)} alone")
     folder.mkdir(parents=True, exist_ok=True)
-    for level in LEVELS[machine_name(machine)]:
+    for level in levels:
         with tempfile.TemporaryDirectory(prefix="kernels-") as scratch:
             built = _compile(Path(scratch), (*PORTABLE_FLAGS, *level.flags), STATIC_RUNTIME)
             shutil.copyfile(built, folder / library_name(level, source_hash()))

@@ -96,12 +96,14 @@ def _loaded_openmp() -> list[str]:
 
 def _openmp_places(path: str) -> list[set[int]]:
     """Return the cores of each place to which an OpenMP library binds threads; nothing where it binds none."""
-    library = ctypes.CDLL(path)
     places = []
-    for place in range(library.omp_get_num_places()):
-        cores = (ctypes.c_int * library.omp_get_place_num_procs(place))()
-        library.omp_get_place_proc_ids(place, cores)
-        places.append(set(cores))
+    # The file of a library that this process has loaded may be gone, and an old OpenMP has no such functions.
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(path)
+        for place in range(library.omp_get_num_places()):
+            cores = (ctypes.c_int * library.omp_get_place_num_procs(place))()
+            library.omp_get_place_proc_ids(place, cores)
+            places.append(set(cores))
     return places
 
 

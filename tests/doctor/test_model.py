@@ -139,6 +139,14 @@ def test_no_folder() -> None:
     assert "is not a folder" in model_needs("/nowhere", device="cpu", free_bytes=GIB).problem
 
 
+def test_the_pool_of_a_cpu_is_bounded(tmp_path: Path) -> None:
+    """1 GiB, or one request of the context length (`DEVICE_DEFAULTS`)."""
+    small = needs(tmp_path, LLAMA, device="cpu")
+    assert small.kv_tokens == max(GIB // small.token_bytes, small.context_length)
+    long = needs(tmp_path, {**LLAMA, "max_position_embeddings": 10**7}, device="cpu")
+    assert long.kv_tokens == min(10**7, int(0.5 * (139 * GIB - long.weight_bytes)) // long.token_bytes)
+
+
 def test_the_smallest_gpu_counts() -> None:
     small = Gpu("x", (9, 0), 80 * GIB, 10 * GIB)
     assert dataclasses.replace(GPU_MACHINE, gpus=(*GPU_MACHINE.gpus, small)).device_memory == 10 * GIB

@@ -297,7 +297,7 @@ UNBIND = (
 )
 
 
-@pytest.mark.parametrize("variables", [{"OMP_PROC_BIND": "true"}, {"OMP_PLACES": "cores"}])
+@pytest.mark.parametrize("variables", [{"OMP_PROC_BIND": "true"}, {"OMP_PLACES": "threads"}])
 def test_a_bound_program_gets_its_cores_back(variables: dict[str, str]) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("this machine has one core")
