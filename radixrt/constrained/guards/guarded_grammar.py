@@ -31,7 +31,7 @@ MAX_CANDIDATES: Final = 20_000
 """Maximum number of used texts whose candidates for bans are cached."""
 NO_TOKENS: Final[frozenset[int]] = frozenset()
 SPARE_TOKENS: Final = 256
-"""Number of tokens that must remain at least, so that a completion needs no search to be known to fit (`Guard.room`)."""
+"""A completion needs no search to be known to fit (`Guard.room`) only where more tokens than this remain."""
 
 
 class GuardedTemplate(TextTemplate):
