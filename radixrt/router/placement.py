@@ -104,8 +104,7 @@ class Placement:
 
         best = next(iter(loads))
         if len(loads) > 1:
-            # A prompt too short for a move is computed where it is answered.
-            prefill = {replica: load for replica, load in self.roles.prefilling(request).items() if replica in loads}
+            prefill = self.roles.prefilling(request)
             answering = {replica: load for replica, load in loads.items() if replica not in prefill}
             place = request.place = self._fork_place(request, answering, hits, output)
             if place is None:

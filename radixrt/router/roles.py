@@ -39,7 +39,10 @@ class Roles:
 
     def prefills(self, request: RoutedRequest, load: ReplicaLoad) -> bool:
         """Return True if a replica would compute the prompt of a request for another replica."""
-        return load.info.role == "prefill" and request.can_prefill and self.count
+        if load.info.role != "prefill" or not request.can_prefill or request.prefix.length < LEAST_TOKENS:
+            return False
+        # The only state is saved one token before the prompt's end, behind the tokens that a read leaves to the cache.
+        return self.count and not (load.info.has_states and request.reads_prompt)
 
     def may_get(self, request: RoutedRequest, load: ReplicaLoad) -> bool:
         """Return True if a replica may get a request next."""
@@ -47,7 +50,7 @@ class Roles:
             return True
         if request.message.sampling is None:
             return load.info.role == "prefill"
-        return load.info.role == "decode" or (request.can_prefill and request.prefix.length >= LEAST_TOKENS)
+        return load.info.role == "decode" or self.prefills(request, load)
 
     def candidates(self, request: RoutedRequest, loads: dict[int, ReplicaLoad]) -> dict[int, ReplicaLoad]:
         """Return the replicas among `loads` that may get a request next."""
@@ -61,7 +64,7 @@ class Roles:
 
     def prefilling(self, request: RoutedRequest) -> dict[int, ReplicaLoad]:
         """Return the replicas that would compute the prompt of a request for another replica, by number."""
-        return self._taking("prefill") if request.can_prefill and self.count else {}
+        return {number: load for number, load in self._taking("prefill").items() if self.prefills(request, load)}
 
     def _taking(self, role: Role) -> dict[int, ReplicaLoad]:
         return {n: load for n, load in self._loads.items() if load.takes_new and load.info.role == role}

@@ -126,6 +126,11 @@ class RoutedRequest:
         """A replica may compute the prompt for another one, which has not been done yet."""
         return self.message.sampling is not None and self.prefilled is None and not self.resumed_ids
 
+    @property
+    def reads_prompt(self) -> bool:
+        """Log-probabilities or hidden states of tokens before the prompt's last one are read."""
+        return self.input_len - self.prefix.length > 1
+
     def prompt_alone(self, now: float) -> Request:
         """Return the message with which a replica computes the prompt for another one."""
         message = self.resumed(now)

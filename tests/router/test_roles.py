@@ -18,6 +18,7 @@ from radixrt.messages.scheduler import TokenBatch, TokenDelta
 from radixrt.messages.wire import pack_i32
 from radixrt.router.routed_request import Prefill, RoutedRequest, Work
 from radixrt.router.router import TOKENIZER
+from radixrt.sampling_params import SamplingParams
 from tests.router.fake_fleet import FakeFleet
 
 PREFILL, DECODE = 0, 1
@@ -426,6 +427,19 @@ def test_a_prompt_of_a_hybrid_model_moves_up_to_the_state_before_its_last_token(
     assert fleet.sent["long"] == [PREFILL, DECODE]
     assert PrefixComing("long", len(LONG) - 1) in fleet.messages_to[DECODE]
     assert PrefixAsk("long", pack_i32(LONG[:-1])) in fleet.messages_to[PREFILL]
+
+
+@pytest.mark.parametrize(("num_states", "ways"), [(0, [PREFILL, DECODE]), (24, [DECODE])])
+def test_a_read_prompt_of_a_hybrid_model_is_computed_where_the_state_is_needed(
+    num_states: int, ways: list[int]
+) -> None:
+    fleet = Fleet(num_states=num_states)
+    read = LogprobRead(pack_i32([330]), pack_i32([LONG[331]]))
+    row = Row(pack_i32(LONG), logprobs=read)
+    fleet.send(Request(Envelope("read"), [row], sampling=SamplingParams(max_tokens=4, temperature=0.0)))
+    fleet.finish("read")
+    assert len(fleet.values["read"]) == 1
+    assert fleet.sent["read"] == ways
 
 
 @pytest.mark.parametrize("num_states", [0, 24])
