@@ -151,7 +151,11 @@ class ReplicaIndex:
     def state_len(self, replica: int, prefix: Prefix, matched: int) -> int:
         """Return the length of the longest prefix with a state; it may end within the granule behind `matched`."""
         states, length = self._trees[replica].states, prefix.length
-        for granules in range(matched // GRANULE_TOKENS, -1, -1):
+        # Booked granules have no states yet, so the search begins at the last reported one.
+        holders, bit = self._holders, 1 << replica
+        last = matched // GRANULE_TOKENS
+        last = bisect_left(prefix.hashes, True, 0, last, key=lambda each: not holders.get(each, 0) & bit)
+        for granules in range(last, -1, -1):
             ends = states.get(prefix.hashes[granules - 1] if granules else prefix.seed)
             if ends:
                 fitting = [end for end in ends if end <= length]

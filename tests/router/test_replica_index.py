@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from radixrt.mem_cache.granules import GRANULE_TOKENS, seed_of
@@ -124,3 +126,19 @@ def test_a_state_before_the_first_granule_is_known_by_the_namespace() -> None:
     index.apply(0, batch(1, inserted(2, 1, 0, 40, has_state=True), begins=True))
     assert index.state_len(0, prefix(999), 0) == 40
     assert index.state_len(0, prefix(999, "salt"), 0) == 0
+
+
+def test_booked_granules_are_not_searched_for_states() -> None:
+    class Counting(dict[int, list[int]]):
+        def get(self, key: int, default: Any = None) -> Any:
+            searched.append(key)
+            return super().get(key, default)
+
+    searched: list[int] = []
+    index, asked = make(0, 1), prefix(999)
+    index.apply(0, batch(1, inserted(2, 1, 0, 100, has_state=True), begins=True))
+    for replica in (0, 1):
+        index.book(replica, asked, 0)
+        index._trees[replica].states = Counting(index._trees[replica].states)
+    assert index.longest_state(asked) == (100, [0])
+    assert searched == [asked.hashes[0], asked.seed]
