@@ -129,10 +129,11 @@ def _host_tier(facts: Facts, needs: ModelNeeds) -> Iterator[tuple[str, str]]:
 def _roles(layout: RoleLayout, needs: ModelNeeds | None) -> str:
     """Return the line about replicas with roles."""
     line = f"--replicas {len(layout.roles)} --roles {layout.listed}: {layout.counts}"
-    if not layout.host_bytes:
+    if "prefill" not in layout.roles:
         return f"{line}; each computes what it answers"
-    line += f"; prefixes move by host tiers of {_size(layout.host_bytes)} each, or of --kv-host-gib"
-    if needs is None or not needs.token_bytes:
+    size = f"{_size(layout.host_bytes)} each, or of " if layout.host_bytes else ""
+    line += f"; prefixes move by host tiers of {size}--kv-host-gib"
+    if needs is None or not needs.token_bytes or not layout.host_bytes:
         return line
     longest = layout.host_bytes // needs.token_bytes - -(-needs.state_bytes // needs.token_bytes)
     return f"{line}, which keep {max(longest, 0):,} tokens; longer prompts are computed where they are answered"

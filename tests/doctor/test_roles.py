@@ -45,6 +45,8 @@ def test_a_layout_that_runs_is_shown_with_the_prompts_that_move() -> None:
     assert "which keep 13,141 tokens" in line(on(CPU_MACHINE, needs=hybrid))
     assert line(on(CPU_MACHINE, needs=None)).endswith("or of --kv-host-gib")
     assert line(on(CPU_MACHINE, "both,both")).endswith("2 both; each computes what it answers")
+    unknown = on(dataclasses.replace(CPU_MACHINE, memory_free=0))
+    assert line(unknown).endswith("1 prefill, 2 decode; prefixes move by host tiers of --kv-host-gib")
 
 
 @pytest.mark.parametrize(
