@@ -31,6 +31,7 @@ MAX_CACHED = 256
 
 _TOOL = "get_probe"
 _QUESTION: list[dict[str, Any]] = [{"role": "user", "content": "question"}]
+_SYSTEM: list[dict[str, Any]] = [{"role": "system", "content": "s"}]
 _TOOLS = [{"type": "function", "function": {"name": _TOOL, "description": "d", "parameters": {"type": "object"}}}]
 _ID = "call00000"
 _ARGUMENTS = {"x": 1, "text": "a b\nc"}
@@ -74,6 +75,8 @@ class Dialect:
         special_tokens: the added tokens that `skip_special_tokens` removes from the text.
         reasons: the model writes its reasoning between markers, or in a channel.
         reasoning: the markers.
+        reasons_by_system: the model reasons where the system message asks for it: the template writes the markers in
+            its own system message alone, which a system message of the client replaces.
         channels: the format of answers in channels, if the model writes such.
         closed_tools: arguments of tools have the declared properties alone, where a request does not say.
         template: the template that `thinking` probes.
@@ -88,6 +91,7 @@ class Dialect:
     special_tokens: frozenset[str] = frozenset()
     reasons: bool = False
     reasoning: ReasoningMarkers = THINK
+    reasons_by_system: bool = False
     channels: Channels | None = None
     closed_tools: bool = True
     template: ChatTemplate | None = None
@@ -111,10 +115,18 @@ class Dialect:
         user, whose images every template of a vision model writes."""
         return self.shows_tool_images or not self.renders_tools
 
-    def thinking(self, variables: Mapping[str, Any]) -> Thinking:
-        """Return whether a request with these template variables makes the model reason first."""
+    def thinking(self, variables: Mapping[str, Any], messages: bytes | None = None) -> Thinking:
+        """Return whether a request with these template variables makes the model reason first.
+
+        Args:
+            messages: `ChatPrompt.messages` of the request; default: a question without a system message.
+        """
         if not self.reasons or self.template is None:
             return Thinking.OFF
+        if self.reasons_by_system and messages is not None:
+            first = msgspec.json.decode(messages)[0]
+            if first["role"] == "system" and self.reasoning.start not in str(first["content"]):
+                return Thinking.OFF
         probe = partial(_thinking, channels=self.channels, markers=self.reasoning)
         return _probed(self._cached, probe, self.template, variables)
 
@@ -204,16 +216,18 @@ def make_dialect(
         channels = next((one for one in CHANNELS if one.is_shown(shown, _TOOL)), None)
     markers = None if channels is not None or reasoning_parser == "none" else _find_markers(template)
     reasons = channels is not None or reasoning_parser == "think" or markers is not None
+    by_system = reasoning_parser == "auto" and markers is not None and _find_markers(template, _SYSTEM) is None
     return Dialect(
         tool_format=form,
         renders_tools=offered and (channels is not None or form is written),
         arguments_as_text=as_text and form is written,
-        takes_system=_render(template, [{"role": "system", "content": "s"}, *_QUESTION]) is not None,
+        takes_system=_render(template, [*_SYSTEM, *_QUESTION]) is not None,
         shows_tool_images=_shows_tool_images(template),
         tokens=dict(tokens or {}),
         special_tokens=special_tokens,
         reasons=reasons,
         reasoning=markers or THINK,
+        reasons_by_system=by_system,
         channels=channels,
         closed_tools=closed_tools,
         template=template,
@@ -303,23 +317,31 @@ def _keeps_reasoning(template: ChatTemplate, variables: Mapping[str, Any], *, ch
     return any(text is None or _THOUGHT in text for text in shown)
 
 
-def _find_markers(template: ChatTemplate) -> ReasoningMarkers | None:
+def _find_markers(template: ChatTemplate, before: Sequence[dict[str, Any]] = ()) -> ReasoningMarkers | None:
     """Return the markers that the template writes, or between which it removes reasoning from earlier answers; None if
-    it knows none."""
+    it knows none.
+
+    Args:
+        before: messages before the conversations that are rendered. A template that refuses such messages writes what
+            it writes without them.
+    """
+    if before and _render(template, [*before, *_QUESTION]) is None:
+        before = ()
+    question = [*before, *_QUESTION]
     switches: Sequence[dict[str, Any]] = ({}, {"enable_thinking": False}, {"enable_thinking": True}, {"thinking": True})
-    shown = [_render(template, _QUESTION, variables=each) or "" for each in switches]
+    shown = [_render(template, question, variables=each) or "" for each in switches]
     # Some templates write the markers around the reasoning of an answer alone.
     said = {"role": "assistant", "content": "answer", **dict.fromkeys(_REASONING_FIELDS, _THOUGHT)}
-    shown.append(_render(template, [*_QUESTION, said], add_generation_prompt=False) or "")
+    shown.append(_render(template, [*question, said], add_generation_prompt=False) or "")
     for markers in REASONING_MARKERS:
         if any(markers.start in text or markers.end in text for text in shown):
             return markers
-    return next((markers for markers in REASONING_MARKERS if _removes_reasoning(template, markers)), None)
+    return next((markers for markers in REASONING_MARKERS if _removes_reasoning(template, markers, question)), None)
 
 
-def _removes_reasoning(template: ChatTemplate, markers: ReasoningMarkers) -> bool:
+def _removes_reasoning(template: ChatTemplate, markers: ReasoningMarkers, question: list[dict[str, Any]]) -> bool:
     said = f"{markers.start}thought{markers.end}answer"
-    shown = _render(template, [*_QUESTION, {"role": "assistant", "content": said}, *_QUESTION])
+    shown = _render(template, [*question, {"role": "assistant", "content": said}, *_QUESTION])
     return shown is not None and "answer" in shown and "thought" not in shown
 
 

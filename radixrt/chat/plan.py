@@ -64,7 +64,7 @@ def plan_chat(
     prompt = chat_prompt(conversation, offered, dialect, variables)
     thinking, channels = Thinking.OFF, None
     if prompt.add_generation_prompt and not prompt.continue_final_message:
-        thinking, channels = dialect.thinking(variables), dialect.channels
+        thinking, channels = dialect.thinking(variables, prompt.messages), dialect.channels
     own = dialect.reasoning
     reasoning_end_id = dialect.tokens.get(own.end if channels is None else channels.reasoning_end)
     form = AnswerForm(thinking=thinking, markers=own, reasoning_end_id=reasoning_end_id, channels=channels)

@@ -52,7 +52,8 @@ TEMPLATES: dict[str, tuple[str, str, Thinking, Thinking]] = {
                          "{% if enable_thinking is false %}<|START_THINKING|><|END_THINKING|>{% endif %}"),
                "<|START_THINKING|>", Thinking.FREE, Thinking.OFF),
     "seed": (_template(_shows("<seed:think>", "</seed:think>"), ""), "<seed:think>", Thinking.FREE, Thinking.OFF),
-    "magistral": ("[SYSTEM_PROMPT]First draft: [THINK]your thoughts[/THINK][/SYSTEM_PROMPT]"
+    "magistral": ("{% if messages[0].role != 'system' %}"
+                  "[SYSTEM_PROMPT]First draft: [THINK]your thoughts[/THINK][/SYSTEM_PROMPT]{% endif %}"
                   + _template("{{ m.content }}", ""), "[THINK]", Thinking.FREE, Thinking.OFF),
     "kimi_vl": (_template(_strips("◁/think▷"), ""), "◁think▷", Thinking.FREE, Thinking.OFF),
 }  # fmt: skip

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from radixrt.chat.dialect import Dialect, make_dialect, read_dialect
@@ -90,6 +91,26 @@ def test_reasoning_of_each_family(family: str) -> None:
     assert dialect.thinking({"enable_thinking": False, "thinking": False}) is when_off
     assert dialect.answer_markers[:2] == [start, dialect.reasoning.end]
     assert not make_dialect(template(source), reasoning_parser="none").reasons
+
+
+def test_a_system_message_replaces_the_templates_request_for_reasoning() -> None:
+    dialect = make_dialect(template(reasoning_templates.TEMPLATES["magistral"][0]))
+
+    def thinking(*system: str) -> Thinking:
+        messages = [*({"role": "system", "content": one} for one in system), {"role": "user", "content": "[THINK]?"}]
+        return dialect.thinking({}, msgspec.json.encode(messages))
+
+    assert thinking() is Thinking.FREE
+    assert thinking("Be short.") is Thinking.OFF
+    assert thinking("Draft first: [THINK]thoughts[/THINK]") is Thinking.FREE
+    always = make_dialect(dialect.template, reasoning_parser="think")
+    assert not always.reasons_by_system
+
+
+@pytest.mark.parametrize("family", reasoning_templates.TEMPLATES)
+def test_most_families_reason_whatever_the_system_message_says(family: str) -> None:
+    dialect = make_dialect(template(reasoning_templates.TEMPLATES[family][0]))
+    assert dialect.reasons_by_system == (family == "magistral")
 
 
 def test_markers_are_documented() -> None:

@@ -90,3 +90,15 @@ def test_constraints_and_stop_strings_are_for_the_answer(engine: FakeEngine, fam
     assert constrained.structured.reasoning_end == markers.end
     start = "" if family == "minimax_m3" else markers.start  # there the prompt ends with the start marker
     assert stopped.stop_scope == StopScope(reasoning_end=markers.end, reasoning_start=start)
+
+
+@pytest.mark.parametrize("system", ["Be short.", "Draft first: [THINK]thoughts[/THINK]"])
+def test_a_constraint_waits_for_reasoning_only_if_the_system_message_asks_for_it(
+    engine: FakeEngine, system: str
+) -> None:
+    engine.script = lambda request: speak(request, ["{}"])
+    messages = [{"role": "system", "content": system}, *USER]
+    caller = Caller(engine, dialect=dialect_of("magistral"))
+    caller.chat(messages=messages, response_format={"type": "json_object"})
+    structured = engine.requests[0].sampling.structured
+    assert (structured.reasoning_end if structured else None) == ("[/THINK]" if "[THINK]" in system else None)
