@@ -67,7 +67,8 @@ class PixelFiles:
             return self._use(digest)
 
     def store(self, digest: bytes, pixels: Pixels, param: str) -> str:
-        """Write a file unless it exists, and count a use; returns the path.
+        """Write a file, and count a use; returns the path. A file that exists is kept, after the same work: the time of
+        an answer tells no tenant that another one has sent these pixels.
 
         Args:
             pixels: [height, width, 3].
@@ -77,9 +78,6 @@ class PixelFiles:
             RequestError: the files of requests take too many bytes, or the file cannot be written (status 503).
         """
         with self._lock:
-            found = self._use(digest)
-            if found is not None:
-                return found
             self.check(pixels.nbytes, param)
             self._used_bytes += pixels.nbytes  # taken before the file is written, so that threads do not add up
         try:
@@ -107,8 +105,11 @@ class PixelFiles:
             os.unlink(written)
             raise
         with self._lock:
-            os.replace(written, path)
-            self._files.setdefault(digest, _File(str(path), pixels.nbytes))
+            if digest in self._files:
+                os.unlink(written)
+            else:
+                os.replace(written, path)
+                self._files[digest] = _File(str(path), pixels.nbytes)
             used = self._use(digest)
             assert used is not None
             return used

@@ -326,18 +326,23 @@ def test_a_known_picture_is_not_decoded_again(bench, monkeypatch):
 
 def test_a_picture_of_another_namespace_is_decoded_again(bench, monkeypatch):
     """The time of an answer would tell which pictures another tenant has sent."""
-    data, decoded = picture(40, 40), []
-    process = ImageProcessor.process
+    data, decoded, written = picture(40, 40), [], []
+    process, fdopen = ImageProcessor.process, os.fdopen
 
     def counted(self, *args):
         decoded.append(args)
         return process(self, *args)
 
+    def opened(descriptor, *args):
+        written.append(descriptor)
+        return fdopen(descriptor, *args)
+
     monkeypatch.setattr(ImageProcessor, "process", counted)
+    monkeypatch.setattr(os, "fdopen", opened)
     for number, (namespace, times) in enumerate([("k1:a", 1), ("k1:b", 2), ("k1:a", 2), ("k1:b", 2), ("", 3)]):
         bench.row(generating(f"r{number}", OK, chat=chat("Hi", data), cache_salt=namespace))
         bench.tokens("a", rid=f"r{number}", finish=Finish("stop"))
-        assert len(decoded) == times
+        assert len(decoded) == len(written) == times
     assert len(bench.files()) == 1, "files are shared, since equal pixels are equal files"
 
 
