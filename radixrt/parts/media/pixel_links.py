@@ -42,10 +42,11 @@ class PixelLinks:
         return own if own and os.path.exists(own) else image.pixels
 
     def hold(self, image: RowImage) -> None:
-        """Count a use of an image. If the file cannot get another name, the tokenizer's name remains the only one."""
+        """Count a use of an image. If the file cannot get another name, the tokenizer's name remains the only one until
+        the next use."""
         self._uses[image.digest] += 1
         own = self._own(image.digest)
-        if own and self._uses[image.digest] == 1:
+        if own and not os.path.exists(own):
             with contextlib.suppress(OSError):
                 os.link(image.pixels, own)
 

@@ -7,6 +7,7 @@ gaps allows, if need be some blocks of the tower at a time. Positions that the c
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -98,6 +99,7 @@ class Media(Part):
         self._pieces: list[EncodePiece] = []  # work of the next step
         self._flops = 0.0  # of `_pieces`
         self._links = PixelLinks(settings.links)
+        self._groups: dict[str, list[bytes]] = {}  # digests of the images of all rows of a group, by its rid
         self._begins: list[bytes] = []  # digests of the images whose pixels `_pieces` read
         self._reads: dict[int, list[bytes]] = {}  # digests of the images whose pixels steps in flight read
         self._begun: Encoding | None = None  # the only encoding of which some blocks are missing
@@ -129,6 +131,13 @@ class Media(Part):
             req.inputs = RowImages(self, req, row.images, self._vision.image_token_id)
             for image in row.images:
                 self._links.hold(image)
+        # Later rows join the queue when the tokenizer may have removed its files.
+        if req.member is not None and row is message.rows[0] and req.member.group not in self._groups:
+            images = [image for each in message.rows for image in each.images]
+            if images:
+                for image in images:
+                    self._links.hold(image)
+                self._groups[req.member.group] = [image.digest for image in images]
 
     def admitted(self, req: Req, prompt_tokens: int, cached_tokens: int, *, again: bool) -> None:
         """Set the offset of the request's row, which another request may have had before."""
@@ -146,6 +155,8 @@ class Media(Part):
             for image in req.inputs.images:
                 self.pool.forget(req, (req.namespace, image.digest))
             self._links.release(image.digest for image in req.inputs.images)
+        elif req is None:
+            self._links.release(self._groups.pop(end.rid, ()))
 
     def emptying(self) -> None:
         """Forget what the ModelRunner has lost."""
@@ -235,7 +246,8 @@ class Media(Part):
             self._links.hold(image)
             self._begins.append(image.digest)
             if not settings.shares_memory:
-                with open(path, "rb") as file:
+                # Without its pixels the step fails in the rank, which does not end the scheduler.
+                with contextlib.suppress(OSError), open(path, "rb") as file:
                     data = file.read()
         self._pieces.append(
             EncodePiece(
@@ -245,7 +257,7 @@ class Media(Part):
                 encoding.row,
                 image.height,
                 image.width,
-                path if settings.shares_memory else "",
+                path if settings.shares_memory or not (encoding.blocks or data) else "",
                 data,
             )
         )

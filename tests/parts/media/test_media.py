@@ -12,9 +12,11 @@ import pytest
 from radixrt.messages.images import RowImage
 from radixrt.messages.scheduler_stats import MediaStats
 from radixrt.messages.sections import MEDIA, MediaSection, decode
-from radixrt.messages.wire import unpack_i32
+from radixrt.messages.wire import pack_i32, unpack_i32
+from radixrt.parts.media.pixel_links import PixelLinks
 from radixrt.parts.media.rotary import RotaryPositions
 from tests.parts.media.fake_tower import BLOCKS, ImageHarness, axes, joined, picture
+from tests.requests import embed_request
 
 BOOK, CAT, WIDE = picture(1, 3, 4), picture(2, 2, 2), picture(3, 2, 8)
 
@@ -249,6 +251,20 @@ def test_pixels_travel_in_the_step_where_ranks_share_no_memory(tmp_path) -> None
     assert piece.pixels == ""
 
 
+def test_pixels_that_cannot_be_read_do_not_end_the_scheduler(tmp_path) -> None:
+    """The rank, which cannot read the file either, fails the step."""
+    import dataclasses
+
+    image = msgspec.structs.replace(CAT, pixels=str(tmp_path / "gone"))
+    h = ImageHarness(max_context=96, num_slots=96)
+    h.part._settings = dataclasses.replace(h.part._settings, shares_memory=False)
+    h.show("r", [1, image, 5])
+    assert h.submit()
+    (piece,) = sections(h)[0].encode
+    assert piece.data == b""
+    assert piece.pixels == image.pixels
+
+
 def stored(image: RowImage, folder: Path) -> RowImage:
     """Return an image whose pixels are in a file, as the tokenizer process writes one."""
     path = folder / image.digest.hex()
@@ -268,6 +284,43 @@ def test_pixels_stay_until_the_ranks_have_read_them(tmp_path: Path) -> None:
     h.drain()
     assert len(h.runner.encoded) == 1
     assert list(links.iterdir()) == []
+
+
+def test_pixels_of_later_rows_stay(tmp_path: Path) -> None:
+    """A row of a group joins the queue once the row before it is admitted, when the tokenizer may have removed its
+    files."""
+    links = tmp_path / "links"
+    h = ImageHarness(max_context=96, num_slots=96, max_running_requests=1, links=str(links))
+    shown = [stored(image, tmp_path) for image in (BOOK, CAT, WIDE)]
+    rows = [joined([1, image, 5]) for image in shown]
+    message = embed_request("r", [pack_i32(ids) for ids, _ in rows], "last")
+    message = msgspec.structs.replace(
+        message,
+        rows=[msgspec.structs.replace(row, images=rows[i][1]) for i, row in enumerate(message.rows)],
+    )
+    h.runner.images |= {f"{links}/{image.digest.hex()}": image for image in shown}
+    h.embed_requests["r"] = message
+    h.scheduler.intake.add(message, h.now)
+    for image in shown:
+        Path(image.pixels).unlink()
+    assert len(list(links.iterdir())) == 3
+    h.drain()
+    assert h.finishes["r"].error is None
+    assert h.runner.encoded == [f"{links}/{image.digest.hex()}" for image in shown]
+    assert list(links.iterdir()) == []
+    assert len(h.part._links) == 0
+
+
+def test_a_file_that_is_written_again_gets_its_second_name(tmp_path: Path) -> None:
+    image = stored(BOOK, tmp_path)
+    Path(image.pixels).unlink()
+    links = PixelLinks(str(tmp_path / "links"))
+    links.hold(image)
+    assert links.path(image) == image.pixels
+    links.hold(stored(BOOK, tmp_path))
+    assert links.path(image) != image.pixels
+    links.release([image.digest] * 2)
+    assert list((tmp_path / "links").iterdir()) == []
 
 
 def test_pixels_that_are_lost_on_the_way_are_refused(tmp_path: Path) -> None:
