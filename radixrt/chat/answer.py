@@ -38,7 +38,8 @@ class AnswerForm:
     @property
     def is_plain(self) -> bool:
         """True if all of the text is for the user."""
-        return self.tool_format is None and self.thinking is Thinking.OFF and self.channels is None
+        plain = self.tool_format is None and self.thinking is Thinking.OFF and self.channels is None
+        return plain and not any(self.markers.frame)
 
 
 class AnswerParser:

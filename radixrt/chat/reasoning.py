@@ -66,7 +66,8 @@ class ReasoningSplitter:
     def __init__(self, thinking: Thinking, markers: ReasoningMarkers = THINK) -> None:
         self._start = markers.start
         self._end = markers.end
-        self._opening, self._closing = markers.frame if thinking is not Thinking.OFF else ("", "")
+        # The frame is written around answers without reasoning too.
+        self._opening, self._closing = markers.frame
         # Expect the start marker even if the prompt ends with the marker, because some models repeat it.
         self._expects_start = thinking is not Thinking.OFF
         self._inside = thinking is Thinking.BEGUN

@@ -52,6 +52,7 @@ def test_markers_of_each_family(markers: ReasoningMarkers, size: int) -> None:
         f"no {markers.end[:-1]}",
     )
     assert split("yes", Thinking.FREE, size, markers) == ("", "yes")
+    assert split(f"{before} a < b{after}", Thinking.OFF, size, markers) == ("", " a < b")
 
 
 def test_answer_is_not_held_back() -> None:

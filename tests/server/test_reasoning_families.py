@@ -102,3 +102,17 @@ def test_a_constraint_waits_for_reasoning_only_if_the_system_message_asks_for_it
     caller.chat(messages=messages, response_format={"type": "json_object"})
     structured = engine.requests[0].sampling.structured
     assert (structured.reasoning_end if structured else None) == ("[/THINK]" if "[THINK]" in system else None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_frame_around_an_answer_is_removed_without_reasoning_too(engine: FakeEngine, stream: bool) -> None:
+    """The tokenizer does not flag the frame's tokens as special."""
+    dialect = make_dialect(template(TEMPLATES["cohere"][0]))
+    before, after = dialect.reasoning.frame
+    engine.script = lambda request: speak(request, [before[:5], before[5:] + "It <", "rains>." + after[:3], after[3:]])
+    answer = Caller(engine, dialect=dialect).chat(stream=stream, chat_template_kwargs={"enable_thinking": False})
+    if stream:
+        text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in events(answer))
+    else:
+        text = answer.json()["choices"][0]["message"]["content"]
+    assert text == "It <rains>."
