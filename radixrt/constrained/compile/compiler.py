@@ -118,11 +118,15 @@ def compile_constraint(
     # The shortest output, in tokens, is the least `max_tokens` of a request, and the text with which libraries are
     # probed.
     exit = make_completions(productions, vocabulary)
-    for one in parsed.obligations:
-        if one.rule in productions.rules:
-            # The shortest output of the whole may do without the JSON that counts.
-            part = Productions(productions.rules, one.rule).prune()
-            _shortest(make_completions(part, vocabulary), vocabulary, [one])
+    # The shortest output of the whole may do without the JSON that counts.
+    rules = dict.fromkeys(one.rule for one in parsed.obligations if one.rule in productions.rules)
+    for rule in rules:
+        if deadline is not None and time.thread_time() > deadline:
+            message = f"{kind} is too complex: the shortest JSON whose keys and items differ takes too long to find"
+            raise RequestError(message, param=kind, code="too_complex")
+        part = Productions(productions.rules, rule).prune()
+        same = [one for one in parsed.obligations if one.rule == rule]
+        _shortest(make_completions(part, vocabulary), vocabulary, same)
     shortest = _shortest(exit, vocabulary, parsed.obligations)
     try:
         choice = backends.choose(productions, constraint.options.backend, shortest, thorough=thorough)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from radixrt.chat.tool_parser import CallArguments, ToolCallParser
 from radixrt.constrained.backends.choice import Backends
+from radixrt.constrained.compile import compiler
 from radixrt.constrained.compile.compiler import compile_constraint, load
 from radixrt.constrained.guards.guarded_grammar import GuardedTemplate
 from radixrt.constrained.obligations import JSON_PREFIX
@@ -227,6 +229,40 @@ def test_too_few_values_are_refused_with_the_place_in_the_tool(name: str, monkey
         compile_constraint(constraint, Backends(small_vocabulary("byte_level")))
     assert caught.value.param == "tools"
     assert "'/1/function/parameters/properties/m'" in caught.value.message
+
+
+def three_sets() -> Constraint:
+    """The tools f and g, each with three arrays of different items that have to have some."""
+    items = {"type": "array", "items": {"const": 1}}
+    sets = {
+        name: {"type": "array", "items": items, "uniqueItems": True, "minItems": least}
+        for least, name in enumerate("abc", 2)
+    }
+    parameters = json.dumps({"type": "object", "properties": sets, "required": [*sets]})
+    tools = [Tool(name, parameters, True, f"tools/{at}/function/parameters") for at, name in enumerate("fg")]
+    return Constraint(
+        kind="structural_tag", source=tools_constraint(tools, TOOL_FORMATS["hermes"], required=False, parallel=True)
+    )
+
+
+def test_the_counts_of_one_tool_take_one_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[int] = []
+    shortest = compiler._shortest
+    monkeypatch.setattr(compiler, "_shortest", lambda *args: (found.append(len(args[2])), shortest(*args))[1])
+    compiled = compile_constraint(three_sets(), Backends(small_vocabulary("byte_level")))
+    counts = [one.rule for one in compiled.obligations if one.counts]
+    assert len(counts) > len(set(counts))
+    assert len(found) == len(set(counts)) + 1
+    assert sum(found[:-1]) == len(counts)
+
+
+def test_the_time_to_compile_is_bounded_between_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    parse = compiler.parse_constraint
+    monkeypatch.setattr(compiler, "parse_constraint", lambda constraint, vocabulary, _: parse(constraint, vocabulary))
+    backends = Backends(small_vocabulary("byte_level"))
+    with pytest.raises(RequestError, match="takes too long") as caught:
+        compile_constraint(three_sets(), backends, time.thread_time() - 1)
+    assert caught.value.code == "too_complex"
 
 
 def test_a_text_around_json_is_explained_up_to_the_item_that_repeats(vocabulary: Vocabulary) -> None:
