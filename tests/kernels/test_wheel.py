@@ -27,8 +27,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in SOURCE:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, source / name)
-    # With this value pip builds in this environment, and downloads nothing.
-    building = {**os.environ, "PIP_NO_BUILD_ISOLATION": "false"}
+    # With this value pip builds in this environment, and downloads nothing. On PYTHONPATH pip would find radixrt installed.
+    building = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    building["PIP_NO_BUILD_ISOLATION"] = "false"
     command = ["make", "wheel", f"BIN={Path(sys.executable).parent}"]
     built = subprocess.run(command, cwd=source, env=building, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
@@ -38,7 +39,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(made)], check=True)
     python = str(made / "bin" / "python")
     install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index"]
-    subprocess.run([*install, str(wheel)], check=True)
+    subprocess.run([*install, str(wheel)], check=True, env=building)
     (site,) = made.glob("lib/python*/site-packages")
     (site / "libraries.pth").write_text(sysconfig.get_path("purelib"))  # of radixrt it has at most a finder, not used
     return made / "bin"
