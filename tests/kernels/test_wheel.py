@@ -27,7 +27,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in SOURCE:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, source / name)
-    # With this value pip builds in this environment, and downloads nothing. On PYTHONPATH pip would find radixrt installed.
+    # With this value pip builds in this environment, and downloads nothing. It must not find radixrt on PYTHONPATH.
     building = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     building["PIP_NO_BUILD_ISOLATION"] = "false"
     command = ["make", "wheel", f"BIN={Path(sys.executable).parent}"]
