@@ -82,7 +82,7 @@ def test_an_architecture_is_refused_before_its_weights_are_read(case: str, tmp_p
     ("architecture", "nearest"),
     [
         ("Llama4ForConditionalGeneration", "LlamaForCausalLM"),
-        ("Qwen2_5_VLForConditionalGeneration", "Qwen2ForCausalLM"),
+        ("Qwen2AudioForConditionalGeneration", "Qwen2ForCausalLM"),
         ("Qwen4ForCausalLM", "Qwen3ForCausalLM"),
         ("Gemma3nForConditionalGeneration", "Gemma3ForCausalLM"),
         ("Mistal3ForCausalLM", "MistralForCausalLM"),

@@ -42,8 +42,9 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("get", {"city": "São Paulo\nand <b>more</b>", "days": 3, "exact": True, "tags": ["a"], "where": {"lat": 1.5}}),
     ("get_weather", {"city": ""}),
 ]
-NOT_READ = {"harmony": 7}
-"""Of xgrammar's models, the number of tags of the 18 below that are refused: ambiguous where one call is allowed."""
+NOT_READ = {"harmony": 7, "gemma_4": 18}
+"""Of xgrammar's models, the number of tags of the 18 below that are refused: ambiguous where one call is allowed,
+or all because of their style, which is not JSON."""
 
 
 @pytest.mark.parametrize("model", peers)
@@ -87,7 +88,7 @@ def accepted(tag: Any, text: str) -> bool:
 
 def test_every_model_of_the_peer_has_a_row_or_a_reason() -> None:
     rows = {peer for form in TOOL_FORMATS.values() for peer in form.peer}
-    assert set(peers) - rows == {"harmony"}
+    assert {"harmony"} <= set(peers) - rows <= NOT_READ.keys()  # gemma_4 came with xgrammar 0.2.9
 
 
 def test_the_option_names_every_row() -> None:
