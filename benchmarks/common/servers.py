@@ -55,8 +55,10 @@ def served_model(url: str) -> str:
 
 
 def flush_cache(url: str) -> None:
-    """Empty the cache of a server."""
-    httpx.post(f"{url}/flush_cache", trust_env=False, timeout=60.0).raise_for_status()
+    """Empty the cache of a server that has a route for it."""
+    answer = httpx.post(f"{url}/flush_cache", trust_env=False, timeout=60.0)
+    if answer.status_code != 404:  # other servers have no such route
+        answer.raise_for_status()
 
 
 def free_port() -> int:
