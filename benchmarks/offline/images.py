@@ -209,10 +209,8 @@ def first_tokens(bench: Bench, size: tuple[int, int], runs: int) -> list[list[st
         bench.forget()
         made = [bench.image(size, 0) for _ in range(TILES + 1)]
         for name, images in (("1 image", made[:1]), (f"{TILES} images", made[1:]), (f"{TILES} images again", made[1:])):
-            parts, placed = (
-                [bench.text(HEAD_TOKENS) if name == "1 image" else np.arange(HEAD_TOKENS, dtype=np.int32)],
-                [],
-            )
+            parts = [bench.text(HEAD_TOKENS) if name == "1 image" else np.arange(HEAD_TOKENS, dtype=np.int32)]
+            placed = []
             for image in images:
                 placed.append(msgspec.structs.replace(image, start=sum(map(len, parts))))
                 parts.append(image_keys(image.digest, image.count))

@@ -13,6 +13,7 @@ from radixrt.channel import Inbox, Outbox
 from radixrt.config import Config
 from radixrt.distributed.rank_info import SINGLE_RANK, RankInfo
 from radixrt.engine.settings import EngineSettings
+from radixrt.engine.tier_options import GIB
 from radixrt.errors import ConfigError
 from radixrt.messages.client import ToMain, ToTokenizer
 from radixrt.messages.runner import FromRunner, RunnerReady
@@ -149,7 +150,7 @@ def make_runner(
             kv_cache_tokens=config.cache.kv_cache_tokens,
             num_states=config.cache.num_states,
             memory_fraction=config.cache.memory_fraction,
-            kv_cache_bytes=int(config.cache.kv_cache_gib * 2**30),
+            kv_cache_bytes=int(config.cache.kv_cache_gib * GIB),
             kv_cache_dtype=config.cache.kv_cache_dtype,
             max_step_tokens=config.scheduler.chunked_prefill_size,
             cuda_graph=config.executor.cuda_graph,
@@ -322,7 +323,7 @@ def _make_tiers(settings: TierSettings, sizes: list[PoolBytes], *, on_cpu: bool)
     # The shortest prefix is a page, and its state may begin behind the last token of a further page.
     least = 1 if not state_rows else 2 + -(-state_rows // page)
     if pages < least:
-        needed, what = (least + 1) * page * sum(token_bytes) / 2**30, "state" if state_rows else "page"
+        needed, what = (least + 1) * page * sum(token_bytes) / GIB, "state" if state_rows else "page"
         raise ConfigError(
             f"kv_host_gib={settings.host_bytes / 2**30:.3g} holds no {what}; at least {needed:.2g} is needed"
         )

@@ -118,10 +118,8 @@ def _compiler() -> str:
 
 def source_hash() -> str:
     """Return a hash of all that a prebuilt library depends on: the source, the flags, and the levels of processors."""
-    texts = [file.read_text() for file in (*SOURCES, *HEADERS)]
     levels = [" ".join((each.name, *each.flags)) for machine in LEVELS.values() for each in machine]
-    material = "\n".join([*texts, *PORTABLE_FLAGS, *levels])
-    return hashlib.sha256(material.encode()).hexdigest()[:16]
+    return _hash_with_source(*PORTABLE_FLAGS, *levels)
 
 
 def _identity() -> str:
@@ -131,9 +129,12 @@ def _identity() -> str:
         cpu = "".join(line for line in text.splitlines() if line.startswith(("flags", "model name", "Features")))
     except OSError:
         cpu = platform.processor()
+    return _hash_with_source(*FLAGS, cpu, platform.machine(), sys.platform)
+
+
+def _hash_with_source(*others: str) -> str:
     texts = [file.read_text() for file in (*SOURCES, *HEADERS)]
-    material = "\n".join([*texts, *FLAGS, cpu, platform.machine(), sys.platform])
-    return hashlib.sha256(material.encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join([*texts, *others]).encode()).hexdigest()[:16]
 
 
 def _compile(scratch: Path, flags: Sequence[str] = FLAGS, link: Sequence[str] = ()) -> Path:

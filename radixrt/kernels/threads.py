@@ -71,9 +71,12 @@ def without_openmp_bindings(own: Mapping[str, str]) -> dict[str, str]:
 
 
 def unbind_thread(environment: Mapping[str, str]) -> None:
-    """Let this thread, and threads that it starts, run on all cores that OpenMP found when it was loaded, if OpenMP has
-    bound the thread to some of them: in a program that runs the model itself, OpenMP was loaded with the program's
-    environment. These cores are never more than those that the process was started with (`taskset`, `numactl`)."""
+    """Undo OpenMP's binding of this thread to some cores, for the thread and for threads that it starts.
+
+    In a program that runs the model itself, OpenMP was loaded with the program's environment. The thread gets all cores
+    that OpenMP found when OpenMP was loaded, which are never more than the process was started with (`taskset`,
+    `numactl`).
+    """
     if not any(name in environment for name in BINDINGS):
         return
     own = os.sched_getaffinity(0)

@@ -41,7 +41,7 @@ class Picture:
     @property
     def label(self) -> str:
         """Text that stands for the picture in texts of prompts. Equal labels mean equal pictures."""
-        return f"[image {self.width} x {self.height} {self.digest[:DIGEST_CHARS]}]"
+        return label_of(self.width, self.height, self.digest)
 
     @cached_property
     def data_url(self) -> str:
@@ -52,6 +52,15 @@ class Picture:
     def content_part(self) -> dict[str, object]:
         """The picture as a part of a message in OpenAI's API."""
         return {"type": "image_url", "image_url": {"url": self.data_url, "detail": self.image.detail}}
+
+
+def label_of(width: int, height: int, digest: str) -> str:
+    """Return the text that stands for a picture.
+
+    Args:
+        digest: in hexadecimal digits, at least DIGEST_CHARS.
+    """
+    return f"[image {width} x {height} {digest[:DIGEST_CHARS]}]"
 
 
 def read_picture(picture: object, detail: str) -> Picture:

@@ -90,7 +90,8 @@ class Leaves:
             closed = "preferred" if node["closed"] == "preferred" else flag(node, at, "closed")
         origin = node.get("origin") or f"{PARAM}{at}/json_schema"
         schema = node["json_schema"]
-        tagged = self._tagged(node, at, schema)
+        tokens = tuple(texts(node, at, "tokens"))
+        tagged = None if style.is_json else TaggedObject.of(style, schema, tokens, partial(self.sign, at=at))
         return self._embedding.schema(
             schema,
             origin=str(origin),
@@ -104,13 +105,6 @@ class Leaves:
     def qwen_xml_parameter(self, node: Node, at: str) -> Piece:
         check_keys(node, at, "json_schema")
         return self.json_schema({**node, "style": "qwen_xml"}, at)
-
-    def _tagged(self, node: Node, at: str, schema: Any) -> TaggedObject | None:
-        """Return how the members of the object stand between tags; None for JSON."""
-        style = _style(node, at)
-        if style.is_json:
-            return None
-        return TaggedObject.of(style, schema, tuple(texts(node, at, "tokens")), partial(self.sign, at=at))
 
     def regex(self, node: Node, at: str) -> Piece:
         check_keys(node, at, "pattern", "without")

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from radixrt.errors import RequestError
-from radixrt.lang.core.transcript import Message, Parts
+from radixrt.lang.core.transcript import Message
 from radixrt.lang.pictures import Picture
 from radixrt.tokenizer.chat_template import ChatTemplate
 
@@ -90,11 +90,11 @@ class ChatFormat:
                 return [*pieces, Piece(last.content, False)] if last.content else pieces
             return self._pieces(messages, _Ending(inside=True), tools)
 
-    def picture_text(self, picture: Picture) -> str | None:
-        """Return what the template writes for a picture between two texts; None if it writes the picture elsewhere."""
+    def picture_text(self) -> str | None:
+        """Return the template's text for a picture between two texts; None if the picture is written elsewhere."""
         before, after = _mark(0), _mark(1)
         with self._lock:
-            text = self._rendered([_plain(Message("user", "", parts=(before, picture, after)))], _Ending(), ())
+            text = self._rendered([{"role": "user", "content": _content((before, None, after))}], _Ending(), ())
         start, end = text.find(before), text.find(after)
         return text[start + len(before) : end] if 0 <= start < end else None
 
@@ -103,7 +103,8 @@ class ChatFormat:
         text = self._rendered(plain, ending, tools)
         contents = [part for m in messages for part in m.parts or (m.content,) if isinstance(part, str)]
         stripped = [content.strip() for content in contents]
-        shape = self._shape(tuple(_head(m) for m in messages), ending, tools)
+        heads = tuple(_head(m) for m in messages)
+        shape = self._shape(heads, ending, tools)
         for filled in (contents, stripped):
             if shape is not None and (pieces := _fill(shape, filled, text)) is not None:
                 return pieces
@@ -111,9 +112,9 @@ class ChatFormat:
         # replaced by markers.
         marks = map(_mark, itertools.count())
         marked = []
-        for m, each in zip(messages, plain, strict=True):
-            content = _marked(m.parts, marks)
-            marked.append(each if m.role == "assistant" else {**each, "content": content})
+        for (role, _, kinds), each in zip(heads, plain, strict=True):
+            content = _marked(kinds, marks)
+            marked.append(each if role == "assistant" else {**each, "content": content})
         shape = self._split(marked, ending, tools)
         for filled in (contents, stripped):
             if shape is not None and (pieces := _fill(shape, filled, text)) is not None:
@@ -163,7 +164,7 @@ def _plain(m: Message) -> dict[str, Any]:
 
 
 def _content(parts: Sequence[str | Picture | None]) -> list[dict[str, Any]]:
-    """The content of a message with pictures for the template."""
+    """The content of a message with pictures for the template, which does not see the pictures themselves."""
     return [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in parts]
 
 
@@ -176,11 +177,13 @@ def _head(m: Message) -> _Head:
     return m.role, name, tuple(isinstance(part, str) for part in m.parts)
 
 
-def _marked(parts: Parts | tuple[bool, ...], marks: Iterator[str]) -> str | list[dict[str, Any]]:
-    """The content of a message with a marker in place of each text."""
-    if not parts:
-        return next(marks)
-    return _content([next(marks) if part is True or isinstance(part, str) else None for part in parts])
+def _marked(kinds: tuple[bool, ...], marks: Iterator[str]) -> str | list[dict[str, Any]]:
+    """The content of a message with a marker in place of each text.
+
+    Args:
+        kinds: see `_Head`.
+    """
+    return _content([next(marks) if is_text else None for is_text in kinds]) if kinds else next(marks)
 
 
 def _mark(i: int) -> str:

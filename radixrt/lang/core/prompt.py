@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +80,7 @@ class Composer:
         """The tool dialect; None where the backend writes tools into the prompt."""
         return self._dialect if self._tokens else None
 
-    def check_picture(self, picture: Picture, *, in_message: bool) -> None:
+    def check_picture(self, *, in_message: bool) -> None:
         """Check that a prompt can have a picture, in a message or in the text of a program without roles.
 
         Raises:
@@ -87,7 +88,7 @@ class Composer:
         """
         if isinstance(self._image_token, Unsupported):
             raise Unsupported(str(self._image_token))
-        if not in_message and self._plain_text(picture) is None:
+        if not in_message and self._plain_text is None:
             raise Unsupported(
                 "rt.image: the chat template shows no place for a picture in text without roles; put the picture and "
                 "its question into rt.user(...)"
@@ -104,7 +105,7 @@ class Composer:
         conversation = fold(transcript)
         pictures = conversation.pictures
         if pictures:
-            self.check_picture(pictures[0], in_message=bool(conversation.messages))
+            self.check_picture(in_message=bool(conversation.messages))
         # Messages with pictures have the files in base64, which a backend that works on tokens does not read.
         messages = None if self._tokens and pictures else as_messages(conversation.messages) or None
         if not self._tokens:
@@ -140,7 +141,7 @@ class Composer:
         if not conversation.messages:
             if conversation.parts:
                 return [
-                    Piece(part, False) if isinstance(part, str) else Piece(self._plain_text(part) or "", True)
+                    Piece(part, False) if isinstance(part, str) else Piece(self._plain_text or "", True)
                     for part in conversation.parts
                 ]
             return [Piece(conversation.text, False)] if conversation.text else []
@@ -156,12 +157,13 @@ class Composer:
         definitions = () if tools is None else tools.definitions
         return self._chat_format.render(messages, open=conversation.open, tools=definitions)
 
-    def _plain_text(self, picture: Picture) -> str | None:
+    @cached_property
+    def _plain_text(self) -> str | None:
         """Text of a picture outside of messages, with one image token; None if there is none."""
         if self._chat_format is None or isinstance(self._image_token, Unsupported):
             return None
         try:
-            text = self._chat_format.picture_text(picture)
+            text = self._chat_format.picture_text()
         except RequestError:
             return None
         return text if text is not None and self._image_token and text.count(self._image_token) == 1 else None

@@ -19,7 +19,6 @@ from radixrt.lang.core.streaming import Streamed, StreamEvent
 from radixrt.lang.core.transcript import Transcript
 from radixrt.lang.errors import ProgramCancelled
 from radixrt.lang.observe.run_log import BranchRecord, CallRecord, RunLog
-from radixrt.lang.pictures import Picture
 from radixrt.tokenizer.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ class Run:
 
         return self.runtime.wait(self.runtime.submit(text()), "this after the first call")
 
-    def check_picture(self, picture: Picture, *, in_message: bool) -> None:
+    def check_picture(self, *, in_message: bool) -> None:
         """Check, in the program's thread, that the model can read a picture; see `Composer.check_picture`.
 
         An async program does not wait for the backend's answer, if that has not come yet: its next call checks.
@@ -85,7 +84,7 @@ class Run:
                 return
             self.runtime.wait(found, "this after the first call")
         assert self._composer is not None
-        self._composer.check_picture(picture, in_message=in_message)
+        self._composer.check_picture(in_message=in_message)
 
     # --- in the event loop ---
 

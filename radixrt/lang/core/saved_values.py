@@ -14,7 +14,7 @@ import pydantic_core
 from radixrt.errors import RequestError
 from radixrt.lang.core.expr import ImageWord
 from radixrt.lang.core.type_names import Scope, name_of, type_of
-from radixrt.lang.pictures import DIGEST_CHARS
+from radixrt.lang.pictures import DIGEST_CHARS, label_of
 from radixrt.python_types import parse
 from radixrt.tasks.rerank import RankedDocument
 from radixrt.vision.encode import is_pillow
@@ -45,15 +45,16 @@ def _with_digests(value: Any) -> Any:
     if isinstance(value, ImageWord):
         return value.picture.label
     if is_pillow(value):
-        return f"[image {value.width} x {value.height} {_digest(value.mode.encode(), value.tobytes())}]"
+        return label_of(value.width, value.height, _digest(value.mode.encode(), value.tobytes()))
     if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3:
-        return f"[image {value.shape[1]} x {value.shape[0]} {_digest(str(value.shape).encode(), value.tobytes())}]"
+        height, width, _ = value.shape
+        return label_of(width, height, _digest(str(value.shape).encode(), value.tobytes()))
     if isinstance(value, (bytes, bytearray, memoryview)):
         data = bytes(value)
         try:
             data.decode()
         except UnicodeDecodeError:
-            return f"[{len(data)} bytes {_digest(data)}]"
+            return f"[{len(data)} bytes {_digest(data)[:DIGEST_CHARS]}]"
     return value
 
 
@@ -61,7 +62,7 @@ def _digest(*pieces: bytes) -> str:
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(piece)
-    return digest.hexdigest()[:DIGEST_CHARS]
+    return digest.hexdigest()
 
 
 def _as_json(value: Any) -> Any:

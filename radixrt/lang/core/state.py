@@ -85,7 +85,7 @@ class State(StateReader):
                 else:
                     made = self._builder.steps(item)
                     if isinstance(item, ImageWord):
-                        self._program.check_picture(item.picture, in_message=self._builder.in_message)
+                        self._program.check_picture(in_message=self._builder.in_message)
                     steps += made
         finally:
             if steps:

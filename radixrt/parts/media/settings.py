@@ -19,7 +19,7 @@ def encoder_rows(max_image_tokens: int) -> int:
 
 @dataclass(frozen=True)
 class MediaSettings:
-    """What the scheduler needs to know of a vision tower.
+    """A vision tower and its encoder pool, as the scheduler sees them.
 
     Attributes:
         vision: the tower, and its place in the language model.

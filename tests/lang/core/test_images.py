@@ -297,7 +297,7 @@ def test_templates_that_have_no_place_for_a_picture(pictures: tuple[Picture, ...
     for template in (before_texts, before_texts.replace("IMAGE", ""), "{{ raise_exception('no lists') }}"):
         composer = Composer(ChatFormat({"default": template}, {}), tokens=True, image_token="IMAGE")
         with pytest.raises(Unsupported, match=r"no place for a picture in text without roles; put .* rt\.user"):
-            composer.check_picture(picture, in_message=False)
+            composer.check_picture(in_message=False)
     whole = append(append(append(None, Begin("user")), ImageEntry(picture)), End())
     with pytest.raises(RequestError, match="the chat template writes 0 images, and the conversation has 1"):
         Composer(ChatFormat({"default": "Hi"}, {}), tokens=True, image_token="IMAGE").compose(whole)
