@@ -46,6 +46,11 @@ def read_base64_image(data: str, detail: str | None, param: str) -> ImageInput:
     return ImageInput(decode_base64(data, param, MAX_IMAGE_BYTES), checked, param)
 
 
+def read_image_file(data: bytes, detail: str | None, param: str) -> ImageInput:
+    """Return the picture of a file that was sent as it is; raises RequestError naming the detail."""
+    return ImageInput(data, _detail(detail, param), param)
+
+
 def image_of(part: ContentPart, param: str) -> ImageInput | None:
     """Return the picture of a content part of a chat; None for a part of another type.
 

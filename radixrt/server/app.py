@@ -117,7 +117,7 @@ def _add_middleware(
 
 def _bind(route: Route, service: Service) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        check_content_type(request)
+        check_content_type(request, takes_forms=route.takes_forms)
         return await route.handler(service, request)
 
     return endpoint

@@ -11,6 +11,7 @@ import anthropic
 import httpx
 import openai
 import pytest
+import typesafe_sdk
 from PIL import Image
 from transformers import AutoTokenizer
 
@@ -114,6 +115,30 @@ def test_anthropic(served: tuple[Path, ServerProcess]) -> None:
     assert reply.usage.input_tokens > 12
     text = "".join(expected(folder, [Picture(48, 64, 5)]))
     assert "".join(block.text for block in reply.content if block.type == "text").strip() == text.strip()
+
+
+def test_typesafe(served: tuple[Path, ServerProcess]) -> None:
+    """The prompt of a question about a picture is the one of /v1/decisions, so answers are equal and the prefix is
+    found."""
+    _, server = served
+    data = png(Picture(48, 64, 6))
+    part = {"type": "input_image", "image_url": f"data:image/png;base64,{data}"}
+    body = {
+        "input": [{"role": "user", "content": [part]}],
+        "questions": [{"type": "predicate", "instructions": "A cat?"}],
+    }
+    (wanted,) = httpx.post(f"{server.url}/v1/decisions", json=body, timeout=120).json()["answers"]
+    with typesafe_sdk.TypeSafeClient(
+        base_url=server.url, api_key="none", model="qwen3_vl", compression=False
+    ) as client:
+        question = typesafe_sdk.Noul(instructions="A cat?")
+        found = client.system_one(state=typesafe_sdk.Image.from_base64(data), questions={"q": question})
+        other = client.system_one(
+            state=typesafe_sdk.Image.from_base64(png(Picture(48, 64, 7))), questions={"q": question}
+        )
+    assert found.nouls["q"].noul == pytest.approx(wanted["probability"], abs=1e-5)
+    assert found.usage.input_tokens == other.usage.input_tokens == wanted["usage"]["input_tokens"]
+    assert other.nouls["q"].noul != pytest.approx(wanted["probability"], abs=1e-5)
 
 
 def test_bad_pictures_harm_nobody(served: tuple[Path, ServerProcess]) -> None:

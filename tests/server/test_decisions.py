@@ -176,6 +176,16 @@ def test_each_field_is_checked_and_named(caller: Caller, body: dict[str, Any], p
     assert not caller.engine.questions
 
 
+def test_invalid_utf8_in_json_names_the_part(caller: Caller) -> None:
+    body = (
+        b'{"input": [{"role": "user", "content": [{"type": "input_json", "data": {"a": "\xff"}}]}], "questions": [%s]}'
+    )
+    answer = caller.post(
+        "/v1/decisions", content=body % json.dumps(PREDICATE).encode(), headers={"content-type": "application/json"}
+    )
+    check_error(answer, 400, "input[0].content[0].data", "invalid_utf8")
+
+
 def test_errors_of_the_engine_have_the_clients_names(engine: FakeEngine, caller: Caller) -> None:
     def refuse(question: Sent) -> RequestOutput:
         param = "prompt" if question.chat is None else "messages"

@@ -103,7 +103,6 @@ def one(**fields: Any) -> dict[str, Any]:
         (body(questions={}), "questions"),
         (body(questions=None), "questions"),
         (body(questions={f"q{i}": NOUL for i in range(401)}), "questions"),
-        (body(assets={"a": {}}), "assets"),
         (one(type="box"), "questions.q.type"),
         (one(type="Noul"), "questions.q.type"),
         (one(type="noul"), "questions.q.instructions"),
@@ -127,11 +126,21 @@ def test_errors_name_the_field(caller: Caller, sent: dict[str, Any], param: str)
     assert not caller.engine.questions
 
 
-def test_pictures_are_sent_to_decisions(caller: Caller) -> None:
-    assert "in /v1/decisions" in check_error(caller.post("/v1/systemone", body(assets={"a": {}})), 400, "assets")
-    given = {"content-type": "multipart/form-data; boundary=x"}
-    answer = caller.post("/v1/systemone", body(), headers=given)
-    assert "or /v1/decisions" in check_error(answer, 415, None)
+@pytest.mark.parametrize(
+    ("sent", "param"),
+    [
+        (body(state="~"), "state"),
+        (body(state={"a": "~"}), "state"),
+        (one(type="noul", instructions=["~"]), "questions.q.instructions"),
+        (one(type="choice", criteria={"~": None, "b": None}), "questions.q.criteria"),
+        (one(type="choice", criteria={"a": "~", "b": None}), "questions.q.criteria"),
+        (one(type="score", criteria=["a", "~"]), "questions.q.criteria[1]"),
+    ],
+)
+def test_invalid_utf8_names_the_field(caller: Caller, sent: dict[str, Any], param: str) -> None:
+    content = json.dumps(sent).encode().replace(b"~", b"\xff")
+    answer = caller.post("/v1/systemone", content=content, headers={"content-type": "application/json"})
+    check_error(answer, 400, param, "invalid_utf8")
 
 
 def test_an_encoded_body_is_refused_by_name(caller: Caller) -> None:

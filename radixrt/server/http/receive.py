@@ -20,6 +20,7 @@ from radixrt.errors import RequestError, shown
 from radixrt.messages.client import EngineReady
 from radixrt.server.access.request_context import RequestContext
 from radixrt.server.http.errors import ClientGone, model_not_found
+from radixrt.server.http.forms import Form, is_form
 from radixrt.server.protocol.field_mistakes import UnknownField, check_mistake
 from radixrt.server.protocol.fields import NativeRequest, NativeSampling
 from radixrt.server.serving.large_work import SMALL_BYTES
@@ -60,11 +61,14 @@ DISCARD_FACTOR = 4
 sending, can read the answer instead of failing with a broken pipe."""
 
 
-def check_content_type(request: Request) -> None:
+def check_content_type(request: Request, *, takes_forms: bool = False) -> None:
     """Refuse a POST that a page of another origin could make a browser send without asking this server first.
 
     A browser asks (by a CORS preflight) before it sends application/json across origins. It does not ask before it
     sends text/plain, forms, or no body at all; but it always names the page's origin, which other clients do not.
+
+    Args:
+        takes_forms: the route takes forms beside JSON; `HostCheck` has refused those of pages that may not use it.
 
     Raises:
         RequestError: 415.
@@ -82,9 +86,10 @@ def check_content_type(request: Request) -> None:
     given = headers.get("content-type", "")
     if given.partition(";")[0].strip().lower() == JSON_TYPE:
         return
+    if takes_forms and is_form(given):
+        return
     if has_body(request) or given or "origin" in headers:
-        # TypeSafe's client sends images so.
-        files = ", and images in base64 in the JSON of chats or /v1/decisions" if given.startswith("multipart/") else ""
+        files = ", and files in base64 in the JSON" if is_form(given) else ""
         raise RequestError(
             f"the content type is {shown(given) if given else 'missing'}; send the header 'Content-Type: {JSON_TYPE}'"
             + files,
@@ -116,13 +121,18 @@ def received(decoder: msgspec.json.Decoder[B]) -> Callable[[Prepare[B]], Handler
 
 
 async def receive(
-    service: Service, request: Request, decoder: msgspec.json.Decoder[B], prepare: Callable[[B, EngineReady], P]
+    service: Service,
+    request: Request,
+    decoder: msgspec.json.Decoder[B],
+    prepare: Callable[[B, EngineReady], P],
+    form: Form | None = None,
 ) -> P:
     """Read and decode the body of a request to the engine, admit it, and return what `prepare` makes of it.
 
     Args:
         prepare: is given the body and the engine's properties. It awaits nothing: for a large body, all of this is done
             beside the event loop (`LargeWork`).
+        form: reads a body that may be a form, before `prepare` is called; None if it must be JSON.
 
     Raises:
         RequestError: the body is malformed; 503 if the engine cannot serve; 404 if the body names another model; and
@@ -133,7 +143,7 @@ async def receive(
     def admitted(body: B) -> P:
         return prepare(body, admit(service, body.model))
 
-    return await _received(service, request, decoder, admitted)
+    return await _received(service, request, decoder, admitted, form)
 
 
 async def receive_json(service: Service, request: Request, decoder: msgspec.json.Decoder[T]) -> T:
@@ -146,13 +156,20 @@ async def receive_json(service: Service, request: Request, decoder: msgspec.json
     return await _received(service, request, decoder, lambda body: body)
 
 
-async def _received(service: Service, request: Request, decoder: msgspec.json.Decoder[T], then: Callable[[T], P]) -> P:
+async def _received(
+    service: Service,
+    request: Request,
+    decoder: msgspec.json.Decoder[T],
+    then: Callable[[T], P],
+    form: Form | None = None,
+) -> P:
     limit = service.config.max_body_bytes
     ignored: list[str] = []
 
     def work() -> P:
-        decoded = _decoded(body, decoder, limit)
-        unknown = list(islice(_unknown_fields(body, type(decoded)), MAX_IGNORED_FIELDS))
+        text = body if form is None else form.read(body)
+        decoded = _decoded(text, decoder, limit)
+        unknown = list(islice(_unknown_fields(text, type(decoded)), MAX_IGNORED_FIELDS))
         if unknown:
             names = [_UNSAFE.sub("?", field.path[:MAX_FIELD_CHARS]) for field in unknown]
             request.state.ignored_fields = names

@@ -36,6 +36,7 @@ from radixrt.server.protocol.questions import (
     ask_predicate,
     check_number,
     json_answers,
+    json_text,
 )
 
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
@@ -230,7 +231,7 @@ def _part_text(part: InputPart, name: str) -> str:
     if part.type == "input_json":
         if not bytes(part.data):
             raise RequestError(f"{name}.data is required", param=f"{name}.data", code="missing_field")
-        return bytes(part.data).decode()
+        return json_text(part.data, f"{name}.data")
     text = part.refusal if part.type == "refusal" else part.text
     if part.type not in (*_TEXT_TYPES, "refusal"):
         instead = "in input it is called input_image" if part.type == "image_url" else None

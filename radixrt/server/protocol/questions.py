@@ -24,6 +24,7 @@ from radixrt.chat.dialect import Dialect
 from radixrt.config.validation import DECISION_TEMPERATURES
 from radixrt.errors import RequestError
 from radixrt.messages.parts import ChatPrompt, ImageInput
+from radixrt.server.protocol.assets import Assets, Part
 from radixrt.tasks.score import softmax
 
 MAX_QUESTIONS = 400
@@ -96,6 +97,7 @@ class Asker:
             where the model would begin it.
         allow_control_tokens: recognize control tokens in the input and the questions.
         images: pictures of the input, in the order of its parts.
+        assets: pictures whose marks are in the texts of questions.
     """
 
     messages: list[Message]
@@ -103,28 +105,35 @@ class Asker:
     template_kwargs: dict[str, Any]
     allow_control_tokens: bool
     images: Sequence[ImageInput] = ()
+    assets: Assets | None = None
 
     def prompt(self, form: QuestionForm) -> ChatPrompt:
+        question, images = (form.text, []) if self.assets is None else self.assets.split(form.text)
         return ChatPrompt(
-            msgspec.json.encode(self._with_question(form.text)),
+            msgspec.json.encode(self._with_question(question)),
             template_kwargs=msgspec.json.encode({"enable_thinking": False, **self.template_kwargs}),
             allow_control_tokens=self.allow_control_tokens,
             answer_markers=self.dialect.answer_markers,
-            images=[*self.images],
+            images=[*self.images, *images],
         )
 
-    def _with_question(self, text: str) -> list[Message]:
+    def _with_question(self, question: str | list[Part]) -> list[Message]:
         """Append the question to the last message if that is a user's, since many templates require roles to
         alternate."""
         messages = self.messages
-        if messages and messages[-1]["role"] == "user":
-            content = messages[-1]["content"]
-            if isinstance(content, list):
-                content = [*content, {"type": "text", "text": f"\n\n{text}"}]
-            else:
-                content = f"{content}\n\n{text}"
-            return [*messages[:-1], {"role": "user", "content": content}]
-        return [*messages, {"role": "user", "content": text}]
+        if not (messages and messages[-1]["role"] == "user"):
+            return [*messages, {"role": "user", "content": question}]
+        content = messages[-1]["content"]
+        if isinstance(question, str):
+            question = f"\n\n{question}"
+            content = content + question if isinstance(content, str) else [*content, *_as_parts(question)]
+        else:
+            content = [*_as_parts(content), *_as_parts("\n\n"), *question]
+        return [*messages[:-1], {"role": "user", "content": content}]
+
+
+def _as_parts(content: str | list[Part]) -> list[Part]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def check_number(count: int) -> None:
@@ -145,6 +154,14 @@ def temperature_of(given: float | None, default: float) -> float:
     if not low <= given <= high:
         raise RequestError(f"temperature must be between {low:g} and {high:g}", param="temperature")
     return given
+
+
+def json_text(given: msgspec.Raw, place: str) -> str:
+    """Return a JSON value as the client wrote it; raises RequestError naming its place if it is not valid UTF-8."""
+    try:
+        return bytes(given).decode()
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{place} is not valid UTF-8: {error.reason}", param=place, code="invalid_utf8") from None
 
 
 def ask_predicate(question: str) -> QuestionForm:

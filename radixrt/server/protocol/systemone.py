@@ -5,17 +5,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from radixrt.chat.dialect import Dialect
-from radixrt.errors import RequestError, shown, unsupported
+from radixrt.errors import RequestError, shown
 from radixrt.messages.parts import ChatPrompt
 from radixrt.server.answers.decisions import QuestionUsage
 from radixrt.server.answers.systemone import ChoiceAnswer, NoulAnswer, ScoreAnswer, SystemOneAnswer
+from radixrt.server.protocol.assets import Asset, Assets, read_assets
 from radixrt.server.protocol.fields import RoutingFields
 from radixrt.server.protocol.questions import (
     Asker,
@@ -27,6 +28,7 @@ from radixrt.server.protocol.questions import (
     ask_predicate,
     check_number,
     json_answers,
+    json_text,
 )
 
 MAX_LEVELS = 10
@@ -50,7 +52,7 @@ class SystemOneRequest(RoutingFields, kw_only=True):
 
     state: msgspec.Raw = msgspec.Raw()
     questions: dict[str, SystemOneQuestion] | None = None
-    assets: dict[str, msgspec.Raw] | None = None
+    assets: dict[str, Asset] | None = None
     temperature: float | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     allow_control_tokens: bool | None = None
@@ -90,11 +92,12 @@ class NamedQuestion:
 
 
 def read_named_questions(
-    body: SystemOneRequest, dialect: Dialect, *, allow_control_tokens: bool
+    body: SystemOneRequest, dialect: Dialect, *, files: Mapping[str, bytes], allow_control_tokens: bool
 ) -> dict[str, NamedQuestion]:
     """Return the questions of a request by their names, in order.
 
     Args:
+        files: pictures in the parts of the form that the request is; none if it is JSON.
         allow_control_tokens: recognize control tokens in the state and the questions.
 
     Raises:
@@ -102,30 +105,37 @@ def read_named_questions(
     """
     questions = body.questions or {}
     check_number(len(questions))
-    if body.assets is not None:
-        instead = "ask about images in /v1/decisions, whose input has parts of the type input_image"
-        raise unsupported("assets", "images in a state", instead=instead)
+    assets = read_assets(body.assets, files)
     if _is_null(body.state):
         raise RequestError("state is required", param="state", code="missing_field")
-    messages: list[Message] = [{"role": "user", "content": _text(body.state, "state")}]
-    asker = Asker(messages, dialect, body.chat_template_kwargs or {}, allow_control_tokens)
-    return {name: _asked(question, f"questions.{name}", asker) for name, question in questions.items()}
+    text = _text(body.state, "state", assets)
+    content, images = (text, []) if assets is None else assets.split(text)
+    messages: list[Message] = [{"role": "user", "content": content}]
+    asker = Asker(messages, dialect, body.chat_template_kwargs or {}, allow_control_tokens, images, assets)
+    asked = {name: _asked(question, f"questions.{name}", asker) for name, question in questions.items()}
+    if assets is not None:
+        assets.check_used()
+    return asked
 
 
 def _asked(question: SystemOneQuestion, place: str, asker: Asker) -> NamedQuestion:
     options: list[str] = []
     legend: list[msgspec.Raw] = []
-    text = _text(question.instructions, f"{place}.instructions")
+
+    def text_of(given: msgspec.Raw, field: str) -> str:
+        return _text(given, f"{place}.{field}", asker.assets)
+
+    text = text_of(question.instructions, "instructions")
     if question.type == "noul":
-        form = _ask_noul(text, question.criteria, place)
+        form = _ask_noul(text, question.criteria, place, asker.assets)
     elif question.type == "choice":
         criteria = _object(question.criteria, f"{place}.criteria", "an object of options and their descriptions")
         options = list(criteria)
         answers = json_answers(options, f"{place}.criteria", "name")
-        form = ask_choice(text, answers, [_text(value, f"{place}.criteria.{name}") for name, value in criteria.items()])
+        form = ask_choice(text, answers, [text_of(value, f"criteria.{name}") for name, value in criteria.items()])
     elif question.type == "score":
         legend = _levels(question.criteria, f"{place}.criteria")
-        form = ask_number(text, [_text(level, f"{place}.criteria[{i}]") for i, level in enumerate(legend)])
+        form = ask_number(text, [text_of(level, f"criteria[{i}]") for i, level in enumerate(legend)])
     else:
         name = f"{place}.type"
         wrong = _BOX if question.type == "box" else f"must be noul, choice or score, not {shown(question.type)}"
@@ -133,7 +143,7 @@ def _asked(question: SystemOneQuestion, place: str, asker: Asker) -> NamedQuesti
     return NamedQuestion(question.type, asker.prompt(form), form.answers, options, legend)
 
 
-def _ask_noul(text: str, given: msgspec.Raw, place: str) -> QuestionForm:
+def _ask_noul(text: str, given: msgspec.Raw, place: str, assets: Assets | None) -> QuestionForm:
     criteria = (
         {} if _is_null(given) else _object(given, f"{place}.criteria", "an object with the members true and false")
     )
@@ -143,7 +153,7 @@ def _ask_noul(text: str, given: msgspec.Raw, place: str) -> QuestionForm:
     described = [
         f"{answer} means: {meaning}"
         for answer, name in (("Yes", "true"), ("No", "false"))
-        if (meaning := _text(criteria.get(name, msgspec.Raw()), f"{place}.criteria.{name}"))
+        if (meaning := _text(criteria.get(name, msgspec.Raw()), f"{place}.criteria.{name}", assets))
     ]
     if not text and not described:
         raise RequestError(
@@ -164,7 +174,7 @@ def _levels(given: msgspec.Raw, place: str) -> list[msgspec.Raw]:
 
 def _object(given: msgspec.Raw, place: str, wanted: str) -> dict[str, msgspec.Raw]:
     try:
-        return _criteria_decoder.decode(given)
+        return _criteria_decoder.decode(json_text(given, place))
     except msgspec.DecodeError:
         raise RequestError(f"{place} must be {wanted}", param=place) from None
 
@@ -173,17 +183,19 @@ def _is_null(given: msgspec.Raw) -> bool:
     return bytes(given) in (b"", b"null")
 
 
-def _text(given: msgspec.Raw, place: str) -> str:
-    """Return a text as it is, and an object or a list as the JSON that the client wrote; "" for null.
+def _text(given: msgspec.Raw, place: str, assets: Assets | None) -> str:
+    """Return a text as it is, and an object or a list as the JSON that the client wrote; "" for null. Marks stand for
+    the pictures in it.
 
     Raises:
         RequestError: another JSON value.
     """
     if _is_null(given):
         return ""
-    data = bytes(given)
-    if data[:1] == b'"':
-        return str(msgspec.json.decode(data))
-    if data[:1] not in (b"{", b"["):
+    text = json_text(given, place)
+    if text[0] == '"':
+        text = str(msgspec.json.decode(text))
+        return text if assets is None else assets.mark(text)
+    if text[0] not in "{[":
         raise RequestError(f"{place} must be a text, an object or a list", param=place)
-    return data.decode()
+    return text if assets is None else assets.mark_json(text)

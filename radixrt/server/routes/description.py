@@ -21,6 +21,7 @@ from radixrt.server.access.checks import ADMIN_PATHS, OPEN_FILES, OPEN_PATHS
 from radixrt.server.answers.errors import ErrorBody, MessagesErrorBody
 from radixrt.server.answers.schemas import Json, Schemas
 from radixrt.server.http.errors import speaks_anthropic
+from radixrt.server.http.forms import FORM_TYPE, JSON_PART
 from radixrt.server.routes.table import TAGS, Route
 
 PARSED_LATER = {"response_format": ResponseFormat, "structured": StructuredOptions}
@@ -103,6 +104,10 @@ def _operation(path: str, one: Route, name: str, schemas: Schemas, *, needs_key:
         if one.example is not None:
             content["example"] = one.example
         made["requestBody"] = {"required": True, "content": {"application/json": content}}
+        if one.takes_forms:
+            file = {"type": "string", "format": "binary"}
+            form = {"type": "object", "properties": {JSON_PART: content["schema"]}, "required": [JSON_PART]}
+            made["requestBody"]["content"][FORM_TYPE] = {"schema": {**form, "additionalProperties": file}}
     made["responses"] = _responses(path, one, schemas)
     return made
 

@@ -54,6 +54,7 @@ class Route:
         media_type: of the answer, or the types that it can have.
         unavailable: body of a 503 of its own form.
         aliases: other paths under which it is served.
+        takes_forms: its body may be a form with the JSON in a part and files in others (`radixrt.server.http.forms`).
         for_clients: what a client of the engine gets, which accepts `radixrt.messages.http.CONTENT_TYPE`; None where
             the answer is the same.
     """
@@ -72,6 +73,7 @@ class Route:
     media_type: str | tuple[str, ...] = "application/json"
     unavailable: Any = None
     aliases: tuple[str, ...] = ()
+    takes_forms: bool = False
     for_clients: str | None = None
 
     @property
@@ -147,6 +149,7 @@ ROUTES: tuple[Route, ...] = (
             "state": "I was charged twice.",
             "questions": {"billing": {"type": "noul", "instructions": "Is this about billing?"}},
         },
+        takes_forms=True,
     ),
     Route(
         "POST", "/v1/embeddings", embeddings, POOLING, "Vectors of texts", embedding_decoder, Embeddings,
