@@ -1,4 +1,4 @@
-"""The drawing of rotary positions in docs/models.md is what the scheduler computes."""
+"""The drawing of rotary positions in docs/vision.md is what the scheduler computes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from radixrt.messages.images import RowImage
 from radixrt.parts.media.rotary import RotaryPositions
 
-DOC = Path(__file__).parents[3] / "docs" / "models.md"
+DOC = Path(__file__).parents[3] / "docs" / "vision.md"
 
 
 def test_the_drawing_of_positions() -> None:
@@ -17,6 +17,7 @@ def test_the_drawing_of_positions() -> None:
     image = RowImage(start=4, count=6, rows=2, columns=3, height=64, width=96, digest=b"", pixels="")
     found = RotaryPositions([image])
     assert rows.pop("index") == [*range(12)]
+    assert rows.pop("key") == [*range(6)]
     assert list(rows) == ["time", "height", "width"]
     assert found.within(0, 12).tolist() == list(rows.values())
     assert f"The difference, {found.offset}," in text
