@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 
 from radixrt.errors import RequestError, shown
-from radixrt.vision.decode import pillow, to_rgb
+from radixrt.vision.decode import decode, pillow, to_rgb
 from radixrt.vision.fetch import decode_data_url, is_data_url
+from radixrt.vision.header import read_header
 from radixrt.vision.limits import MAX_IMAGE_BYTES, ImageError, refusal
 
 if TYPE_CHECKING:
@@ -66,6 +67,19 @@ def _read(path: Path, param: str) -> bytes:
     except (OSError, ValueError) as error:  # ValueError: a null character
         reason = getattr(error, "strerror", None) or error
         raise RequestError(f"{param}: {str(path)!r} cannot be read: {reason}", param=param) from None
+
+
+def thumbnail(data: bytes, side: int) -> bytes | None:
+    """Return a JPEG file of an encoded picture, upright, with sides of at most `side` pixels; None if the picture is
+    damaged, or Pillow is not installed."""
+    try:
+        image = decode(data, read_header(data))
+    except (ImageError, RequestError):
+        return None
+    image.thumbnail((side, side))
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=80)
+    return file.getvalue()
 
 
 def is_pillow(picture: object) -> TypeGuard[Image]:

@@ -27,7 +27,7 @@ from radixrt.messages.scheduler_stats import TierStats
 from radixrt.messages.wire import Int32Array, pack_i32
 from radixrt.scheduler.part import Part
 from radixrt.server import create_app
-from tests.lang.observe.runs import large_run, small_run
+from tests.lang.observe.runs import large_run, seeing_run, small_run
 from tests.server.fake_engine import MODEL, FakeEngine, Sent, error_delta, speak
 from tests.vision.pictures import picture
 
@@ -386,6 +386,27 @@ def test_a_report_of_a_run_is_opened_in_the_page(page: Browser) -> None:
     assert page.run(widths)[0] == "96.0177%", "rows of the report before are drawn anew"
     assert page.run("document.querySelectorAll('#report-calls tbody tr').length") < 100, "of 300 calls, those in sight"
     assert page.run("performance.getEntriesByType('resource').length") == before, "nothing was sent or loaded"
+
+
+def test_pictures_of_a_report(page: Browser) -> None:
+    """They stand in place of their labels; only small JPEG files in the report itself are shown."""
+    tab(page, "programs")
+    log = seeing_run(picture(60, 80), picture(60, 80, 1))
+    content = report_page(log)
+
+    def show(content: str) -> None:
+        drop(page, content)
+        page.wait("document.querySelectorAll('#report-calls tbody tr:not(.spacer)').length === 3")
+        page.run("document.querySelectorAll('#report-calls tbody tr:not(.spacer)')[2].children[0].click()")
+
+    show(content)
+    image = page.page.locator("#report-text .user img")
+    assert image.evaluate("image => image.decode().then(() => image.naturalWidth)") == 80
+    assert image.get_attribute("alt") == log.calls[2].prompt_text[len("<user>😀 ") : -len(" What? 2")]
+    assert text(page, "#report-text .user").endswith("What? 2")
+    show(content.replace("data:image/jpeg;base64,", "https://elsewhere.example/"))
+    assert image.count() == 0
+    assert log.calls[2].prompt_text in text(page, "#report-text .user")
 
 
 def test_what_is_no_report_is_refused_with_words(page: Browser) -> None:

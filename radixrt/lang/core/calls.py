@@ -304,9 +304,9 @@ def _record(
     record = CallRecord(len(log.calls), branch.id, name or "", kind, "", queued, depends=depends)  # type: ignore[arg-type]
     if composed is not None:
         record.prompt_text, record.rerendered = composed.text, composed.rerendered
-        record.pictures = tuple(
-            PictureRecord(each.width, each.height, each.digest) for each in composed.prompt.pictures
-        )
+        pictures = composed.prompt.pictures
+        record.pictures = tuple(PictureRecord(each.width, each.height, each.digest) for each in pictures)
+        log.pictures.update((each.label, each) for each in pictures)
     log.calls.append(record)
     return record
 

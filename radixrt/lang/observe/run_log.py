@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import msgspec
 
+from radixrt.lang.pictures import Picture
 from radixrt.sampling_params import SamplingParams
 
 CallKind = Literal["gen", "select", "embed", "rerank"]
@@ -168,6 +169,7 @@ class RunLog:
         unix_time: start of the run in seconds since 1970; `start` is the same moment on the monotonic clock.
         end: end of the run; None while it runs.
         branches, calls: records in the order of their creation.
+        pictures: pictures of all prompts by their labels; traces keep none.
         error: message of the error that ended the program, or None.
         dry_run: the answers are placeholders, because `explain` runs the program.
     """
@@ -180,6 +182,7 @@ class RunLog:
     end: float | None = None
     branches: dict[str, BranchRecord] = field(default_factory=dict)
     calls: list[CallRecord] = field(default_factory=list)
+    pictures: dict[str, Picture] = field(default_factory=dict)
     error: str | None = None
     dry_run: bool = False
 

@@ -7,6 +7,7 @@ from array import array
 from msgspec.structs import replace
 
 from radixrt.lang.observe.run_log import BranchRecord, CallRecord, RunLog
+from radixrt.lang.pictures import read_picture
 from radixrt.sampling_params import SamplingParams
 
 START = 1000.0
@@ -46,6 +47,16 @@ class Made:
         for branch in self.log.branches.values():
             branch.ended = self.log.end
         return self.log
+
+
+def seeing_run(*files: bytes) -> RunLog:
+    """A call about the first picture, then one about each of them, whose prompts begin alike up to the label's size."""
+    made = Made("judge")
+    pictures = [read_picture(data, "auto") for data in files]
+    for i, picture in enumerate([pictures[0], *pictures]):
+        made.log.pictures[picture.label] = picture
+        made.call("0", f"look{i}", (i, i, i, i + 1), f"<user>😀 {picture.label} What? {i}", (40, 0, 1, 0), "x")
+    return made.done(9)
 
 
 def small_run() -> RunLog:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from benchmarks.common.browser import BROWSER, Browser
 from radixrt.lang.observe.report import report, totals
 from radixrt.lang.observe.report_page import report_page, run_data, save_report
 from radixrt.lang.observe.run_log import RunLog
-from tests.lang.observe.runs import HOSTILE, START, Made, large_run, small_run
+from tests.lang.observe.runs import HOSTILE, START, Made, large_run, seeing_run, small_run
+from tests.vision.pictures import picture
 
 
 def test_totals() -> None:
@@ -117,6 +121,38 @@ def test_the_page_needs_no_other_file() -> None:
     page = report_page(small_run())
     assert not re.search(r"(src|href)\s*=|url\((?!#)|@import|https?://(?!www\.w3\.org/2000/svg)", page)
     assert "default-src 'none'" in page
+
+
+def test_pictures_are_small_files_by_their_labels() -> None:
+    damaged = picture(30, 40, 2)[:-60]
+    log = seeing_run(picture(600, 800), picture(600, 800, 1), damaged)
+    found = embedded(report_page(log))["pictures"]
+    assert list(found) == list(log.pictures)[:2], "a damaged picture keeps its label"
+    for url in found.values():
+        head, _, data = url.partition(",")
+        image = Image.open(io.BytesIO(base64.b64decode(data)))
+        assert (head, image.format, image.size) == ("data:image/jpeg;base64", "JPEG", (240, 180))
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+def test_pictures_in_a_browser(tmp_path: Path) -> None:
+    """Also where the grey text, which an earlier prompt begins with too, ends within a label."""
+    log = seeing_run(picture(60, 80), picture(60, 80, 1))
+    path = save_report(log, tmp_path / "seeing.html")
+    browser = Browser()
+    try:
+        for call in log.calls:
+            browser.open(f"file://{path}#call-{call.id}")
+            browser.page.reload()
+            prompt = browser.page.locator("#detail pre").last
+            image = prompt.locator("img")
+            assert image.count() == 1
+            assert image.evaluate("image => image.decode().then(() => image.naturalWidth)") == 80
+            assert image.get_attribute("alt") in call.prompt_text
+            assert prompt.text_content() == f"<user>😀 [image 80 x 60] What? {call.id}"
+        assert not browser.errors
+    finally:
+        browser.close()
 
 
 def dom(path: Path, fragment: str = "") -> str:

@@ -1,7 +1,7 @@
 """The report of a run as one self-contained HTML page; its script and style are in this folder.
 
-The page gets the run as JSON and shows it through `textContent` alone, and its content security policy allows no other
-script, so that output of a model cannot be executed.
+The page gets the run as JSON and shows it through `textContent`, and pictures as small JPEG files in data: URLs. Its
+content security policy allows no other script, so that output of a model cannot be executed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import html
 import json
 import string
 from collections import Counter
+from collections.abc import Mapping
 from importlib import resources
+from itertools import islice
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -23,9 +25,17 @@ from radixrt.constraint import KINDS
 from radixrt.lang.observe.report import report
 from radixrt.lang.observe.run_log import CallRecord, RunLog
 from radixrt.lang.observe.shared_prefix import Sharing
+from radixrt.lang.pictures import Picture
+from radixrt.vision.encode import thumbnail
 
 MAX_TEXT_CHARS = 100_000
 """Maximum number of shown characters of an output."""
+
+MAX_THUMBNAILS = 200
+"""Maximum number of pictures that are shown. Others are shown as their labels."""
+
+THUMBNAIL_SIDE = 240
+"""Longest side of a shown picture in pixels, twice the side on the page."""
 
 
 def save_report(log: RunLog, path: str | PathLike[str]) -> Path:
@@ -99,7 +109,18 @@ def run_data(log: RunLog) -> dict[str, Any]:
             | {"ready": at(max([call.queued, *(ends.get(other, 0.0) for other in call.depends)]))}
             for call in calls
         ],
+        "pictures": _thumbnails(dict(log.pictures)),
     }
+
+
+def _thumbnails(pictures: Mapping[str, Picture]) -> dict[str, str]:
+    """Return small pictures as data: URLs, by the labels that stand for them in texts of prompts."""
+    found = {}
+    for label, picture in islice(pictures.items(), MAX_THUMBNAILS):
+        data = thumbnail(picture.image.data, THUMBNAIL_SIDE)
+        if data is not None:
+            found[label] = f"data:image/jpeg;base64,{base64.b64encode(data).decode()}"
+    return found
 
 
 _TIMES = {"queued": "queued", "start": "start", "admitted": "admitted", "first": "first_token", "end": "end"}

@@ -95,6 +95,18 @@ function promptOf(call) { // [what an earlier call's prompt began with too, the 
   return [same, call.prompt_text];
 }
 
+const LABEL = /(\[image \d+ x \d+ [0-9a-f]{32}\])/, pictures = new Map(Object.entries(run.pictures));
+
+function* shown([same, own]) { // the nodes of a prompt, with pictures in place of their labels
+  let at = 0;
+  for (const piece of (same + own).split(LABEL)) {
+    const grey = Math.min(Math.max(same.length - at, 0), piece.length), url = pictures.get(piece);
+    at += piece.length;
+    if (url) yield make("figure", {}, make("img", { src: url, alt: piece }), piece.replace(/ [0-9a-f]{32}/, ""));
+    else yield* [make("span", { class: "same" }, piece.slice(0, grey)), piece.slice(grey)];
+  }
+}
+
 // --- totals ---
 
 function stack(tokens, scale) {
@@ -465,8 +477,7 @@ function showDetail(call) {
     make("button", { type: "button", title: "Previous call", onclick: () => move(-1) }, "↑"),
     make("button", { type: "button", title: "Next call", onclick: () => move(1) }, "↓"),
     make("button", { type: "button", title: "Close", onclick: () => pick(null) }, "✕"));
-  const [same, own] = promptOf(call);
-  const prompt = make("pre", {}, make("span", { class: "same" }, same), own);
+  const prompt = promptOf(call);
   const panel = $("detail");
   panel.replaceChildren(
     make("div", { class: "head" }, make("h2", {}, label(call), make("span", { class: "quiet" }, kind)), tools),
@@ -477,7 +488,7 @@ function showDetail(call) {
   if (call.choices.length) panel.append(make("h3", {}, "Choices"), ...scores(call));
   else panel.append(make("h3", {}, "Output"), make("pre", {}, call.text || "(nothing)"));
   const shared = call.base === null ? "" : `, grey where it is that of ${label(calls.get(call.base))} (${call.base})`;
-  if (same || own) panel.append(make("h3", {}, `Prompt${shared}`), prompt);
+  if (prompt.join("")) panel.append(make("h3", {}, `Prompt${shared}`), make("pre", {}, ...shown(prompt)));
   panel.scrollTop = 0;
   panel.move = move;
 }

@@ -1,10 +1,12 @@
 // A report file of the frontend language (`state.save_report`), opened in the browser: it is sent nowhere. Only its data
-// are read, never its script or markup, and they enter the page through textContent and text nodes alone.
+// are read, never its script or markup, and they enter the page through textContent, text nodes and JPEG files alone.
 import { $, count, make, percent, plural, stack, time } from "./tools.js";
 import { lanes, Rows } from "./requests.js";
 
 const MOST_BYTES = 64 << 20, MOST_CALLS = 20_000;
 const DATA = /<script type="application\/json" id="run">([^<]*)<\/script>/; // the language writes "<" in it as an escape
+
+const LABEL = /(\[image \d+ x \d+ [0-9a-f]{32}\])/, JPEG = /^data:image\/jpeg;base64,[A-Za-z0-9+/]{1,400000}={0,2}$/;
 
 const number = (value) => (Number.isFinite(value) ? Math.max(value, 0) : 0);
 const words = (value) => (typeof value === "string" ? value : "");
@@ -33,7 +35,7 @@ export function readReport(text) {
     byId.set(call.id, one.shared + one.own);
     return one;
   });
-  return { name: words(run.name), backend: words(run.backend), program: words(run.program), error: words(run.error), at: number(run.unix_time), wall: number(run.wall_s), running: run.running === true, branches: run.branches.length, calls };
+  return { name: words(run.name), backend: words(run.backend), program: words(run.program), error: words(run.error), at: number(run.unix_time), wall: number(run.wall_s), running: run.running === true, branches: run.branches.length, calls, pictures: new Map(Object.entries(run.pictures ?? {}).filter(([, url]) => JPEG.test(url))) };
 }
 
 export class Report {
@@ -86,8 +88,18 @@ export class Report {
     if (!call) return;
     $("report-text").replaceChildren(
       make("p", { class: "quiet" }, `${call.branch} / ${call.name}: prompt${call.shared ? ", grey where an earlier call's begins the same" : ""}${call.waited ? `; ${time(call.waited)} in the queue` : ""}`),
-      make("div", { class: "said user" }, make("span", { class: "same" }, call.shared), call.own),
+      make("div", { class: "said user" }, ...this.prompt(call)),
       make("div", { class: "said" }, call.error || call.text),
     );
+  }
+
+  * prompt({ shared, own }) { // the nodes of a prompt, with pictures in place of their labels
+    let at = 0;
+    for (const piece of (shared + own).split(LABEL)) {
+      const grey = Math.min(Math.max(shared.length - at, 0), piece.length), url = this.run.pictures.get(piece);
+      at += piece.length;
+      if (url) yield make("img", { src: url, alt: piece, title: piece });
+      else yield* [make("span", { class: "same" }, piece.slice(0, grey)), piece.slice(grey)];
+    }
   }
 }
