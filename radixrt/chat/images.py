@@ -69,6 +69,18 @@ def image_of(part: ContentPart, param: str) -> ImageInput | None:
     return read_image(given.url, given.detail, f"{param}.image_url")
 
 
+def instead_of(kind: str, own: str) -> str | None:
+    """Return what to send in place of a part that another API, or another model, has; None for other parts.
+
+    Args:
+        kind: type of the part.
+        own: type of the parts that are pictures where it was sent.
+    """
+    if kind in ("image", "image_url", "input_image"):
+        return f"here a picture is of type {own}"
+    return f"send frames of it as pictures, of type {own}" if kind in ("video", "video_url", "input_video") else None
+
+
 def _detail(given: str | None, param: str) -> Detail:
     if given is None or given == "original":
         return "auto"

@@ -9,7 +9,7 @@ import msgspec
 
 from radixrt.chat.decoding import decode_text
 from radixrt.chat.dialect import Dialect
-from radixrt.chat.images import image_of
+from radixrt.chat.images import image_of, instead_of
 from radixrt.chat.tools import OfferedTools
 from radixrt.chat.types import ChatMessage, Conversation
 from radixrt.constrained.tags.tool_formats import ToolFormat
@@ -136,7 +136,8 @@ def _plain_content(
             continue
         text = part.refusal if part.type == "refusal" else part.text
         if part.type not in ("text", "refusal"):
-            raise unsupported(param, f"a content part of type {part.type[:40]!r}")
+            instead = instead_of(part.type, "image_url")
+            raise unsupported(param, f"a content part of type {part.type[:40]!r}", instead=instead)
         if text is None:
             raise RequestError(f"{param}.{part.type} is required", param=f"{param}.{part.type}", code="missing_field")
         parts.append({"type": "text", "text": text})

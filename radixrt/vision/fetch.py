@@ -102,7 +102,9 @@ class ImageFetcher:
         """Return host, port and target of a URL that may be fetched; raises RequestError for any other."""
         match = HTTPS_URL.fullmatch(url) if len(url) <= MAX_URL_CHARS else None
         if match is None:
-            raise _refused(param, "the image must be a data: URL" + (", or an https URL" if self._hosts else ""))
+            raise _refused(
+                param, "the image must be a data: URL" + (", or an https URL with a host's name" if self._hosts else "")
+            )
         host, port = match[1].lower(), int(match[2] or 443)
         if (host if port == 443 else f"{host}:{port}") not in self._hosts:
             where = "; this server fetches images from listed hosts only (--image-hosts)"

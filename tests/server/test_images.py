@@ -240,7 +240,7 @@ def test_pictures_of_questions_are_fetched_once(caller, monkeypatch):
         ({"type": "input_image", "image_url": URL, "detail": "best"}, "user", ".detail", "must be auto, low, high"),
         ({"type": "input_image", "image_url": "data:image/png,x"}, "user", "", "must have the form data:"),
         ({"type": "input_image", "image_url": URL}, "system", "", "images go into messages of the user"),
-        ({"type": "image_url", "image_url": URL}, "user", "", "it is called input_image"),
+        ({"type": "image_url", "image_url": URL}, "user", "", "here a picture is of type input_image"),
     ],
 )  # fmt: skip
 def test_refused_pictures_of_questions(caller, part, role, param, message):
@@ -377,6 +377,37 @@ def replace_config(caller: Caller, **fields: Any) -> ServerConfig:
 def test_pictures_go_into_messages_of_the_user(caller, role):
     answer = ask(caller, image(), role=role)
     assert "images go into messages of the user" in check_error(answer, 400, "messages[0].content[0].image_url")
+
+
+CHAT = ("/v1/chat/completions", {})
+MESSAGE = ("/v1/messages", {"max_tokens": 5})
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "given", "message"),
+    [
+        (CHAT, "messages", "input_image", "here a picture is of type image_url"),
+        (CHAT, "messages", "video_url", "send frames of it as pictures, of type image_url"),
+        (MESSAGE, "messages", "image_url", "here a picture is of type image"),
+        (MESSAGE, "messages", "document", "send the document's text"),
+        (("/v1/responses", {}), "input", "image_url", "here a picture is of type input_image"),
+        (("/v1/responses", {}), "input", "input_file", "send its text"),
+    ],
+)
+def test_parts_of_other_apis(caller, path, key, given, message):
+    route, fields = path
+    answer = caller.post(route, {key: [{"role": "user", "content": [{"type": given}]}], **fields})
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]
+    assert not caller.engine.requests
+
+
+@pytest.mark.parametrize("field", ["images", "image_data", "multi_modal_data"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/generate"])
+def test_fields_of_other_servers(caller, path, field):
+    body = {"/v1/completions": {"prompt": "x"}, "/generate": {"text": "x"}}.get(path, {"messages": [QUESTION]})
+    answer = caller.post(path, {**body, field: [URL]})
+    assert "send pictures as image_url parts of a message" in check_error(answer, 400, field)
 
 
 def test_pictures_are_fetched_once(caller, monkeypatch):

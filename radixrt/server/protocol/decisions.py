@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from radixrt.chat.dialect import Dialect
-from radixrt.chat.images import read_image
+from radixrt.chat.images import instead_of, read_image
 from radixrt.chat.types import ChatMessage
 from radixrt.errors import RequestError, shown, unsupported
 from radixrt.messages.parts import ChatPrompt, ImageInput, SelectMethod, TemplateText
@@ -234,7 +234,7 @@ def _part_text(part: InputPart, name: str) -> str:
         return json_text(part.data, f"{name}.data")
     text = part.refusal if part.type == "refusal" else part.text
     if part.type not in (*_TEXT_TYPES, "refusal"):
-        instead = "in input it is called input_image" if part.type == "image_url" else None
+        instead = instead_of(part.type, "input_image")
         raise unsupported(name, f"a content part of type {shown(part.type)}", instead=instead)
     if text is None:
         field = "refusal" if part.type == "refusal" else "text"

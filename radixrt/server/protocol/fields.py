@@ -239,9 +239,13 @@ abort_decoder = msgspec.json.Decoder(AbortRequest)
 OFF: dict[str, tuple[Any, ...]] = {"typical_p": (1,), "length_penalty": (1,)}
 """Values with which a field of `UnsupportedFields` changes nothing, where these are not false, 0 or empty."""
 
+_PICTURES = "send pictures as image_url parts of a message in /v1/chat/completions"
 INSTEAD = {
     "allowed_token_ids": "regex, choice or logit_bias constrain the output",
     "bad_words": "logit_bias with -100 avoids single tokens",
+    "images": _PICTURES,
+    "image_data": _PICTURES,
+    "multi_modal_data": _PICTURES,
     "chat_template": "start the server with --chat-template",
     "typical_p": "min_p and top_p are similar",
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 from radixrt.chat.constraint import RequestedConstraint, raw_text, renamed
 from radixrt.chat.dialect import Dialect
-from radixrt.chat.images import image_part, read_base64_image, read_image
+from radixrt.chat.images import image_part, instead_of, read_base64_image, read_image
 from radixrt.chat.plan import ChatPlan, plan_chat
 from radixrt.chat.types import (
     ChatMessage,
@@ -232,7 +232,8 @@ def _blocks(
                 f"{where}: there can be no {block.type} here; it goes with {', '.join(allowed)}",
                 param=f"{where}.type",
             )
-        instead = _INSTEAD.get(block.type, "it is of Anthropic's own services; send text, tool_use and tool_result")
+        own = "it is of Anthropic's own services; send text, tool_use and tool_result"
+        instead = instead_of(block.type, "image") or _INSTEAD.get(block.type, own)
         raise unsupported(f"{where}.type", f"{where}.type {shown(block.type)}", instead=instead)
     return found
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from radixrt.chat.decoding import decode_text
+from radixrt.chat.images import instead_of
 from radixrt.errors import RequestError, shown, unsupported
 from radixrt.server.answers import response_types as types
 from radixrt.server.answers.response_types import Item
@@ -126,9 +127,8 @@ def _content(given: str | list[InputContent] | None, place: str, role: str) -> l
             made.append(types.Refusal(_required(part.refusal, f"{place}[{i}].refusal")))
             continue
         if part.type not in TEXT_TYPES:
-            raise unsupported(
-                f"{place}[{i}].type", f"a content part of type {shown(part.type)}", instead="send its text"
-            )
+            instead = instead_of(part.type, "input_image") or "send its text"
+            raise unsupported(f"{place}[{i}].type", f"a content part of type {shown(part.type)}", instead=instead)
         text = _required(part.text, f"{place}[{i}].text")
         made.append(types.OutputText(text) if of_assistant else types.InputText(text))
     return made
