@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.fleet.baselines import BASELINES, FleetRouter
 from benchmarks.fleet.device import Device
 from radixrt.config.roles import Role
+from radixrt.parts.tiers.policy import PEER
 from radixrt.router.placement import Placement
 from radixrt.router.prices import wait_s
 from radixrt.router.replica_load import ReplicaInfo, ReplicaLoad
@@ -58,5 +59,5 @@ def make_router(policy: str, replicas: int, device: Device, roles: Sequence[Role
     everything: Role = "both"
     for replica, role in enumerate(roles or [everything] * replicas):
         router.add_replica(replica, ReplicaInfo(*sizes, max_gap_s=device.max_gap_ms / 1e3, role=role), 0.0)
-        router.placement.loads[replica].pull_token_s = device.move_s
+        router.placement.loads[replica].fetch_token_s = {PEER: device.move_s}
     return router

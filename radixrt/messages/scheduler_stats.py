@@ -186,7 +186,8 @@ class TierStats(msgspec.Struct, frozen=True, array_like=True):
             host memory of another replica.
         refused: moves that did not begin, by reason.
         fetched_tokens: cached prompt tokens that were fetched for a request, by tier; "peer" for another replica.
-        pull_token_s: predicted seconds of a token that comes from another replica; 0 before any has come.
+        fetch_token_s: predicted seconds of a token that comes into the KV pool, by tier, "peer" too; empty before the
+            first one.
     """
 
     tokens_total: dict[str, int] = {}
@@ -194,7 +195,7 @@ class TierStats(msgspec.Struct, frozen=True, array_like=True):
     moves: dict[str, MoveStats] = {}
     refused: dict[str, int] = {}
     fetched_tokens: dict[str, int] = {}
-    pull_token_s: float = 0.0
+    fetch_token_s: dict[str, float] = {}
 
 
 class MediaStats(msgspec.Struct, frozen=True, array_like=True):

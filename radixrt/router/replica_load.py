@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from radixrt.config.roles import Role
@@ -63,7 +63,9 @@ class ReplicaLoad:
         free: free slots.
         fitted: model of step times from the replica's scheduler; None before the scheduler has fitted one.
         times: model that prices use: the mean over all replicas (`share_times`).
-        pull_token_s: predicted seconds of a token that comes from another replica (`TierStats.pull_token_s`).
+        measured: `TierStats.fetch_token_s` of the replica's scheduler; empty before its first fetch.
+        fetch_token_s: predicted seconds of a fetched token by tier, which prices use: the mean over all replicas
+            (`share_times`). A tier that is missing counts as free, so that its first fetch is tried.
         prefilling: number of open requests whose prompts the replica computes for other replicas.
         prefills: number of prompts that the replica has computed for other replicas.
     """
@@ -86,7 +88,8 @@ class ReplicaLoad:
         self.outputs = 0.0
         self.reachable = float(info.num_slots)
         self.free = float(info.num_slots)
-        self.pull_token_s = 0.0
+        self.measured: Mapping[str, float] = {}
+        self.fetch_token_s: Mapping[str, float] = {}
         self.prefilling = self.prefills = 0
 
     @property
@@ -185,15 +188,21 @@ class ReplicaLoad:
         if stats.load is not None and stats.load.step_times is not None and stats.load.step_times.extend_steps:
             self.fitted = stats.load.step_times
         if stats.tiers is not None:
-            self.pull_token_s = stats.tiers.pull_token_s
+            self.measured = stats.tiers.fetch_token_s
 
 
 def share_times(loads: Collection[ReplicaLoad]) -> None:
-    """Give all replicas the mean of the models of step times that replicas have fitted.
+    """Give all replicas the mean of the models of step times that replicas have fitted, and of the times of fetches
+    that replicas have measured.
 
     Replicas run on equal devices, so differences between the models are noise, which would outweigh most prefixes. A
     replica without a model would look better or worse than it is.
     """
+    fetches = [load.measured for load in loads if load.measured]
+    if fetches:
+        token_s = {tier: sum(each[tier] for each in fetches) / len(fetches) for tier in fetches[0]}
+        for load in loads:
+            load.fetch_token_s = token_s
     fitted = [load.fitted for load in loads if load.fitted is not None]
     if not fitted:
         return

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from radixrt.mem_cache.granules import GRANULE_TOKENS
 from radixrt.messages.peers import HandOver, PrefixAsk, PrefixPages
+from radixrt.parts.tiers.policy import PEER
 from radixrt.router.replica_index import ReplicaIndex
 from radixrt.router.replica_load import ReplicaLoad
 from radixrt.router.routed_request import Prefill, RoutedRequest
@@ -113,7 +114,7 @@ class Transfers:
     def _transfer(self, source: int, target: ReplicaLoad, end: int, hit: int) -> Transfer | None:
         """Return a transfer of the tokens [hit, end); None if computing them takes less time, of all requests."""
         tokens, token_s = end - hit, target.times.token
-        seconds = self._answer_s(source) + tokens * target.pull_token_s
+        seconds = self._answer_s(source) + tokens * target.fetch_token_s.get(PEER, 0.0)
         if seconds >= tokens * token_s * (1 + len(target.open)):
             return None
         return Transfer(source, end, tokens, seconds, max(tokens - round(seconds / token_s), 0))

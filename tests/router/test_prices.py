@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from radixrt.messages.request import Request
 from radixrt.messages.scheduler_stats import LoadStats, SchedulerStats, StepTimes
 from radixrt.messages.wire import pack_i32
@@ -102,3 +104,14 @@ def test_replicas_have_one_model_of_step_times() -> None:
     times = loads[2].times
     assert (round(times.step, 9), round(times.token, 9), times.decode_steps) == (0.02, 3e-5, 8)
     assert all(load.times is times for load in loads), "a replica without a model is as fast as the others"
+
+
+def test_replicas_have_one_time_for_a_fetched_token() -> None:
+    loads = [ReplicaLoad(INFO, epoch, 0.0) for epoch in (1, 2, 3)]
+    share_times(loads)
+    assert not loads[2].fetch_token_s
+    loads[0].measured = {"host": 1e-6, "disk": 3e-6, "peer": 2e-6}
+    loads[1].measured = {"host": 3e-6, "disk": 5e-6, "peer": 6e-6}
+    share_times(loads)
+    for load in loads:
+        assert load.fetch_token_s == pytest.approx({"host": 2e-6, "disk": 4e-6, "peer": 4e-6})

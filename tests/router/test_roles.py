@@ -16,6 +16,7 @@ from radixrt.messages.reads import LogprobRead
 from radixrt.messages.request import Envelope, Request, Row
 from radixrt.messages.scheduler import TokenBatch, TokenDelta
 from radixrt.messages.wire import pack_i32
+from radixrt.parts.tiers.policy import PEER
 from radixrt.router.routed_request import Prefill, RoutedRequest, Work
 from radixrt.router.router import TOKENIZER
 from radixrt.sampling_params import SamplingParams
@@ -101,7 +102,8 @@ def test_a_prefix_that_the_decode_replica_has_is_not_computed_elsewhere() -> Non
 
 def test_an_idle_decode_replica_computes_its_prompt_if_the_move_takes_time() -> None:
     fleet = Fleet(busy=0)
-    fleet.router.placement.loads[DECODE].pull_token_s = fleet.router.placement.loads[DECODE].times.token / 2
+    load = fleet.router.placement.loads[DECODE]
+    load.fetch_token_s = {PEER: load.times.token / 2}
     fleet.submit("long", LONG)
     fleet.finish("long")
     assert fleet.sent["long"] == [DECODE]
@@ -110,7 +112,7 @@ def test_an_idle_decode_replica_computes_its_prompt_if_the_move_takes_time() -> 
 def test_a_move_that_takes_longer_than_the_computation_pays_beside_other_requests() -> None:
     fleet = Fleet()
     load = fleet.router.placement.loads[DECODE]
-    load.pull_token_s = 1.5 * load.times.token
+    load.fetch_token_s = {PEER: 1.5 * load.times.token}
     fleet.submit("long", LONG)
     fleet.finish("long")
     assert fleet.sent["long"] == [PREFILL, DECODE]
@@ -174,7 +176,7 @@ def test_the_branches_of_a_fork_are_divided_among_decode_replicas() -> None:
 def test_a_fork_is_divided_before_one_decode_replica_has_its_prefix() -> None:
     fleet = Fleet(("prefill", "decode", "decode"), busy=2)
     for load in fleet.router.placement.loads.values():
-        load.pull_token_s = 0.3 * load.times.token
+        load.fetch_token_s = {PEER: 0.3 * load.times.token}
     rids = fork(fleet, 3, gap=15)  # the first answers already when the last arrives
     fleet.finish(*rids)
     assert {fleet.where(rid) for rid in rids} == {1, 2}

@@ -9,6 +9,7 @@ import pytest
 from radixrt.messages.peers import HandedOver, HandOver, PrefixAsk, PrefixComing, PrefixPages, PrefixTaken
 from radixrt.messages.scheduler import AbortReq
 from radixrt.messages.wire import pack_i32, unpack_i32
+from radixrt.parts.tiers.policy import PEER
 from tests.router.fake_fleet import FakeFleet
 
 PREFIX = [1 + i * i % 37 for i in range(384)]
@@ -123,7 +124,7 @@ def test_nothing_is_asked_without_host_tiers() -> None:
 def test_what_computing_does_sooner_is_computed() -> None:
     fleet = Fleet()
     load = fleet.router.placement.loads[1]
-    load.pull_token_s = 2 * load.times.token
+    load.fetch_token_s = {PEER: 2 * load.times.token}
     fleet.ask()
     assert fleet.peer_messages == []
     fleet.drain()
@@ -164,7 +165,7 @@ def test_a_busy_replica_answers_late_and_that_has_its_price() -> None:
 def test_a_slow_transfer_pays_where_a_computation_would_delay_others(others: int) -> None:
     fleet = Fleet()
     load = fleet.router.placement.loads[1]
-    load.pull_token_s = 1.5 * load.times.token
+    load.fetch_token_s = {PEER: 1.5 * load.times.token}
     for number in range(others):
         fleet.ask(f"other {number}", [number] * 40)
     fleet.ask("a")

@@ -50,18 +50,22 @@ class TierCounters:
         self._refused[reason] += 1
 
     def stats(
-        self, total: Mapping[str, int], used: Mapping[str, int], fetched: Mapping[str, int], pull_s: float = 0.0
+        self,
+        total: Mapping[str, int],
+        used: Mapping[str, int],
+        fetched: Mapping[str, int],
+        token_s: Mapping[str, float] | None = None,
     ) -> TierStats:
         """Return a snapshot with copies of all counts.
 
         Args:
             total, used: places by tier, and tokens that the tier keeps.
             fetched: cached prompt tokens that were fetched for a request, by tier.
-            pull_s: see `TierStats.pull_token_s`.
+            token_s: see `TierStats.fetch_token_s`.
         """
         moves = {
             kind: MoveStats(each.bytes, each.finished, each.failed, each.seconds.copy())
             for kind, each in self._moves.items()
             if each.finished or each.failed
         }
-        return TierStats(dict(total), dict(used), moves, dict(self._refused), dict(fetched), pull_s)
+        return TierStats(dict(total), dict(used), moves, dict(self._refused), dict(fetched), dict(token_s or {}))

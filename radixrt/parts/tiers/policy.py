@@ -80,10 +80,14 @@ class Prices:
         ways, num_bytes = WAYS[tier], tokens * self._token_bytes
         return self._byte_s[ways[0]] * queued_bytes + sum(self._byte_s[kind] for kind in ways) * num_bytes
 
-    def pull_token_s(self) -> float:
-        """Return the predicted seconds of a token from the KV pool of another replica, which runs on an equal device;
-        0 before the first measured move."""
-        return self._byte_s[OUT] * self._token_bytes + self.fetch_s(PEER, 1)
+    def fetch_token_s(self) -> dict[str, float]:
+        """Return the predicted seconds of one token of each tier; empty before the first measured move into the pool. A
+        token of another replica, which runs on an equal device, may have to leave the KV pool there first."""
+        if not self._byte_s[IN]:
+            return {}
+        found = {tier: self.fetch_s(tier, 1) for tier in WAYS}
+        found[PEER] += self._byte_s[OUT] * self._token_bytes
+        return found
 
     def pays(self, tier: str, fetch_s: float, compute_s: float, others: int) -> bool:
         """Return True if a fetch is predicted to cost all requests together less time than the computation.

@@ -535,8 +535,8 @@ class Tiers(Part):
         tiers = [tier for tier in (self.host, self.disk) if tier is not None]
         total = {tier.name: tier.allocator.num_slots for tier in tiers}
         used = {tier.name: tier.num_tokens for tier in tiers}
-        fetched, pull_s = self._core.counters.fetched_tokens, self.prices.pull_token_s()
-        return {"tiers": self.moves.counters.stats(total, used, fetched, pull_s)}
+        fetched, token_s = self._core.counters.fetched_tokens, self.prices.fetch_token_s()
+        return {"tiers": self.moves.counters.stats(total, used, fetched, token_s)}
 
     def check(self) -> None:
         for tier in (self.host, self.disk):

@@ -114,7 +114,7 @@ def test_a_prefix_comes_from_the_pool_of_another_replica(pair: Pair) -> None:
     assert pair.fetched(rid) == {"peer": 3 * PAGE}
     assert pair.a.sent_orders(KVOut)
     assert pair.b.sent_orders(KVPull)
-    assert pair.b.tiers.stats(0.0)["tiers"].pull_token_s > 0
+    assert pair.b.tiers.stats(0.0)["tiers"].fetch_token_s["peer"] > 0
 
 
 def test_what_the_host_tier_has_is_not_copied_again(pair: Pair) -> None:

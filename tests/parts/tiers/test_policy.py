@@ -37,6 +37,17 @@ def test_a_fetch_takes_the_time_of_its_links_and_of_the_bytes_before_it() -> Non
     assert not prices.pays(HOST, 3e-3, 3e-3, 0)
 
 
+def test_the_router_is_told_the_times_of_a_token_once_a_fetch_was_measured() -> None:
+    prices = Prices(TOKEN)
+    for kind, seconds in (("out", 2e-3), ("load", 1e-2)):
+        prices.moved(kind, 10**6, seconds)
+    assert prices.fetch_token_s() == {}
+    prices.moved("in", 10**6, 1e-3)
+    assert prices.fetch_token_s() == pytest.approx({"host": 1e-6, "disk": 11e-6, "peer": 3e-6})
+    prices.moved("pull", 10**6, 5e-3)
+    assert prices.fetch_token_s() == pytest.approx({"host": 1e-6, "disk": 11e-6, "peer": 8e-6})
+
+
 def test_a_fetch_may_take_longer_if_other_requests_can_use_the_device() -> None:
     prices = Prices(TOKEN)
     assert not prices.pays(HOST, 3.5e-3, 1e-3, 2)
