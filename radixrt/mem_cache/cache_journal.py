@@ -49,7 +49,8 @@ class _Entry(msgspec.Struct, frozen=True, gc=False):
 
 
 class CacheJournal(TreeObserver):
-    """See the module's docstring. The cache calls the methods that are named for an event, after the change.
+    """See the module's docstring. The cache calls the methods that are named for an event, after the change. A subclass
+    may read other trees than the KV pool's: `seed`, `run` and `has_state`.
 
     Attributes:
         events: recorded and not yet taken.
@@ -65,6 +66,20 @@ class CacheJournal(TreeObserver):
         self._nodes: dict[int, TreeNode] = {}
         self._next_number = 1
         self._unvisited: list[TreeNode] = []
+
+    # --- nodes ---
+
+    def seed(self, root: RootNode) -> bytes:
+        """Return the hash before the first granule below a root."""
+        return seed_of(root.namespace)
+
+    def run(self, node: TreeNode) -> bytes:
+        """Return the tokens of a node, an int32 column."""
+        return node.key_bytes
+
+    def has_state(self, node: TreeNode) -> bool:
+        """Return True if a state of recurrent layers is kept for the prefix that ends in a node."""
+        return node.state is not None
 
     # --- snapshots ---
 
@@ -118,11 +133,12 @@ class CacheJournal(TreeObserver):
         if entry is None:
             self._unvisited.append(prefix)  # the snapshot may come to it no other way
             return
-        end = entry.end - node.num_tokens
-        count = end // GRANULE_TOKENS - (end - prefix.num_tokens) // GRANULE_TOKENS
+        tokens = len(self.run(prefix)) // 4
+        end = entry.end - len(self.run(node)) // 4
+        count = end // GRANULE_TOKENS - (end - tokens) // GRANULE_TOKENS
         number = self._enter(prefix, end, entry.hashes[: count * HASH_BYTES])
         self._entries[node] = _Entry(entry.number, entry.end, entry.hashes[count * HASH_BYTES :])
-        self.events.append(NodeSplit(entry.number, number, prefix.num_tokens))
+        self.events.append(NodeSplit(entry.number, number, tokens))
 
     def evicted(self, node: TreeNode) -> None:
         """Record that a leaf, or the root of a namespace, was dropped."""
@@ -149,7 +165,7 @@ class CacheJournal(TreeObserver):
     def state_changed(self, node: TreeNode) -> None:
         entry = self._entries.get(node)
         if entry is not None:
-            self.events.append(StateSet(entry.number, node.state is not None))
+            self.events.append(StateSet(entry.number, self.has_state(node)))
 
     def cleared(self) -> None:
         """Record that nothing is left: no nodes, and no roots."""
@@ -168,7 +184,7 @@ class CacheJournal(TreeObserver):
             above = above.parent
         for each in reversed(path):
             if isinstance(each, RootNode):
-                seed = seed_of(each.namespace)
+                seed = self.seed(each)
                 self.events.append(RootOpened(self._enter(each, 0, seed), seed, each.lock_ref))
             else:
                 self._record(each)
@@ -176,12 +192,13 @@ class CacheJournal(TreeObserver):
     def _record(self, node: TreeNode) -> None:
         above = node.parent
         assert above is not None  # it is no root, and in the tree
-        parent, hashes = self._entries[above], self._hashes(above, node)
-        number = self._enter(node, parent.end + node.num_tokens, hashes)
+        run, parent = self.run(node), self._entries[above]
+        tokens, hashes = len(run) // 4, self._hashes(above, run)
+        number = self._enter(node, parent.end + tokens, hashes)
         self.events.append(
             NodeInserted(
-                number, parent.number, node.num_tokens, hashes, node.created, node.last_access, node.hits,
-                node.priority, node.retention, node.lock_ref, node.state is not None,
+                number, parent.number, tokens, hashes, node.created, node.last_access, node.hits,
+                node.priority, node.retention, node.lock_ref, self.has_state(node),
             )
         )  # fmt: skip
 
@@ -192,14 +209,14 @@ class CacheJournal(TreeObserver):
         self._nodes[number] = node
         return number
 
-    def _hashes(self, above: TreeNode, node: TreeNode) -> bytes:
-        """Hashes of the granules that end in the node, the first of which may begin in nodes above it."""
+    def _hashes(self, above: TreeNode, tokens: bytes) -> bytes:
+        """Hashes of the granules that end in a run of tokens, the first of which may begin in nodes above the run."""
         missing = self._entries[above].end % GRANULE_TOKENS
-        if missing + node.num_tokens < GRANULE_TOKENS:
+        if missing + len(tokens) // 4 < GRANULE_TOKENS:
             return b""
 
-        # Tokens of the first granule that lie above the node.
-        runs = [node.key_bytes]
+        # Tokens of the first granule that lie above the run.
+        runs = [tokens]
         at = above
         while missing:
             run = at.key_bytes[-4 * missing :]

@@ -9,6 +9,9 @@ a snapshot: the tree as events, in slices between which other events may stand, 
 The batch that ends the snapshot has `complete` set, and so has every later batch: after each of them the replica equals
 the tree.
 
+A reader may also ask for the trees of the tiers (`radixrt.parts.tiers`). Each tier has a stream of its own, whose
+batches name the tier. A run in a tier has no tokens for the state behind a prefix; its node ends where the state is.
+
 The reader acknowledges batches. The scheduler sends no more than a window of unacknowledged events. When the window is
 full, the scheduler stops recording, and begins a new snapshot once the reader has caught up. So neither side ever holds
 more than the window, and a slow reader costs the scheduler nothing.
@@ -219,6 +222,7 @@ class CacheEvents(Message, frozen=True, array_like=True, tag=True):
         clock: tick of the cache's clock, the number of matches and inserts so far, after these events.
         complete: after this batch the replica equals the tree.
         header: set if the batch begins a snapshot; the reader forgets the tree that it had before.
+        tier: tier whose tree the events describe; "" for the KV pool.
     """
 
     seq: int
@@ -226,6 +230,7 @@ class CacheEvents(Message, frozen=True, array_like=True, tag=True):
     complete: bool
     events: list[CacheEvent] = []
     header: SnapshotHeader | None = None
+    tier: str = ""
 
 
 class WatchCacheReq(Message, frozen=True, array_like=True, tag=True):
@@ -235,17 +240,20 @@ class WatchCacheReq(Message, frozen=True, array_like=True, tag=True):
         watch: False to end the stream.
         requests: send events of requests, and `RequestViews`, too.
         usage: send `PathUsed`, `PathLocked` and `RetentionSet` too, which do not matter to an index of prefixes.
+        tiers: send events of the tiers' trees, too.
     """
 
     watch: bool = True
     requests: bool = False
     usage: bool = True
+    tiers: bool = False
 
 
 class CacheAck(Message, frozen=True, array_like=True, tag=True):
-    """Acknowledgement of the reader for all batches up to `seq`."""
+    """Acknowledgement of the reader for all batches of the KV pool, or of a tier, up to `seq`."""
 
     seq: int
+    tier: str = ""
 
 
 class NodeTokensReq(Message, frozen=True, array_like=True, tag=True):

@@ -25,6 +25,8 @@ from radixrt.scheduler.req import Req
 if TYPE_CHECKING:
     from radixrt.config import SchedulerConfig
     from radixrt.executor.mask_table import StepMasks
+    from radixrt.mem_cache.cache_journal import CacheJournal
+    from radixrt.mem_cache.radix_cache import RadixCache
     from radixrt.scheduler.admission import Admission
     from radixrt.scheduler.counters import Counters
     from radixrt.scheduler.deltas import DeltaWriter
@@ -96,6 +98,17 @@ class Selection(NamedTuple):
     def has(self, req: Req) -> bool:
         """Return True if a request may be in the step."""
         return req not in self.without if self.alone is None else req is self.alone
+
+
+class WatchedTree(NamedTuple):
+    """Prefix tree of a memory outside of the KV pool.
+
+    Attributes:
+        journal: a new journal of the tree's events.
+    """
+
+    cache: RadixCache
+    journal: CacheJournal
 
 
 class Section(NamedTuple):
@@ -268,6 +281,10 @@ class Part:
     def tick(self, now: float) -> None:
         """Do periodic work. `Scheduler.next_batch` calls this at most every `EXPIRY_CHECK_S` seconds."""
 
+    def trees(self) -> Mapping[str, WatchedTree]:
+        """Return the prefix trees outside of the KV pool that a reader of cache events may watch, by memory."""
+        return {}
+
     def kept(self, tokens: Int32Array, namespace: str) -> Mapping[str, int]:
         """Return the number of leading tokens whose keys and values the part keeps outside of the KV pool, by memory.
         The method changes nothing."""
@@ -372,6 +389,7 @@ class Parts:
         self.tick = self._overridden("tick")
         self.forgetting = self._overridden("forgetting")
         self.forgotten = self._overridden("forgotten")
+        self.trees = self._overridden("trees")
         self.kept = self._overridden("kept")
         self.save = self._overridden("save")
         self.stats = self._overridden("stats")

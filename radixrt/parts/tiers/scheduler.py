@@ -38,8 +38,8 @@ from radixrt.parts.tiers.ends import PageEnds, StateEnds
 from radixrt.parts.tiers.moves import MoveKind, Moves, Transfer, pieces
 from radixrt.parts.tiers.peers import Links, Peers
 from radixrt.parts.tiers.policy import DISK, HOST, PEER, Prices, compute_s
-from radixrt.parts.tiers.tier import Tier, root_name
-from radixrt.scheduler.part import Core, End, Part
+from radixrt.parts.tiers.tier import Tier, TierJournal, root_name
+from radixrt.scheduler.part import Core, End, Part, WatchedTree
 from radixrt.scheduler.req import Req
 from radixrt.scheduler.schedule_batch import ScheduleBatch
 
@@ -526,6 +526,10 @@ class Tiers(Part):
         self._dropping = False
         self._order(KVDrop())
         self._order(self._opening)  # the ranks may be new
+
+    def trees(self) -> dict[str, WatchedTree]:
+        tiers = [tier for tier in (self.host, self.disk) if tier is not None]
+        return {tier.name: WatchedTree(tier.cache, TierJournal()) for tier in tiers}
 
     def kept(self, tokens: Int32Array, namespace: str) -> dict[str, int]:
         root = root_name(namespace)

@@ -13,10 +13,12 @@ import numpy as np
 
 from radixrt.errors import InvariantError
 from radixrt.mem_cache.allocator import Int32Array, TokenToKVPoolAllocator
+from radixrt.mem_cache.cache_journal import CacheJournal
 from radixrt.mem_cache.copies import Copies
+from radixrt.mem_cache.granules import HASH_BYTES
 from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.mem_cache.results import MatchResult
-from radixrt.mem_cache.tree_node import TreeNode
+from radixrt.mem_cache.tree_node import RootNode, TreeNode
 from radixrt.messages.kv_moves import KEY_BYTES, STATE_TOKEN
 from radixrt.parts.tiers.namespaces import is_of, namespace_id
 from radixrt.parts.tiers.records import PageRecords, chain
@@ -27,6 +29,21 @@ _STATE_ROW = STATE_TOKEN.to_bytes(4, "little", signed=True)
 def ends_in_state(node: TreeNode) -> bool:
     """Return True if a node of a tier ends with a state of the recurrent layers."""
     return node.key_bytes.endswith(_STATE_ROW)
+
+
+class TierJournal(CacheJournal):
+    """Journal of a tier's tree, whose roots are named by identities, and where runs may end with a state's places."""
+
+    def seed(self, root: RootNode) -> bytes:
+        return bytes.fromhex(root.namespace)[:HASH_BYTES]
+
+    def run(self, node: TreeNode) -> bytes:
+        if not ends_in_state(node):
+            return node.key_bytes
+        return node.key_bytes[: 4 * np.count_nonzero(np.frombuffer(node.key_bytes, np.int32) != STATE_TOKEN)]
+
+    def has_state(self, node: TreeNode) -> bool:
+        return ends_in_state(node)
 
 
 class _Places(TokenToKVPoolAllocator):

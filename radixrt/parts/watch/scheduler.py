@@ -1,7 +1,8 @@
 """Scheduler end of watch: streams of `CacheEvents`. `Watch` has two streams (`CacheStream`): a stream for the main
-process or a router, and a stream for a page beside a router. The loop sends the messages that a stream returns.
+process or a router, and a stream for a page beside a router. A router may ask for streams of the tiers' trees besides.
+The loop sends the messages that a stream returns.
 
-The cache has a journal only while a reader watches. Each iteration of the loop takes the events that the journal has
+A tree has a journal only while a reader watches. Each iteration of the loop takes the events that the journal has
 recorded. A reader that does not acknowledge in time loses events, but never delays the scheduler: recording stops when
 WINDOW events are unacknowledged, and continues with a snapshot when all events are acknowledged.
 """
@@ -39,7 +40,7 @@ from radixrt.messages.cache_events import (
 from radixrt.messages.parts import ProgramHint
 from radixrt.parts.programs.scheduler import Programs
 from radixrt.parts.watch.queue_views import QueueViews
-from radixrt.scheduler.part import Core, End, Part
+from radixrt.scheduler.part import Core, End, Part, WatchedTree
 from radixrt.scheduler.req import Req, ReqState
 
 WINDOW = 65_536
@@ -58,16 +59,20 @@ cached_tokens -1 and no `QueueView`."""
 class CacheStream:
     """Stream of events for one reader; see the module's docstring. A new reader replaces the previous reader.
 
+    Args:
+        tier: tier of the tree; "" for the KV pool.
+        tree: tree of the tier; default: the KV pool's.
+
     Attributes:
         window: maximum number of unacknowledged events.
     """
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, tier: str = "", tree: WatchedTree | None = None) -> None:
         self._core = core
-        self._cache = core.kv.cache
+        self._tier = tier
+        self._cache, self._journal = tree or (core.kv.cache, CacheJournal())
         self._programs = core.scheduler.part(Programs)
         self._records = False
-        self._journal = CacheJournal()
         self._watched = False
         self._requests = False
         self._usage = True
@@ -133,7 +138,7 @@ class CacheStream:
         self._seq += 1
         self._unacknowledged.append((self._seq, len(events) + 1))
         self._num_unacknowledged += len(events) + 1
-        batch = CacheEvents(self._seq, self._cache.clock, journal.is_complete, events, header)
+        batch = CacheEvents(self._seq, self._cache.clock, journal.is_complete, events, header, self._tier)
         if self._num_unacknowledged > self.window:
             self._pause()
         return batch
@@ -207,9 +212,10 @@ class Watch(Part):
     name = "watch"
 
     def attach(self, core: Core) -> None:
+        self._core = core
         self._cache = core.kv.cache
         self._programs = core.scheduler.part(Programs)
-        self._own = CacheStream(core)
+        self._own = {"": CacheStream(core)}  # by tier; the tiers' streams are made once a reader asks for them
         self._page = CacheStream(core)
         self._replica = 0  # number of the replica that the page shows
         self._parts = core.scheduler.parts
@@ -217,11 +223,14 @@ class Watch(Part):
 
     def _watch_turns(self) -> None:
         """Let turns of the loop call the part while somebody watches."""
-        self._parts.enable(self, ("turn",), on=self._own.is_on or self._page.is_on)
+        self._parts.enable(self, ("turn",), on=any(stream.is_on for stream in self._streams()))
+
+    def _streams(self) -> Iterable[CacheStream]:
+        return (*self._own.values(), self._page)
 
     @property
     def is_busy(self) -> bool:
-        return self._own.is_busy or self._page.is_busy
+        return any(stream.is_busy for stream in self._streams())
 
     # --- messages ---
 
@@ -232,9 +241,22 @@ class Watch(Part):
         return own | {PageWatch: self._handle_page}
 
     def _handle(self, message: ToWatched, now: float) -> list[FromWatched]:
-        answers = self._own.handle(message)
+        if isinstance(message, WatchCacheReq):
+            self._watch_tiers(message)
+        stream = self._own.get(message.tier) if isinstance(message, CacheAck) else self._own[""]
+        answers = [] if stream is None else stream.handle(message)
         self._watch_turns()
         return answers
+
+    def _watch_tiers(self, message: WatchCacheReq) -> None:
+        """Begin or end the streams of tiers."""
+        wanted = message.watch and message.tiers
+        if wanted and len(self._own) == 1:
+            for trees in self._parts.trees:
+                self._own |= {tier: CacheStream(self._core, tier, tree) for tier, tree in trees().items()}
+        for tier, stream in self._own.items():
+            if tier:
+                stream.handle(WatchCacheReq(watch=wanted, usage=message.usage))
 
     def _handle_page(self, message: PageWatch, now: float) -> list[PageWatched]:
         self._replica = message.replica
@@ -243,13 +265,12 @@ class Watch(Part):
         return [PageWatched(self._replica, answer) for answer in answers]
 
     def turn(self, now: float) -> list[FromWatched | PageWatched]:
-        own = self._own.turn(now) if self._own.is_on else []
+        own = [message for stream in self._own.values() if stream.is_on for message in stream.turn(now)]
         page = self._page.turn(now) if self._page.is_on else []
         return [*own, *(PageWatched(self._replica, message) for message in page)]
 
     def forgotten(self) -> None:
-        self._own.handle(WatchCacheReq(watch=False))
-        self._watch_turns()
+        self._handle(WatchCacheReq(watch=False), 0.0)
 
     # --- moments of requests ---
 
