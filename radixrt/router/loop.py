@@ -321,7 +321,7 @@ class RouterLoop:
             self._tokenizer.send(message)
         elif isinstance(message, CacheEvents) or not isinstance(message, FromWatched):
             self._router.receive(replica, epoch, message, now)
-            if isinstance(message, CacheEvents) and message.complete:
+            if isinstance(message, CacheEvents) and message.complete and not message.tier:
                 self._replicas[replica].is_known = True
         self._flush()  # at once: tokens must not wait for further messages
         if was_fenced:

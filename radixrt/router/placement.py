@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from radixrt.mem_cache.granules import GRANULE_TOKENS
+from radixrt.messages.cache_events import CacheEvents, WatchCacheReq
 from radixrt.messages.parts import ProgramHint
+from radixrt.parts.tiers.policy import DISK, HOST
 from radixrt.router.prices import EVICTION, divide_fork, price_s, wait_s
 from radixrt.router.replica_index import ReplicaIndex
 from radixrt.router.replica_load import ReplicaLoad
@@ -41,22 +43,45 @@ class Placement:
     """See the module's docstring.
 
     Args:
-        moves: replicas can get prefixes from one another.
+        moves: replicas have host tiers, and can get prefixes from one another.
 
     Attributes:
         loads: replicas by number, fenced and draining ones too.
-        index: prefixes of these replicas.
-        transfers: prefixes that replicas get from one another.
+        index: prefixes in the KV pools of these replicas.
+        tiers: prefixes in their other memories, by tier.
+        transfers: prefixes that replicas get from their tiers and from one another.
         roles: replicas that compute prompts for others.
     """
 
     def __init__(self, *, moves: bool = False) -> None:
         self.loads: dict[int, ReplicaLoad] = {}
         self.index = ReplicaIndex()
-        self.transfers = Transfers(self.loads, self.index, is_on=moves)
+        self.tiers = {tier: ReplicaIndex() for tier in (HOST, DISK)} if moves else {}
+        self.transfers = Transfers(self.loads, self.index, self.tiers)
         self.roles = Roles(self.loads)
         self._forks: OrderedDict[_ForkKey, dict[int, int]] = OrderedDict()
         self._programs: OrderedDict[str, tuple[int, set[int]]] = OrderedDict()  # first seq, replicas
+
+    # --- what replicas have ---
+
+    def watch(self) -> WatchCacheReq:
+        """Return the request for all events that a replica must report."""
+        return WatchCacheReq(usage=False, tiers=bool(self.tiers))
+
+    def add(self, load: ReplicaLoad) -> None:
+        """Add a replica, or the next life of one, of which nothing is known yet."""
+        self.loads[load.number] = load
+        for index in (self.index, *self.tiers.values()):
+            index.add(load.number)
+
+    def drop(self, replica: int) -> None:
+        """Forget what a replica has."""
+        for index in (self.index, *self.tiers.values()):
+            index.drop(replica)
+
+    def apply(self, replica: int, batch: CacheEvents) -> bool:
+        """Apply a batch of a replica's events; see `ReplicaIndex.apply`."""
+        return (self.tiers[batch.tier] if batch.tier else self.index).apply(replica, batch)
 
     # --- programs ---
 
@@ -95,6 +120,8 @@ class Placement:
         request.output = output
         loads = self.roles.candidates(request, loads)
         hits = self.hits(request, loads)
+        if self.tiers:
+            loads = {replica: loads[replica] for replica in self.transfers.nearest(request, loads, hits)}
 
         def price(replica: int) -> float:
             load, hit = loads[replica], hits.get(replica, 0)
@@ -129,7 +156,7 @@ class Placement:
         return price
 
     def _moved_price_s(self, load: ReplicaLoad, work: Work, transfer: Transfer, *, is_first: bool = False) -> float:
-        """Return the price of a replica that gets a prefix from another one."""
+        """Return the price of a replica that gets a prefix by a transfer."""
         price = price_s(load, work._replace(miss=work.miss - transfer.tokens), is_first=is_first) + transfer.seconds
         if load.free < work.miss:  # moved and computed prefixes evict the same number of tokens
             others = len(load.open) + load.queue.size
@@ -162,11 +189,7 @@ class Placement:
 
     def hits(self, request: RoutedRequest, loads: Iterable[int]) -> dict[int, int]:
         """Return the number of cached input tokens on each replica; replicas without any may be missing."""
-        found = self.index.match(request.prefix, loads)
-        for replica in loads:
-            if self.loads[replica].info.has_states and replica in found:
-                found[replica] = self.index.state_len(replica, request.prefix, found[replica])
-        return found
+        return self.index.hits(request.prefix, {each: self.loads[each].info.has_states for each in loads})
 
     def work(self, request: RoutedRequest, replica: int) -> Work:
         """Return the request's work on a replica with its present cache."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from radixrt.mem_cache.granules import GRANULE_TOKENS, HASH_BYTES, prompt_hashes, seed_of
 from radixrt.mem_cache.replica import CacheReplica, ReplicaNode
@@ -162,6 +162,18 @@ class ReplicaIndex:
                 if fitting:
                     return max(fitting)
         return 0
+
+    def hits(self, prefix: Prefix, has_states: Mapping[int, bool]) -> dict[int, int]:
+        """Return the number of leading tokens that replicas need not compute: as `match`, or up to a state.
+
+        Args:
+            has_states: whether the model of each of these replicas has recurrent layers.
+        """
+        found = self.match(prefix, has_states)
+        return {
+            replica: self.state_len(replica, prefix, tokens) if has_states[replica] else tokens
+            for replica, tokens in found.items()
+        }
 
     def longest(self, prefix: Prefix) -> tuple[int, list[int]]:
         """Return the number of leading tokens that any replica's events have reported, in whole granules, and the

@@ -107,7 +107,7 @@ class Router:
         self._seeds = random.Random(seed)
         self._outputs = OutputLengths()
         self.unbound: dict[str, RoutedRequest] = {}
-        self._acks: dict[int, int] = {}
+        self._acks: dict[tuple[int, str], int] = {}  # by replica and tier
         self._next_seq = 0
         self._next_epoch = first_epoch
         self._outgoing: list[Send] = []
@@ -122,12 +122,12 @@ class Router:
 
     def add_replica(self, replica: int, info: ReplicaInfo, now: float, *, takes_new: bool = True) -> int:
         """Add a replica without requests; returns its epoch."""
-        load = self.placement.loads[replica] = ReplicaLoad(info, self._next_epoch, now, replica)
+        load = ReplicaLoad(info, self._next_epoch, now, replica)
         load.is_draining = not takes_new
         self._next_epoch += 1
+        self.placement.add(load)
         share_times(self.placement.loads.values())
-        self.placement.index.add(replica)
-        self._send(replica, WatchCacheReq(usage=False))
+        self._send(replica, self.placement.watch())
         self._bind_all(now)
         return load.epoch
 
@@ -154,8 +154,8 @@ class Router:
         for target, answer in self.placement.transfers.left(replica):
             self._send(target, answer)
         if not load.is_fenced:  # the index forgot a fenced replica when it was fenced
-            self.placement.index.drop(replica)
-        self._acks.pop(replica, None)
+            self.placement.drop(replica)
+        self._acks = {key: seq for key, seq in self._acks.items() if key[0] != replica}
         lost = list(load.open.values())
         self._rebind(load, now)
         self._rebind_prefilled(replica, now)
@@ -198,8 +198,8 @@ class Router:
         for replica in silent:
             self.fence(replica, now)
         # One acknowledgement for all batches since the last tick.
-        for replica, seq in self._acks.items():
-            self._send(replica, CacheAck(seq))
+        for (replica, tier), seq in self._acks.items():
+            self._send(replica, CacheAck(seq, tier))
         self._acks.clear()
         waiting = [request for load in self.placement.loads.values() for request in load.queue]
         for request in [*waiting, *self.unbound.values()]:
@@ -280,10 +280,10 @@ class Router:
             self.placement.transfers.handed_over(replica)
         elif isinstance(message, PrefixTaken):
             self.placement.transfers.taken(message.source)
-        elif self.placement.index.apply(replica, message):
-            self._acks[replica] = message.seq
+        elif self.placement.apply(replica, message):
+            self._acks[replica, message.tier] = message.seq
         else:
-            self._send(replica, WatchCacheReq(usage=False))
+            self._send(replica, self.placement.watch())
 
     def heard(self, replica: int, epoch: int, now: float) -> ReplicaLoad | None:
         """Note a sign of life of a replica; returns the replica's load if the epoch is the present one."""
@@ -463,7 +463,7 @@ class Router:
         if transfer is not None:  # what is moved is not computed
             request.work = request.work._replace(miss=request.work.miss - transfer.tokens)
         load.sent(request)
-        if transfer is not None:
+        if transfer is not None and transfer.source != replica:
             self._send(replica, PrefixComing(request.rid, transfer.end))
             self._send(transfer.source, self.placement.transfers.begin(request, replica, transfer))
         self._send(replica, request.prompt_alone(now) if request.is_prefill else request.resumed(now))

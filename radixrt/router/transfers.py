@@ -1,37 +1,40 @@
-"""`Transfers`: prefixes that move from one replica to another instead of being computed again.
+"""`Transfers`: prefixes that move into the KV pool of a replica instead of being computed again.
 
-A request may go to a replica although another one has more of its prefix: because that one is busy, or because a fork
-is divided. Then the router asks the replica that has the prefix for its pages, and passes the answer on. The prefix
-comes by way of host memory (`radixrt.parts.tiers.peers`). Replicas that get no new requests are asked as well.
+A replica fetches a prefix from its own tiers without being told. A request may also go to a replica although another
+one has more of its prefix: because that one is busy, or because a fork is divided. Then the router asks the replica
+with the prefix for its pages, and passes the answer on. The prefix comes by way of host memory
+(`radixrt.parts.tiers.peers`), so a prefix that is on disk alone is of use to its own replica only. Replicas that get no
+new requests are asked as well.
 
 A transfer delays the request that waits for it, whereas a computation delays every request of the replica. So with many
-requests a transfer pays that takes longer than the computation. What comes from another replica takes slots, as a miss
-does.
+requests a transfer pays that takes longer than the computation, but from disk, as for the replicas
+(`radixrt.parts.tiers.policy`). What is moved takes slots, as a miss does.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from radixrt.mem_cache.granules import GRANULE_TOKENS
 from radixrt.messages.peers import HandOver, PrefixAsk, PrefixPages
-from radixrt.parts.tiers.policy import PEER
+from radixrt.parts.tiers.policy import DISK, HOST, PEER
 from radixrt.router.replica_index import ReplicaIndex
 from radixrt.router.replica_load import ReplicaLoad
 from radixrt.router.routed_request import Prefill, RoutedRequest
 
 LEAST_TOKENS = 256
-"""Smallest number of tokens of a transfer. Messages and pages of the tiers cost as much as computing fewer tokens."""
+"""Smallest number of tokens of a transfer from another replica. Messages and pages of the tiers cost as much as
+computing fewer tokens."""
 
 
 class Transfer(NamedTuple):
     """Transfer to a replica.
 
     Attributes:
-        source: replica that has the prefix.
+        source: replica that has the prefix; the target itself for a prefix in its tiers.
         end: length of the prefix.
         tokens: number of tokens of the prefix that the target lacks.
         seconds: predicted time of the transfer.
@@ -64,14 +67,16 @@ class Transfers:
     """See the module's docstring.
 
     Args:
-        loads, index: see `Placement`.
-        is_on: the replicas have host tiers.
+        loads, index, tiers: see `Placement`.
     """
 
-    def __init__(self, loads: Mapping[int, ReplicaLoad], index: ReplicaIndex, *, is_on: bool) -> None:
+    def __init__(
+        self, loads: Mapping[int, ReplicaLoad], index: ReplicaIndex, tiers: Mapping[str, ReplicaIndex]
+    ) -> None:
         self._loads = loads
         self._index = index
-        self._is_on = is_on
+        self._tiers = tiers
+        self._is_on = bool(tiers)
         self._asked: dict[str, tuple[int, int]] = {}  # source and target, by request
         self._leaving: dict[int, _HandOver] = {}
 
@@ -79,18 +84,66 @@ class Transfers:
         """Return the transfer that a request would begin on a replica; None if computing takes less time.
 
         Args:
-            hit: tokens of the request that the replica has.
+            hit: tokens of the request that the pool of the replica has.
         """
-        if not self._is_on or request.length - hit < LEAST_TOKENS or request.message.sampling is None:
+        if not self._is_on:
             return None
-        has_states = self._loads[target].info.has_states
-        end, holders = (self._index.longest_state if has_states else self._index.longest)(request.prefix)
+        load = self._loads[target]
+        found = [*self._from_tiers(request, load, hit), self._from_peers(request, load, hit)]
+        second_s = load.times.token * (1 + len(load.open))
+        # Of equal transfers the first one wins: from the host tier, from disk, from another replica.
+        known = [each for each in found if each is not None]
+        return min(known, key=lambda each: each.seconds - each.tokens * second_s, default=None)
+
+    def nearest(self, request: RoutedRequest, replicas: Iterable[int], hits: Mapping[int, int]) -> list[int]:
+        """Return replicas in the order in which they are chosen at equal prices: first the replicas that have the most
+        of a request's prefix in their pools and tiers, so that no prefix moves for nothing.
+
+        Args:
+            hits: tokens that the pools have.
+        """
+        most = dict(hits)
+        for tier in self._tiers:
+            for replica, tokens in self.kept(request, tier, replicas).items():
+                most[replica] = max(most.get(replica, 0), tokens)
+        return sorted(replicas, key=lambda each: (-most.get(each, 0), -hits.get(each, 0)))
+
+    def kept(self, request: RoutedRequest, tier: str, replicas: Iterable[int]) -> dict[int, int]:
+        """Return the number of leading tokens of a request that a tier of each replica has reported; replicas without
+        any are missing."""
+        index = self._tiers[tier]
+        return index.hits(request.prefix, {each: self._loads[each].info.has_states for each in replicas})
+
+    def _from_tiers(self, request: RoutedRequest, target: ReplicaLoad, hit: int) -> Iterator[Transfer | None]:
+        for tier, index in self._tiers.items():
+            if not len(index):
+                continue
+            end = self.kept(request, tier, (target.number,)).get(target.number, 0)
+            if end - hit >= GRANULE_TOKENS:
+                seconds = (end - hit) * target.fetch_token_s.get(tier, 0.0)
+                others = 0 if tier == DISK else len(target.open)
+                yield _transfer(target.number, target, end, hit, seconds, others)
+
+    def _from_peers(self, request: RoutedRequest, target: ReplicaLoad, hit: int) -> Transfer | None:
+        if request.length - hit < LEAST_TOKENS or request.message.sampling is None:
+            return None
+        end, holders = self._longest(request, target.info.has_states)
         if request.prefilled is not None and self._has_prompt(request.prefilled):
-            end, holders = _prompt_end(request, has_states=has_states), [request.prefilled.replica]
-        sources = [replica for replica in holders if replica != target and not self._loads[replica].is_fenced]
-        if end - hit < LEAST_TOKENS or not sources or target in holders:
+            end, holders = _prompt_end(request, has_states=target.info.has_states), {request.prefilled.replica}
+        sources = [each for each in sorted(holders) if each != target.number and not self._loads[each].is_fenced]
+        if end - hit < LEAST_TOKENS or not sources:
             return None
-        return self._transfer(min(sources, key=self._answer_s), self._loads[target], end, hit)
+        return self._pull(min(sources, key=self._answer_s), target, end, hit)
+
+    def _longest(self, request: RoutedRequest, has_states: bool) -> tuple[int, set[int]]:
+        """Return the length of the longest prefix that other replicas can copy, and the replicas that have it."""
+        longest, holders = 0, set[int]()
+        for index in (self._index, self._tiers[HOST]):
+            end, found = index.longest_state(request.prefix) if has_states else index.longest(request.prefix)
+            if end >= longest:
+                holders = {*found, *(holders if end == longest else ())}
+                longest = end
+        return longest, holders
 
     def _has_prompt(self, prefill: Prefill) -> bool:
         """Return True if the replica that has computed a prompt has not begun another life since."""
@@ -109,15 +162,12 @@ class Transfers:
             hit: as for `find`.
         """
         end = _prompt_end(request, has_states=target.info.has_states)
-        return self._transfer(source, target, end, hit) if end - hit >= LEAST_TOKENS else None
+        return self._pull(source, target, end, hit) if end - hit >= LEAST_TOKENS else None
 
-    def _transfer(self, source: int, target: ReplicaLoad, end: int, hit: int) -> Transfer | None:
-        """Return a transfer of the tokens [hit, end); None if computing them takes less time, of all requests."""
-        tokens, token_s = end - hit, target.times.token
-        seconds = self._answer_s(source) + tokens * target.fetch_token_s.get(PEER, 0.0)
-        if seconds >= tokens * token_s * (1 + len(target.open)):
-            return None
-        return Transfer(source, end, tokens, seconds, max(tokens - round(seconds / token_s), 0))
+    def _pull(self, source: int, target: ReplicaLoad, end: int, hit: int) -> Transfer | None:
+        """Return a transfer of the tokens [hit, end) from another replica; None if computing them takes less time."""
+        seconds = self._answer_s(source) + (end - hit) * target.fetch_token_s.get(PEER, 0.0)
+        return _transfer(source, target, end, hit, seconds, len(target.open))
 
     def _answer_s(self, replica: int) -> float:
         """Return the predicted seconds until a replica can copy: the time of its steps in flight."""
@@ -209,6 +259,15 @@ class Transfers:
         """Pass on no answer to the questions so far, and end what replicas hand over."""
         self._asked.clear()
         self._leaving = {replica: _HandOver(is_complete=True) for replica in self._leaving}
+
+
+def _transfer(source: int, target: ReplicaLoad, end: int, hit: int, seconds: float, others: int) -> Transfer | None:
+    """Return a transfer of the tokens [hit, end) that takes so many seconds; None if computing them costs the request
+    and `others` less time together."""
+    tokens, token_s = end - hit, target.times.token
+    if seconds >= tokens * token_s * (1 + others):
+        return None
+    return Transfer(source, end, tokens, seconds, max(tokens - round(seconds / token_s), 0))
 
 
 def _prompt_end(request: RoutedRequest, *, has_states: bool) -> int:

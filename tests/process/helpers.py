@@ -6,11 +6,14 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import psutil
 
+import radixrt
 from tests.server_process import LIMIT_S, ServerProcess, metrics, wait_for
 
 
@@ -56,3 +59,22 @@ def program_with_engine(folder: Path, then: str = "") -> tuple[subprocess.Popen[
     program = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert program.stdout is not None
     return program, json.loads(program.stdout.readline())
+
+
+@contextmanager
+def only(engine: radixrt.Engine, number: int) -> Iterator[None]:
+    """Let only one replica take requests."""
+    replicas = engine.replicas
+    assert replicas is not None
+
+    def is_in(*states: str) -> bool:
+        """The router has reported one of these states of the other replica."""
+        stats = replicas.describe()[1 - number].stats
+        return stats is not None and stats.view.state in states
+
+    assert wait_for(lambda: all(each.state == "serving" for each in replicas.describe()))
+    assert wait_for(lambda: is_in("serving"))
+    replicas.drain(1 - number)
+    assert wait_for(lambda: is_in("draining", "fenced"))
+    yield
+    replicas.drain(1 - number, on=False)

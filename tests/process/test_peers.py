@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 
 import radixrt
 from radixrt.tasks.generate import Completion
+from tests.process.helpers import only
 from tests.server_process import wait_for
 
 PAGE = 64
@@ -48,25 +48,6 @@ def ask(engine: radixrt.Engine, tokens: list[int], **options: Any) -> Completion
     answer = engine.generate(tokens, SAMPLING, **options)
     assert isinstance(answer, Completion)
     return answer
-
-
-@contextmanager
-def only(engine: radixrt.Engine, number: int) -> Iterator[None]:
-    """Let only one replica take requests."""
-    replicas = engine.replicas
-    assert replicas is not None
-
-    def is_in(*states: str) -> bool:
-        """The router has reported one of these states of the other replica."""
-        stats = replicas.describe()[1 - number].stats
-        return stats is not None and stats.view.state in states
-
-    assert wait_for(lambda: all(each.state == "serving" for each in replicas.describe()))
-    assert wait_for(lambda: is_in("serving"))
-    replicas.drain(1 - number)
-    assert wait_for(lambda: is_in("draining", "fenced"))
-    yield
-    replicas.drain(1 - number, on=False)
 
 
 def test_the_next_replica_gets_the_prefix_and_gives_the_same_text(

@@ -15,7 +15,7 @@ from typing import Any
 from radixrt.config.roles import Role
 from radixrt.mem_cache.granules import HASH_BYTES, prompt_hashes
 from radixrt.messages.cache_events import CacheAck, CacheEvents, WatchCacheReq
-from radixrt.messages.parts import FINISH_ERROR, Finish, FinishError
+from radixrt.messages.parts import FINISH_ERROR, Finish, FinishError, Usage
 from radixrt.messages.peers import PrefixAsk, PrefixComing, PrefixPages
 from radixrt.messages.request import Request
 from radixrt.messages.scheduler import AbortReq, ReleaseReq, Reset, TokenBatch
@@ -42,10 +42,11 @@ class FakeReplica(Harness):
         prefixes: messages about prefixes of other replicas.
     """
 
-    def __init__(self, num_slots: int, num_states: int = 0) -> None:
+    def __init__(self, num_slots: int, num_states: int = 0, **options: Any) -> None:
         super().__init__(
-            num_slots=num_slots, max_context=MAX_CONTEXT, check=False, depth=2, num_states=num_states, min_gap=8
-        )
+            num_slots=num_slots, max_context=MAX_CONTEXT, check=False, depth=2, num_states=num_states, min_gap=8,
+            **options,
+        )  # fmt: skip
         self.epoch = 0
         self.stream = CacheStream(self.scheduler.core)
         self.prefixes: list[PrefixComing | PrefixPages] = []
@@ -103,7 +104,7 @@ class FakeFleet:
     """See the module's docstring; `drain` brings everything to its end.
 
     Attributes:
-        outputs, finishes, values: of each request, as the tokenizer would have got them.
+        outputs, finishes, usages, values: of each request, as the tokenizer would have got them.
         cut_off: requests that were open when a router died.
         messages: every request, by id.
     """
@@ -132,6 +133,7 @@ class FakeFleet:
         self.messages: dict[str, Request] = {}
         self.outputs: dict[str, list[int]] = {}
         self.finishes: dict[str, Finish] = {}
+        self.usages: dict[str, Usage | None] = {}
         self.values: dict[str, list[float]] = {}
         self.cut_off: set[str] = set()
         self.sent: dict[str, list[int]] = {}
@@ -143,9 +145,13 @@ class FakeFleet:
         return Router(context_length=MAX_CONTEXT, first_epoch=first_epoch, placement=placement, **self.options)
 
     def add_replica(self, replica: int) -> None:
-        self.replicas[replica] = FakeReplica(self.num_slots, self.num_states)
+        self.replicas[replica] = self.make_replica(replica)
         self.replicas[replica].epoch = self._join(replica)
         self.route()
+
+    def make_replica(self, replica: int) -> FakeReplica:
+        """Return a new replica with an empty cache."""
+        return FakeReplica(self.num_slots, self.num_states)
 
     def _join(self, replica: int) -> int:
         role = self.roles[replica] if replica < len(self.roles) else "both"
@@ -209,7 +215,7 @@ class FakeFleet:
             if delta.values is not None:
                 self.values[delta.rid] = unpack_f32(delta.values.logprobs[0].token_logprobs).tolist()
             if delta.finish is not None:
-                self.finishes[delta.rid] = delta.finish
+                self.finishes[delta.rid], self.usages[delta.rid] = delta.finish, delta.usage
 
     def step(self, replica: int) -> bool:
         """Let one thing happen at a replica or on one of its links; returns whether anything could."""
@@ -238,7 +244,7 @@ class FakeFleet:
         if epoch != engine.epoch and not isinstance(message, Reset):
             return
         if isinstance(message, Reset) and not message.keeps_cache:
-            fresh = self.replicas[replica] = FakeReplica(self.num_slots, self.num_states)
+            fresh = self.replicas[replica] = self.make_replica(replica)
             fresh.epoch, fresh.now = epoch, self.now
             fresh.inbox, fresh.tokens, fresh.events = engine.inbox, engine.tokens, engine.events
             return
