@@ -51,7 +51,7 @@ class ControlReq(Message, frozen=True, array_like=True, tag=True):
         op: "flush_cache" evicts all unlocked nodes of the prefix cache; "check" checks the invariants and reports the
             first that fails; "drain" refuses new requests from now on and replies when the last request has finished;
             "forget" drops a namespace from the prefix cache, host memory and disk, "forget_owner" all namespaces that
-            begin with `namespace`, and both fail if requests use a part of it.
+            begin with `namespace`, and both fail if requests of such a namespace are open.
     """
 
     id: str

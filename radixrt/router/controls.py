@@ -35,14 +35,22 @@ class Controls:
         self._asked: dict[str, _Asked] = {}
 
     def ask(
-        self, request: ControlReq, replicas: Collection[int], now: float, *, fenced: Collection[int] = ()
+        self,
+        request: ControlReq,
+        replicas: Collection[int],
+        now: float,
+        *,
+        fenced: Collection[int] = (),
+        failure: str = "",
     ) -> list[ControlReply]:
         """Note that a command is sent to these replicas; returns the answer if there are no replicas.
 
         Args:
             fenced: replicas that count as dead and do not get the command.
+            failure: reason why the command fails in any case; "" for none.
         """
-        asked = _Asked(set(replicas), now, remarks=[_fenced(replica) for replica in sorted(fenced)])
+        remarks = [_fenced(replica) for replica in sorted(fenced)]
+        asked = _Asked(set(replicas), now, [failure] if failure else [], remarks)
         self._asked[request.id] = asked
         return self._answer(request.id, asked)
 

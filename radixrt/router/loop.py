@@ -44,6 +44,7 @@ from radixrt.messages.scheduler import (
 )
 from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.router.controls import Controls
+from radixrt.router.forgets import Forgets, still_open
 from radixrt.router.prices import wait_s
 from radixrt.router.queue_view import router_queue
 from radixrt.router.replica_load import ReplicaInfo
@@ -116,6 +117,7 @@ class RouterLoop:
         self._replicas: dict[int, _Replica] = {}
         self._fences: Counter[int] = Counter()  # by replica, through all of its lives
         self._controls = Controls()
+        self._forgets = Forgets()
         self._drains: list[ControlReq] = []
         self._gathers_until: float | None = time.monotonic() + GATHER_S
         self._held: list[ToScheduler] = []
@@ -189,8 +191,11 @@ class RouterLoop:
                 self._replicas[target].outbox.send_tagged(Tag(target, epoch), message)
 
     def _reset(self, replica: int, epoch: int, message: Reset) -> None:
-        message = msgspec.structs.replace(message, answers=self._replies.endpoint)
-        self._replicas[replica].outbox.send_tagged(Tag(replica, epoch), message)
+        """Begin the life of a replica that joins. Commands that it was not up for are before any request."""
+        outbox, tag = self._replicas[replica].outbox, Tag(replica, epoch)
+        outbox.send_tagged(tag, msgspec.structs.replace(message, answers=self._replies.endpoint))
+        for request in self._forgets.owed(replica):
+            outbox.send_tagged(tag, request)
 
     # --- the tokenizer and main ---
 
@@ -224,6 +229,7 @@ class RouterLoop:
         if request.op == "drain":
             self._drains.append(request)
             return
+        self._forgets.ask(request)
         loads = self._router.placement.loads
         asked = [replica for replica in self._replicas if not loads[replica].is_fenced]
         for replica in asked:
@@ -231,7 +237,9 @@ class RouterLoop:
         # Answers of replicas may name pages with prompts that the command drops.
         self._router.placement.transfers.clear()
         fenced = self._replicas.keys() - asked
-        self._answer(self._controls.ask(request, asked, now, fenced=fenced))
+        held = (each for each in self._router.open.values() if not each.is_sent)
+        failure = still_open(request, held)
+        self._answer(self._controls.ask(request, asked, now, fenced=fenced, failure=failure))
 
     def _answer(self, replies: list[ControlReply]) -> None:
         for reply in replies:
@@ -316,6 +324,7 @@ class RouterLoop:
         was_fenced = load.is_fenced
         if isinstance(message, ControlReply):
             self._router.heard(replica, epoch, now)
+            self._forgets.answered(replica, message)
             self._answer(self._controls.answered(replica, message))
         elif isinstance(message, PageWatched):
             self._tokenizer.send(message)

@@ -404,8 +404,10 @@ class SchedulerLoop:
             return [self.stats(), ControlReply(request.id, ok=True)]
         if request.op in ("forget", "forget_owner"):
             left = self._core.forget_namespace(request.namespace, whole_owner=request.op == "forget_owner")
-            message = f"{left} tokens are in use and stay" if left else ""
-            return [self.stats(), ControlReply(request.id, ok=not left, message=message)]
+            message = f"{left.tokens} tokens are in use and stay" if left.tokens else ""
+            if left.requests:
+                message += f"{', ' if message else ''}{left.requests} requests are open and would leave it again"
+            return [self.stats(), ControlReply(request.id, ok=not message, message=message)]
         return [self._check_reply(request)]
 
     def _check_reply(self, request: ControlReq) -> ControlReply:

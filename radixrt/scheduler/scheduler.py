@@ -13,7 +13,7 @@ Each object of the core is the only writer of its state: `RequestTable` (open re
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from radixrt.config import SchedulerConfig
 from radixrt.messages.parts import FINISH_ERROR, FINISH_TIMEOUT, Finish, FinishError, deadline_passed
@@ -39,6 +39,18 @@ RESET_BY_STEP, RESET_BY_RUNNER, RESET_BY_ROUTER = "step_failed", "runner_restart
 """Reasons for a reset of the prefix cache; keys of `Counters.cache_resets`."""
 EXPIRY_CHECK_S = 0.05
 """Shortest interval between two checks of deadlines, and between two calls of `Part.tick`."""
+
+
+class Left(NamedTuple):
+    """Rest of a namespace that was dropped.
+
+    Attributes:
+        tokens: cached tokens that stay, because requests use them.
+        requests: open requests, whose tokens stay or will be cached again.
+    """
+
+    tokens: int
+    requests: int
 
 
 class Scheduler:
@@ -155,18 +167,21 @@ class Scheduler:
         self._kv.flush()
         self.counters.cache_resets["flushed"] += 1
 
-    def forget_namespace(self, namespace: str, *, whole_owner: bool) -> int:
+    def forget_namespace(self, namespace: str, *, whole_owner: bool) -> Left:
         """Drop the cached tokens of a namespace that no active request has locked, from all memory.
 
         Args:
             namespace: the namespace, or, with `whole_owner`, the beginning of all namespaces to drop.
-
-        Returns:
-            Number of tokens of the namespace that stay, because requests use them.
         """
+
+        def is_wanted(name: str) -> bool:
+            return name.startswith(namespace) if whole_owner else name == namespace
+
         for forgetting in self.parts.forgetting:
             forgetting(namespace, whole_owner=whole_owner)
-        return self._kv.forget_namespace(lambda name: name.startswith(namespace) if whole_owner else name == namespace)
+        tokens = self._kv.forget_namespace(is_wanted)
+        rows = [req for req in self._requests.by_rid.values() if is_wanted(req.namespace)]
+        return Left(tokens, len({req.rid if req.member is None else req.member.group for req in rows}))
 
     def _expire(self, now: float) -> None:
         if now < self._next_expiry_check:

@@ -194,6 +194,43 @@ def test_commands_and_drained_replicas(bench: Bench) -> None:
     assert bench.heard(ControlReply) == ControlReply("2", ok=True)
 
 
+def test_a_replica_that_was_not_up_drops_prompts_before_it_gets_a_request(bench: Bench) -> None:
+    one, two = Scheduler(bench, 0, 1), Scheduler(bench, 1, 2)
+    one.join()
+    two.join()
+    two.notice(is_up=False)
+    command = ControlReq("1", "forget_owner", "k5:alice")
+    bench.outbox.send(command)
+    assert one.next() == command
+    one.outbox.send_tagged(one.tag, ControlReply("1", ok=True))
+    assert bench.heard(ControlReply) == ControlReply("1", ok=True)
+    one.notice(takes_new=False)
+    bench.ask("a")
+    for life in (3, 4):
+        two = Scheduler(bench, 1, life)
+        two.notice()
+        assert isinstance(two.next(), Reset)
+        if life == 3:  # which executes the command, so that the next life need not
+            assert two.next() == command
+            two.outbox.send_tagged(two.tag, ControlReply("1", ok=True))
+        assert isinstance(two.next(), WatchCacheReq)
+        assert two.next().rid == "a"
+        two.notice(is_up=False)
+
+
+def test_prompts_of_a_request_that_waits_in_the_router_cannot_be_dropped(bench: Bench) -> None:
+    one = Scheduler(bench, 0, 1)
+    one.join()
+    one.notice(takes_new=False)
+    bench.ask("a")
+    for number, namespace in ((1, ""), (2, "other")):
+        bench.outbox.send(ControlReq(str(number), "forget", namespace))
+        assert one.next() == ControlReq(str(number), "forget", namespace)
+        one.outbox.send_tagged(one.tag, ControlReply(str(number), ok=True))
+        message = "" if namespace else "1 requests wait and would leave it again"
+        assert bench.heard(ControlReply) == ControlReply(str(number), ok=bool(namespace), message=message)
+
+
 def test_a_page_is_told_what_the_router_holds_while_it_watches(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("radixrt.router.loop.VIEW_S", 0.0)
     one = Scheduler(bench, 0, 1)

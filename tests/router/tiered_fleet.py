@@ -14,9 +14,11 @@ import numpy as np
 from radixrt.messages.cache_events import CacheEvents
 from radixrt.messages.kv_moves import KVIn, KVLoad, KVPull
 from radixrt.messages.peers import HandOver, PrefixAsk, PrefixComing, PrefixPages
-from radixrt.messages.scheduler import Reset
+from radixrt.messages.scheduler import ControlReq, Reset
 from radixrt.messages.state_slots import RESERVED_STATES
+from radixrt.parts.tiers.namespaces import is_of
 from radixrt.parts.watch.scheduler import Watch
+from radixrt.scheduler.scheduler import Left
 from tests.parts.tiers.fake_mover import FakeHost
 from tests.parts.tiers.harness import Sizes, TieredHarness
 from tests.router.fake_fleet import FakeFleet, FakeReplica
@@ -25,13 +27,24 @@ SIZES = Sizes(host_pages=40)
 
 
 class TieredReplica(FakeReplica, TieredHarness):
-    """A replica with tiers. Its events of all trees go to the router, on one link."""
+    """A replica with tiers. Its events of all trees go to the router, on one link.
+
+    Attributes:
+        left: results of the commands to forget an owner's namespaces.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.left: list[Left] = []
+        super().__init__(*args, **options)
 
     def handle(self, message: Any) -> None:
         parts = self.scheduler.part(Watch).handles() | self.tiers.handles()
         if isinstance(message, Reset):
             assert message.keeps_cache
             self.scheduler.forget(self.now, keeps_cache=True)
+        elif isinstance(message, ControlReq):
+            assert message.op == "forget_owner"
+            self.left.append(self.scheduler.forget_namespace(message.namespace, whole_owner=True))
         elif type(message) in parts:
             self.messages += parts[type(message)](message, self.now)
         else:
@@ -64,7 +77,9 @@ class TieredFleet(FakeFleet):
 
     def make_replica(self, replica: int) -> TieredReplica:
         sizes = self.sizes
-        host = FakeHost(sizes.ranks, sizes.host_pages * sizes.page, sizes.page, state_rows=sizes.state_rows)
+        host = FakeHost(
+            sizes.ranks, sizes.host_pages * sizes.page, sizes.page, sizes.receiving, state_rows=sizes.state_rows
+        )  # fmt: skip
         host.arena, host.others = f"arena of {replica}", self.hosts
         self.hosts[host.arena] = host
         return TieredReplica(
@@ -98,6 +113,12 @@ class TieredFleet(FakeFleet):
             self.now += 1.0
             self.drain()
 
+    def arrive(self, replica: int) -> None:
+        """Let all messages to a replica arrive."""
+        engine = self.replica(replica)
+        while engine.inbox:
+            self._arrive(replica, engine)
+
     def evict(self, replica: int, *tiers: str) -> None:
         """Evict the pool of a replica, or these tiers of the replica."""
         engine = self.replica(replica)
@@ -105,6 +126,26 @@ class TieredFleet(FakeFleet):
             cache.evict(cache.evictable_size)
             assert not cache.total_size
         self.drain()
+
+    def forget(self, owner: str) -> None:
+        """Drop all namespaces of an owner, as the loop of the router does."""
+        for engine in self.replicas.values():
+            engine.inbox.append((engine.epoch, ControlReq("forget", "forget_owner", owner)))
+        self.router.placement.transfers.clear()
+
+    def cached_of(self, owner: str) -> int:
+        """Number of tokens of an owner's namespaces in all pools and tiers."""
+        count = 0
+        for number in self.replicas:
+            engine = self.replica(number)
+            roots = [root for root in engine.cache.roots() if root.namespace.startswith(owner)]
+            for tier in (engine.tiers.host, engine.tiers.disk):
+                roots += [] if tier is None else [
+                    root for root in tier.cache.roots()
+                    if root.namespace and is_of(bytes.fromhex(root.namespace), owner, whole_owner=True)
+                ]  # fmt: skip
+            count += sum(node.num_tokens for root in roots for node in root.descendants())
+        return count
 
     def in_tier(self, replica: int, tier: str, tokens: list[int], namespace: str = "") -> int:
         return self.replica(replica).tiers.kept(np.array(tokens, np.int32), namespace)[tier]

@@ -24,7 +24,7 @@ from radixrt.messages.runner import (
     StepFailed,
     StepOutput,
 )
-from radixrt.messages.scheduler import Reset, RunnerRestarted, SchedulerReady, TokenBatch
+from radixrt.messages.scheduler import ControlReply, ControlReq, Reset, RunnerRestarted, SchedulerReady, TokenBatch
 from radixrt.messages.scheduler_stats import SchedulerStats
 from radixrt.messages.step_shape import StepShape
 from radixrt.messages.wire import pack_i32, unpack_i32
@@ -421,6 +421,24 @@ def test_outputs_are_the_same_either_way(depth: int, runs_ahead: bool) -> None:
         expected, _ = expected_output(prompt, message.sampling, at.harness.max_len)
         assert at.outbox.tokens[message.rid] == expected
     assert at.outbox.finished == set("abcdef")
+
+
+def test_prompts_are_dropped_for_good_only_once_no_request_of_them_is_open() -> None:
+    at = Loop(depth=1, runs_ahead=True)
+
+    def forget() -> tuple[bool, str]:
+        _, reply = at.loop._control(ControlReq("1", "forget"), 0.0)
+        assert isinstance(reply, ControlReply)
+        return reply.ok, reply.message
+
+    assert forget() == (True, "")
+    at.harness.add("waits", [1, 2, 3], max_tokens=2)
+    assert forget() == (False, "1 requests are open and would leave it again")
+    at.harness.turn()
+    assert forget() == (False, "3 tokens are in use and stay, 1 requests are open and would leave it again")
+    at.harness.drain()
+    assert forget() == (True, "")
+    assert not at.harness.cache.total_size
 
 
 @pytest.mark.parametrize("keeps_cache", [True, False])

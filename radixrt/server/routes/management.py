@@ -124,7 +124,7 @@ async def flush_cache(service: Service, request: Request) -> Response:
 
 async def forget(service: Service, request: Request) -> Response:
     """Drop the cached prompts of {"key": name}, {"cache_group": name} or {"cache_salt": salt} from the KV pool, host
-    memory and disk. A salt with a key or a group is that client's salt alone. 409 if running requests use a part.
+    memory and disk. A salt with a key or a group is that client's salt alone. 409 while requests of theirs are open.
     """
     body = await receive_json(service, request, forget_decoder)
     if body.key is not None and body.cache_group is not None:
