@@ -8,7 +8,10 @@ The second table compares the part with no tiers for a smaller model and for a s
 
 Figures are the same on every machine, which computes for about three minutes.
 
-Run: python -m benchmarks.cache.tiers [--quick]
+With --images, the command draws the hit rate and the time of a session of agents over the size of the host tier
+instead, beside the optimum.
+
+Run: python -m benchmarks.cache.tiers [--quick] [--images docs/images]
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from benchmarks.cache.tiers_optimum import Pages
 from benchmarks.cache.tiers_policies import Ghosts, SecondHit, WriteBack, WriteThrough
 from benchmarks.cache.tiers_simulation import Links, Result, Shape, Simulation
 from benchmarks.cache.tiers_traces import Session
+from benchmarks.common.plots import line_plot
 from benchmarks.common.tables import table
 from benchmarks.fleet.device import H200_8B
 from benchmarks.programs.simulation import CPU as SMOLLM2
@@ -66,6 +70,9 @@ TRACES: dict[str, Callable[[int], list[Session]]] = {
 }
 COUNTS = {"agents": 32, "forks": 32, "chats": 300, "mixed": 300}
 QUICK_COUNTS = {"agents": 4, "forks": 3, "chats": 30, "mixed": 30}
+PLOTTED = ("no tiers", "write-through", "second hit", "cleaner", OPTIMUM)
+HOSTS = (0.5, 1.0, 2.0, 3.0, 4.0, 6.0)
+"""Sizes of the host tier in the plots, in sizes of the pool."""
 COLUMNS = ("hit rate", "requests/s", "first token ms", "session s", "out GB", "in GB")
 
 
@@ -144,8 +151,8 @@ def _pages(shape: str, trace: str, count: int) -> Pages:
     return Pages(simulate(SHAPES[shape], sessions, endless).order)
 
 
-def run(case: Case) -> list[str]:
-    """Return the cells of a case."""
+def outcome(case: Case) -> tuple[float, Result]:
+    """Return the hit rate of a case, and all other figures."""
     shape, pages = SHAPES[case.shape], _pages(case.shape, case.trace, case.count)
     sessions = TRACES[case.trace](case.count)
     longest = max(len(call.prompt) + len(call.output) for s in sessions for wave in s.waves for call in wave.calls)
@@ -157,6 +164,12 @@ def run(case: Case) -> list[str]:
     else:
         result = simulate(shape, sessions, pool, host, POLICIES[case.policy])
         hit_rate = result.hit_rate
+    return hit_rate, result
+
+
+def run(case: Case) -> list[str]:
+    """Return the cells of a case."""
+    hit_rate, result = outcome(case)
     return [
         f"{hit_rate:.1%}",
         f"{result.requests_per_s:.2f}",
@@ -183,11 +196,40 @@ def tables(counts: dict[str, int]) -> list[str]:
     ]
 
 
+def plot(folder: Path, counts: dict[str, int]) -> list[Path]:
+    """Write plots of agents whose working set has four sizes of the pool; return their files."""
+    plotted = [
+        Case("8B on H200", "agents", counts["agents"], 4.0, host, policy) for policy in PLOTTED for host in HOSTS
+    ]
+    with ProcessPoolExecutor(min(os.cpu_count() or 1, 8)) as executor:
+        found = dict(zip(plotted, executor.map(outcome, plotted), strict=True))
+    written = []
+    for name, label, value in (
+        ("hits", "hit rate, %", lambda hits, result: 100 * hits),
+        ("sessions", "session without pauses, s", lambda hits, result: result.mean_session_s),
+    ):
+        lines = {
+            policy: [(case.host, value(*found[case])) for case in plotted if case.policy == policy]
+            for policy in PLOTTED
+        }
+        path = folder / f"tiers-agents-{name}.svg"
+        line_plot(path, lines, x_label="host tier, in sizes of the KV pool", y_label=label)
+        written.append(path)
+    return written
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the sessions")
+    parser.add_argument("--images", type=Path, metavar="FOLDER", help="write the plots there")
     args = parser.parse_args(argv)
-    print("\n\n".join(tables(QUICK_COUNTS if args.quick else COUNTS)))
+    counts = QUICK_COUNTS if args.quick else COUNTS
+    if args.images is None:
+        print("\n\n".join(tables(counts)))
+        return
+    args.images.mkdir(parents=True, exist_ok=True)
+    for path in plot(args.images, counts):
+        print(path)
 
 
 if __name__ == "__main__":

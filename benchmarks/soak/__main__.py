@@ -42,6 +42,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--programs", type=int, default=2, help="programs that run at once, beside them")
     parser.add_argument("--seed", type=int, default=0, help="seed of the requests")
     parser.add_argument("--server", default=SERVER, metavar="COMMAND", help="to start; has {port}")
+    parser.add_argument("--pss", action="store_true", help="count memory that processes share once, as for host tiers")
     parser.add_argument("--svg", type=Path, help="file for the plot of the memory")
     parser.add_argument("--log", type=Path, help="file for the server's output (default: a temporary one)")
     args = parser.parse_args(argv)
@@ -56,14 +57,14 @@ async def soak(server: RunningServer, args: argparse.Namespace) -> tuple[list[Sa
     """Return the samples, the last one after the load; the tally; and whether the server was idle at the end."""
     samples: list[Sample] = []
     seconds = args.minutes * 60
-    watching = asyncio.create_task(watch(server.url, server.pid, samples, max(1.0, seconds / SAMPLES)))
+    watching = asyncio.create_task(watch(server.url, server.pid, samples, max(1.0, seconds / SAMPLES), pss=args.pss))
     tally = await run_load(server.url, clients=args.clients, programs=args.programs, seconds=seconds, seed=args.seed)
     idle = await wait_idle(server.url, IDLE_LIMIT_S)
     watching.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await watching
     after: list[Sample] = []
-    last = asyncio.create_task(watch(server.url, server.pid, after, 0.1))
+    last = asyncio.create_task(watch(server.url, server.pid, after, 0.1, pss=args.pss))
     while not after:
         await asyncio.sleep(0.05)
     last.cancel()

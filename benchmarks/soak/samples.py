@@ -26,7 +26,7 @@ class Sample:
 
     Attributes:
         seconds: since the load began.
-        rss: MiB by process.
+        rss: MiB by process: resident, or its proportional share (PSS).
         fds: open file descriptors by process.
         slots: KV slots by state, free, evictable, protected and private; empty if /metrics did not answer.
     """
@@ -37,26 +37,35 @@ class Sample:
     slots: dict[str, int] = field(default_factory=dict)
 
 
-def take(root: int, seconds: float, metrics: Mapping[str, float]) -> Sample:
+def take(root: int, seconds: float, metrics: Mapping[str, float], *, pss: bool = False) -> Sample:
     """Read the processes of a server now.
 
     Args:
         root: pid of its main process.
         metrics: its figures; see `benchmarks.common.metrics`.
+        pss: divide pages among the processes that map them, such as the memory of a host tier.
     """
     rss: dict[str, float] = {}
     fds: dict[str, int] = {}
     for pid in tree(root):
         try:
             words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+            mib = _memory(pid, pss=pss)
             count = len(os.listdir(f"/proc/{pid}/fd"))
         except OSError:
             continue  # it has just ended
         name = process_name(words, is_main=pid == root)
-        rss[name] = rss.get(name, 0.0) + pages * PAGE_MIB
+        rss[name] = rss.get(name, 0.0) + mib
         fds[name] = fds.get(name, 0) + count
     return Sample(seconds, rss, fds, kv_slots(metrics))
+
+
+def _memory(pid: int, *, pss: bool) -> float:
+    """Return MiB of a process."""
+    if not pss:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_MIB
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss:")), 0.0)
 
 
 def process_name(words: Sequence[str], *, is_main: bool) -> str:
@@ -77,14 +86,14 @@ def kv_slots(metrics: Mapping[str, float]) -> dict[str, int]:
     return {name.removeprefix(slots): int(value) for name, value in metrics.items() if name.startswith(slots)}
 
 
-async def watch(url: str, root: int, samples: list[Sample], interval_s: float) -> None:
+async def watch(url: str, root: int, samples: list[Sample], interval_s: float, *, pss: bool = False) -> None:
     """Append a sample every interval, until cancelled."""
     started = time.monotonic()
     while True:
         metrics: dict[str, float] = {}
         with suppress(httpx.HTTPError):
             metrics = await asyncio.to_thread(read_metrics, url)
-        samples.append(take(root, time.monotonic() - started, metrics))
+        samples.append(take(root, time.monotonic() - started, metrics, pss=pss))
         await asyncio.sleep(interval_s)
 
 
