@@ -38,7 +38,7 @@ class TieredReplica(FakeReplica, TieredHarness):
         super().__init__(*args, **options)
 
     def handle(self, message: Any) -> None:
-        parts = self.scheduler.part(Watch).handles() | self.tiers.handles()
+        parts = {**self.scheduler.part(Watch).handles(), **self.tiers.handles()}
         if isinstance(message, Reset):
             assert message.keeps_cache
             self.scheduler.forget(self.now, keeps_cache=True)
@@ -56,7 +56,7 @@ class TieredReplica(FakeReplica, TieredHarness):
         messages, self.messages = self.messages, []
         for message in messages:
             link = self.events if isinstance(message, CacheEvents) else self.tokens
-            link.append((self.epoch, message))  # type: ignore[attr-defined]
+            link.append((self.epoch, message))
         return did or bool(messages)
 
 
