@@ -1,7 +1,7 @@
 """`Forgets`: commands to drop prompts, which reach every replica, also the replicas that are not up now.
 
 The host and disk tiers of a replica outlive its processes, so a replica that is dead or fenced during a command would
-bring the prompts back. It gets the command when it joins, before any request.
+bring the prompts back. The router sends such a replica the command when the replica joins, before any request.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class ReplicaLoad:
         times: model that prices use: the mean over all replicas (`share_times`).
         measured: `TierStats.fetch_token_s` of the replica's scheduler; empty before its first fetch.
         fetch_token_s: predicted seconds of a fetched token by tier, which prices use: the mean over all replicas
-            (`share_times`). A tier that is missing counts as free, so that its first fetch is tried.
+            (`share_times`). A missing tier counts as free, so that a first fetch is tried.
         prefilling: number of open requests whose prompts the replica computes for other replicas.
         prefills: number of prompts that the replica has computed for other replicas.
     """

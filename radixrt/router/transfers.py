@@ -136,7 +136,7 @@ class Transfers:
         return self._pull(min(sources, key=self._answer_s), target, end, hit)
 
     def _longest(self, request: RoutedRequest, has_states: bool) -> tuple[int, set[int]]:
-        """Return the length of the longest prefix that other replicas can copy, and the replicas that have it."""
+        """Return the length of the longest prefix in any KV pool or host tier, and the replicas with this prefix."""
         longest, holders = 0, set[int]()
         for index in (self._index, self._tiers[HOST]):
             end, found = index.longest_state(request.prefix) if has_states else index.longest(request.prefix)
