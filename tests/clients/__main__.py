@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 from tests.clients import recordings
 from tests.clients.catalog import CLIENTS, Client
 from tests.clients.recorder import recording
+from tests.clients.vision_server import VISION_MODEL, start_vision_server
 from tests.server_process import ServerProcess
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +45,7 @@ def install(client: Client) -> Path:
     Raises:
         subprocess.CalledProcessError: pip or npm failed.
     """
-    folder = ENVIRONMENTS / client.name
+    folder = ENVIRONMENTS / (client.environment or client.name)
     ready = folder / ".packages"
     wanted = repr(client.packages + client.requirements)
     if ready.is_file() and ready.read_text() == wanted:
@@ -74,7 +75,7 @@ def run_script(client: Client, folder: Path, url: str, cases: list[str]) -> list
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {
         "RADIXRT_URL": url,
-        "RADIXRT_MODEL": MODEL,
+        "RADIXRT_MODEL": VISION_MODEL if client.sends_pictures else MODEL,
         "RADIXRT_CASES": " ".join(cases),
         "HF_HUB_OFFLINE": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -111,7 +112,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.clients", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("client", nargs="*", help=f"default: all of {', '.join(each.name for each in CLIENTS)}")
     parser.add_argument("--case", action="append", default=[], help="run this case alone; records nothing")
-    parser.add_argument("--url", help="a running server of the embedded model; by default one is started")
+    parser.add_argument(
+        "--url", help="a running server; by default one of the embedded model is started, and one for pictures"
+    )
     parser.add_argument("--no-record", action="store_true", help=f"leave {recordings.FOLDER.name}/ as it is")
     args = parser.parse_args()
     unknown = set(args.client) - {each.name for each in CLIENTS}
@@ -121,13 +124,24 @@ def main() -> int:
     folders = {each.name: install(each) for each in chosen}
     rows = []
     with ExitStack() as stack:
-        url = args.url
-        if url is None:
-            server = ServerProcess("--kv-cache-tokens", "16384")
-            stack.callback(server.stop)
-            url = server.wait_ready().url
+        urls: dict[bool, str] = {}
+
+        def url_of(client: Client) -> str:
+            """Return the URL of the server for a client, which is started for the first client that needs it."""
+            if args.url is not None:
+                return str(args.url)
+            if client.sends_pictures not in urls:
+                server = (
+                    start_vision_server(Path(stack.enter_context(TemporaryDirectory())))
+                    if client.sends_pictures
+                    else ServerProcess("--kv-cache-tokens", "16384")
+                )
+                stack.callback(server.stop)
+                urls[client.sends_pictures] = server.wait_ready().url
+            return urls[client.sends_pictures]
+
         for client in chosen:
-            with recording(url) as (recorder, recorder_url):
+            with recording(url_of(client)) as (recorder, recorder_url):
                 tried = run_script(client, folders[client.name], recorder_url, args.case)
             rows.append((client, tried))
             print(table(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)

@@ -15,6 +15,8 @@ class Client:
         name: of its environment and of the file of its requests.
         packages: pinned requirements of pip or npm; the first is the one whose version is reported.
         script: in tests/clients/scripts; one that ends with .mjs is run by Node.
+        environment: name of the environment, which may be another client's of the same packages; default: `name`.
+        sends_pictures: its script needs a model of text and vision; see `tests.clients.vision_server`.
         requirements: installed after the packages, which are then installed without what they depend on; pip runs in
             the environment's site-packages.
     """
@@ -23,6 +25,8 @@ class Client:
     packages: tuple[str, ...]
     script: str
     requirements: tuple[str, ...] = ()
+    environment: str = ""
+    sends_pictures: bool = False
 
     @property
     def in_node(self) -> bool:
@@ -33,6 +37,13 @@ class Client:
         return self.packages[0].rsplit("==" if not self.in_node else "@", 1)[1]
 
 
+def _pictures(name: str, packages: tuple[str, ...], script: str, environment: str) -> Client:
+    return Client(name, packages, script, environment=environment, sends_pictures=True)
+
+
+LANGCHAIN = ("langchain==1.4.7", "langchain-openai==1.7.3", "langchain-anthropic==1.7.7", OPENAI, "anthropic==2.12.0")
+INSTRUCTOR = ("instructor==1.17.0", "openai==3.3.0", "anthropic==2.12.0")
+
 CLIENTS = (
     Client("openai-3", (OPENAI,), "openai_python.py"),
     Client("openai-2", ("openai==2.54.0",), "openai_python.py"),
@@ -41,11 +52,7 @@ CLIENTS = (
     Client("anthropic-2", ("anthropic==2.12.0",), "anthropic_python.py"),
     Client("anthropic-1", ("anthropic==1.17.0",), "anthropic_python.py"),
     Client("anthropic-0", ("anthropic==0.125.0",), "anthropic_python.py"),
-    Client(
-        "langchain",
-        ("langchain==1.4.7", "langchain-openai==1.7.3", "langchain-anthropic==1.7.7", OPENAI, "anthropic==2.12.0"),
-        "langchain_python.py",
-    ),
+    Client("langchain", LANGCHAIN, "langchain_python.py"),
     Client(
         "llama-index",
         (
@@ -55,7 +62,7 @@ CLIENTS = (
         ),
         "llama_index_python.py",
     ),
-    Client("instructor", ("instructor==1.17.0", "openai==3.3.0", "anthropic==2.12.0"), "instructor_python.py"),
+    Client("instructor", INSTRUCTOR, "instructor_python.py"),
     Client("litellm", ("litellm==1.106.2", "mcp"), "litellm_python.py"),
     Client("pydantic-ai", ("pydantic-ai-slim[openai,anthropic]==2.68.0", OPENAI), "pydantic_ai_python.py"),
     Client("outlines", ("outlines==1.3.3", OPENAI), "outlines_python.py"),
@@ -89,4 +96,8 @@ CLIENTS = (
         ),
     ),
     Client("anthropic-node", ("@anthropic-ai/sdk@1.12.0",), "anthropic_node.mjs"),
+    _pictures("openai-pictures", (OPENAI,), "openai_pictures.py", "openai-3"),
+    _pictures("anthropic-pictures", ("anthropic==2.12.0",), "anthropic_pictures.py", "anthropic-2"),
+    _pictures("langchain-pictures", LANGCHAIN, "langchain_pictures.py", "langchain"),
+    _pictures("instructor-pictures", INSTRUCTOR, "instructor_pictures.py", "instructor"),
 )

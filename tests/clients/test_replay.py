@@ -1,7 +1,8 @@
-"""Requests of real clients, as `make clients` recorded them, against one real server of a tiny model.
+"""Requests of real clients, as `make clients` recorded them, against real servers of tiny models: one of text, and one
+of text and vision for the clients that send pictures.
 
-The server has the name of the model with which they were recorded. All requests are sent before the first test, many at
-a time; each test checks the answers of one case of one client. docs/clients.md lists the clients.
+A server has the name of the model with which they were recorded. All requests are sent before the first test, many at a
+time; each test checks the answers of one case of one client. docs/clients.md lists the clients.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from tests.clients.catalog import CLIENTS
 from tests.clients.recorder import recording
 from tests.clients.recordings import Recorded
 from tests.clients.replay import LIMIT_S, Session, check
+from tests.clients.vision_server import start_vision_server
 from tests.server_process import ServerProcess
 from tests.tiny_models import make_tiny_model
 
 CONTEXT = 8192
 CASES = {(file.stem, case): each for file in sorted(recordings.FOLDER.glob("*.json"))
          for case, each in recordings.read(file).items()}  # fmt: skip
+SEND_PICTURES = {client.name for client in CLIENTS if client.sends_pictures}
 DOCUMENT = Path(__file__).parents[2] / "docs/clients.md"
 Answers = dict[tuple[str, str], Future[list[httpx.Response]]]
 
@@ -47,22 +50,34 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def answers(tiny: str) -> Iterator[Answers]:
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of the server that reads pictures."""
+    server = start_vision_server(tmp_path_factory.mktemp("vision")).wait_ready()
+    yield server.url
+    assert server.stop() == 0, "".join(server.lines[-50:])
+
+
+@pytest.fixture(scope="module")
+def answers(tiny: str, seeing: str) -> Iterator[Answers]:
     """The answers of each case. Requests that several versions of a client send alike are sent once."""
     sent: dict[str, Future[list[httpx.Response]]] = {}
 
-    def send(requests: list[Recorded]) -> list[httpx.Response]:
-        session = Session(http)
+    def send(requests: list[Recorded], to: httpx.Client) -> list[httpx.Response]:
+        session = Session(to)
         return [session.send(each) for each in requests]
 
-    def submit(requests: list[Recorded]) -> Future[list[httpx.Response]]:
+    def submit(client: str, requests: list[Recorded]) -> Future[list[httpx.Response]]:
         key = json.dumps([asdict(each) for each in requests], sort_keys=True)
         if key not in sent:
-            sent[key] = pool.submit(send, requests)
+            sent[key] = pool.submit(send, requests, sighted if client in SEND_PICTURES else http)
         return sent[key]
 
-    with httpx.Client(base_url=tiny, timeout=LIMIT_S) as http, ThreadPoolExecutor(16) as pool:
-        yield {name: submit(requests) for name, requests in CASES.items()}
+    with (
+        httpx.Client(base_url=tiny, timeout=LIMIT_S) as http,
+        httpx.Client(base_url=seeing, timeout=LIMIT_S) as sighted,
+        ThreadPoolExecutor(16) as pool,
+    ):
+        yield {(client, case): submit(client, requests) for (client, case), requests in CASES.items()}
 
 
 @pytest.mark.parametrize(("client", "case"), CASES, ids=["-".join(name) for name in CASES])

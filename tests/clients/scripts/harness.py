@@ -7,11 +7,14 @@ A case is a function that raises if the client does not do what it should. Its d
 from __future__ import annotations
 
 import asyncio
+import base64
 import inspect
 import json
 import os
+import struct
 import traceback
 import urllib.request
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +29,21 @@ def case(function: Callable[[], Any]) -> Callable[[], Any]:
     """Register a case, which may be a coroutine function."""
     _cases.append(function)
     return function
+
+
+def picture(seed: int = 0, width: int = 64, height: int = 48) -> str:
+    """Return a PNG file of an RGB gradient in base64; each seed has other pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    rows = (
+        b"\0" + bytes((4 * (x + y) + 40 * seed * c) % 256 for x in range(width) for c in range(3))
+        for y in range(height)
+    )
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(b"".join(rows), 9)), chunk(b"IEND", b"")
+    return base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(parts)).decode()
 
 
 def raises(kind: type[BaseException], call: Callable[[], Any], *said: str) -> Any:
