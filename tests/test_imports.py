@@ -68,15 +68,16 @@ def test_no_module_sends_objects_through_zmq_or_multiprocessing() -> None:
 
 def modules_of(package: str) -> list[str]:
     """Names of all modules of a package."""
-    return [
+    modules = [
         "radixrt." + ".".join(f.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
         for f in sorted((PACKAGE / package).rglob("*.py"))
     ]
+    assert len(modules) > 4
+    return modules
 
 
 def import_without(modules: list[str], *missing: str) -> None:
     """Import modules in a process where the named modules cannot be imported at all."""
-    assert len(modules) > 4
     code = (
         "import importlib, sys\n"
         f"for name in {missing!r}: sys.modules[name] = None\n"
@@ -96,6 +97,14 @@ def test_scheduler_ends_of_parts_import_without_torch() -> None:
     ends = [module for module in modules_of("parts") if ".runner" not in module]
     assert "radixrt.parts.assembly" in ends
     import_without(ends, "torch")
+
+
+def test_a_scheduler_starts_without_the_libraries_of_constraints() -> None:
+    """On a CPU they are loaded once the engine is ready, because the ModelRunner needs the cores until then."""
+    modules = ["engine.process", "executor.multiproc_executor", "parts.assembly", "scheduler.loop"]
+    manager = "constrained.compile.grammar_manager"
+    libraries = ("llguidance", "tokenizers", "jinja2", "radixrt.constrained.regex", "radixrt.constrained.vocabulary")
+    import_without([f"radixrt.{name}" for name in (*modules, manager)], *libraries)
 
 
 def test_the_contract_of_independent_parts_lists_all_parts() -> None:

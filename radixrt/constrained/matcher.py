@@ -7,10 +7,18 @@ matcher is the parser state of a text. However a library fails, its matcher rais
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Final, Literal
 
 from radixrt.constrained.grammar import Bitmask
-from radixrt.constrained.productions import Productions
 from radixrt.errors import RadixRTError
+
+if TYPE_CHECKING:
+    from radixrt.constrained.productions import Productions
+
+BackendName = Literal["llguidance", "xgrammar"]
+
+LIBRARY: Final[BackendName] = "llguidance"
+"""The library for every kind of constraint, where the caller leaves the choice open."""
 
 MAX_MASK_S = 0.05
 """Maximum time of a mask, in seconds: the whole batch waits for a mask."""

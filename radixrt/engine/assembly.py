@@ -23,6 +23,7 @@ from radixrt.start_log import StartLog
 
 if TYPE_CHECKING:
     from radixrt.constrained.compile.grammar_manager import GrammarManager
+    from radixrt.constrained.vocabulary import Vocabulary
     from radixrt.constraint import BackendChoice
     from radixrt.executor.base import Executor, PoolBytes
     from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
@@ -233,8 +234,8 @@ def make_scheduler_loop(
     from radixrt.parts.assembly import assemble
     from radixrt.scheduler.loop import SchedulerLoop
 
-    # Load everything else before waiting for the runner, grammar libraries in a thread. Otherwise the first steps would
-    # wait for these libraries.
+    # Load everything else before waiting for the runner, on a GPU grammar libraries as well, in a thread. Otherwise the
+    # first steps would wait for these libraries. On a CPU, the runner needs the cores meanwhile.
     grammars = _make_grammars(config, settings)
     ready = executor.wait_ready(config.executor.start_timeout_s)
     scheduler = assemble(
@@ -359,7 +360,11 @@ def _make_tiers(settings: TierSettings, sizes: list[PoolBytes], *, on_cpu: bool)
 def _make_grammars(config: Config, settings: EngineSettings) -> GrammarManager:
     from radixrt.constrained.compile.grammar_manager import GrammarManager
     from radixrt.constrained.compile.protocol import WorkerSettings
-    from radixrt.constrained.vocabulary import Vocabulary
+
+    def load_vocabulary() -> Vocabulary:
+        from radixrt.constrained.vocabulary import Vocabulary
+
+        return Vocabulary.from_folder(folder, settings.vocab_size, settings.eos_ids)
 
     folder = config.model.tokenizer or settings.folder
     no_tokenizer = config.model.skip_tokenizer_init  # then the tokenizer process refuses all constraints
@@ -371,7 +376,7 @@ def _make_grammars(config: Config, settings: EngineSettings) -> GrammarManager:
         log_format=config.server.log_format,
     )
     return GrammarManager(
-        lambda: Vocabulary.from_folder(folder, settings.vocab_size, settings.eos_ids),
+        load_vocabulary,
         inline=config.executor.executor == "uni" or no_tokenizer,
         worker=None if no_tokenizer else worker,
         compile_timeout_s=config.constrained.compile_timeout_s,
@@ -379,6 +384,7 @@ def _make_grammars(config: Config, settings: EngineSettings) -> GrammarManager:
         cache_bytes=config.constrained.grammar_cache_mb * 1024 * 1024,
         backend=cast("BackendChoice", config.constrained.grammar_backend),
         closed=config.constrained.closed_objects,
+        starts_idle=settings.device == "cpu",
     )
 
 

@@ -45,6 +45,7 @@ class EngineSettings:
         fingerprint: identity of the model and of the options that keys and values on disk depend on, in hexadecimal
             digits; empty without a disk tier.
         vision: tower of a model that reads images; None for text alone.
+        device: "cpu" or "cuda", as the main process expects it of option device=auto.
     """
 
     folder: str
@@ -61,6 +62,7 @@ class EngineSettings:
     stage_layers: tuple[int, ...] = ()
     fingerprint: str = ""
     vision: VisionSpec | None = None
+    device: str = "cpu"
 
     @property
     def stages(self) -> int:
@@ -129,6 +131,7 @@ def resolve_settings(config: Config, *, show_progress: bool) -> tuple[Config, En
         tp=tp,
         stage_layers=stage_layers,
         vision=None if config.model.text_only else spec.vision,
+        device=device,
     )
     if config.cache.kv_disk is not None:
         settings = dataclasses.replace(settings, fingerprint=_fingerprint(config, settings, device))

@@ -25,13 +25,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Literal
 
 import numpy as np
 
 from radixrt.constrained.backends.lark import MAX_OPTIONS
 from radixrt.constrained.grammar import Bitmask, bitmask_words
-from radixrt.constrained.matcher import MAX_MASK_S, GrammarBackend, GrammarError, Matcher
+from radixrt.constrained.matcher import LIBRARY, MAX_MASK_S, BackendName, GrammarBackend, GrammarError, Matcher
 from radixrt.constrained.productions import Alt, AnyOrder, NotExpressible, Productions, Rep
 from radixrt.constrained.productions.layout import ANY
 from radixrt.constrained.productions.tally import Tally
@@ -42,10 +41,6 @@ from radixrt.constrained.runtime.mask_cache import MaskCache
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constraint import BackendChoice
 
-BackendName = Literal["llguidance", "xgrammar"]
-
-LIBRARY: Final[BackendName] = "llguidance"
-"""The library for every kind of constraint, where the caller leaves the choice open."""
 SLOW_LOAD_S = 0.05
 """A grammar that took this long to load is serialized, if the library can."""
 MAX_PLAIN_CHARS = 200_000

@@ -10,13 +10,16 @@ import os
 from collections import OrderedDict
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from radixrt.channel import UNDECODABLE
-from radixrt.constrained.compile.compiler import CompiledConstraint
-from radixrt.constrained.runtime.grammar_template import GrammarTemplate
+from radixrt.constrained.compile.compiled import CompiledConstraint
 from radixrt.private_files import is_trusted, write_private
+
+if TYPE_CHECKING:
+    from radixrt.constrained.runtime.grammar_template import GrammarTemplate
 
 logger = logging.getLogger(__name__)
 

@@ -13,26 +13,22 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import msgspec
 
-from radixrt.constrained.backends.choice import LIBRARY, BackendName, Backends
 from radixrt.constrained.compile.cache import TemplateCache
 from radixrt.constrained.compile.client import CompileClient
-from radixrt.constrained.compile.compiler import CompiledConstraint, compile_constraint, load, refusal
+from radixrt.constrained.compile.compiled import CompiledConstraint
 from radixrt.constrained.compile.protocol import CompileResult, WorkerSettings
 from radixrt.constrained.grammar import Grammar
-from radixrt.constrained.lark_input.translate import is_lark
-from radixrt.constrained.regex.json_text import UNESCAPED
-from radixrt.constrained.runtime.grammar_template import GrammarTemplate
-from radixrt.constrained.runtime.reasoning import ReasoningGrammar, marker_of
-from radixrt.constrained.vocabulary import Vocabulary
+from radixrt.constrained.matcher import LIBRARY, BackendName
 from radixrt.constraint import BackendChoice, Constraint
 from radixrt.messages.histogram import COMPILE_TIMES, Histogram
 from radixrt.messages.parts import ConstraintInfo, FinishError, deadline_passed
@@ -40,12 +36,22 @@ from radixrt.messages.request import Request
 from radixrt.messages.scheduler_stats import GrammarStats
 from radixrt.task_thread import TaskThread
 
+if TYPE_CHECKING:
+    from radixrt.constrained.backends.choice import Backends
+    from radixrt.constrained.runtime.grammar_template import GrammarTemplate
+    from radixrt.constrained.vocabulary import Vocabulary
+
+# The mask libraries and what compiles grammars are imported inside functions: a scheduler that starts on the cores of
+# its ModelRunner imports them later.
+
 logger = logging.getLogger(__name__)
 
 FAILURE_S = 10.0
 """Seconds for which the refusal of a constraint is remembered."""
 MAX_FAILURES = 256
 LIBRARIES: tuple[BackendName, ...] = get_args(BackendName)
+WARM_UP_S = 0.5
+"""Seconds without a step in flight after which a manager with `starts_idle` loads libraries and starts workers."""
 SMALL_SOURCE = 1500
 """A grammar with fewer characters loads within about a millisecond. Larger grammars are always loaded in the thread."""
 
@@ -96,6 +102,8 @@ class GrammarManager:
         cache_bytes: approximate memory for loaded constraints.
         backend: library for requests that do not choose a library.
         closed: whether objects are closed for requests that do not say so.
+        starts_idle: load the libraries and start the workers when the engine has been idle for WARM_UP_S seconds, or
+            with the first constraint. Default: at once.
     """
 
     def __init__(
@@ -109,6 +117,7 @@ class GrammarManager:
         cache_bytes: int = 256 * 1024 * 1024,
         backend: BackendChoice = "auto",
         closed: bool = False,
+        starts_idle: bool = False,
     ) -> None:
         self._make_vocabulary = make_vocabulary
         self._compile_timeout_s = compile_timeout_s
@@ -130,16 +139,26 @@ class GrammarManager:
         self._steps_in_flight = False
         self._inline = inline
         self._worker = worker
+        self._is_warm = False
+        self._idle_since = math.inf
         if not inline and worker is not None:
-            self._start(worker)
+            self._open(worker)
+            if not starts_idle:
+                self._warm_up()
 
-    def _start(self, worker: WorkerSettings) -> None:
-        """Start the compile workers of the default library, and the loader's thread. The workers of the other library
-        start with the first constraint for it."""
+    def _open(self, worker: WorkerSettings) -> None:
+        """Create the clients of compile workers, and the loader's thread, which have nothing to do yet."""
         for library in LIBRARIES:
             self._clients[library] = CompileClient(msgspec.structs.replace(worker, library=library))
-        self._clients[LIBRARY].start(time.monotonic())
         self._loader = TaskThread("radixrt-grammar-loader")
+
+    def _warm_up(self) -> None:
+        """Start the compile workers of the default library, and load the library in the loader's thread. The workers of
+        the other library start with the first constraint for it. Idempotent."""
+        if self._is_warm or self._loader is None:
+            return
+        self._is_warm = True
+        self._clients[LIBRARY].start(time.monotonic())
         if self._backends is None:
             self._loader.submit("", self._load_backends)
 
@@ -147,6 +166,7 @@ class GrammarManager:
 
     def submit(self, message: Request, now: float) -> None:
         """Accept a request with a constraint (`message.sampling.constraint`). `poll` returns the request later."""
+        self._warm_up()
         constraint = self._constraint(message)
         key = constraint.key
         timeout_s = self._default_timeout_s if message.envelope.timeout_s is None else message.envelope.timeout_s
@@ -209,6 +229,9 @@ class GrammarManager:
             crowded: the running requests compute on the cores that compile workers would need as well.
         """
         self._steps_in_flight = steps_in_flight
+        self._idle_since = now if steps_in_flight else min(self._idle_since, now)
+        if now - self._idle_since >= WARM_UP_S:
+            self._warm_up()
         if self._loader is not None:
             for key, result in self._loader.take():
                 self._loaded(key, result, now)
@@ -273,13 +296,11 @@ class GrammarManager:
 
     def _client_for(self, constraint: Constraint) -> CompileClient | None:
         """Return the client that compiles a constraint; None if the calling thread compiles it."""
-        is_foreign = constraint.options.backend == "xgrammar" or (
-            constraint.kind == "ebnf" and is_lark(constraint.source)
-        )
-        if self._worker is None or (self._inline and not is_foreign):
+        if self._worker is None or (self._inline and not _is_foreign(constraint)):
             return None
         if not self._clients:
-            self._start(self._worker)
+            self._open(self._worker)
+            self._warm_up()
         return self._clients["xgrammar" if constraint.options.backend == "xgrammar" else LIBRARY]
 
     def _drop_unwanted(self, compilation: _Compilation) -> None:
@@ -290,6 +311,8 @@ class GrammarManager:
                 del self._jobs[job], self._compilations[compilation.key]
 
     def _compile_here(self, compilation: _Compilation, now: float) -> None:
+        from radixrt.constrained.compile.compiler import compile_constraint, load, refusal
+
         started = time.monotonic()
         try:
             if self._backends is None:
@@ -320,6 +343,8 @@ class GrammarManager:
 
     def _load(self, compilation: _Compilation, now: float) -> None:
         """Load a compiled constraint, here or in the loader's thread. Until the vocabulary is loaded, do nothing."""
+        from radixrt.constrained.compile.compiler import load, refusal
+
         compiled, backends = compilation.compiled, self._backends
         assert compiled is not None
         assert self._loader is not None
@@ -344,6 +369,10 @@ class GrammarManager:
         return _is_small(compiled) and (not self._steps_in_flight or not all(self._loading.values()))
 
     def _loaded(self, key: str, result: Backends | GrammarTemplate | Exception, now: float) -> None:
+        from radixrt.constrained.backends.choice import Backends
+        from radixrt.constrained.compile.compiler import refusal
+        from radixrt.constrained.runtime.grammar_template import GrammarTemplate
+
         if key:
             del self._loading[key]
             compilation = self._compilations[key]
@@ -386,6 +415,9 @@ class GrammarManager:
     def _finish(
         self, waiting: _Waiting, template: GrammarTemplate, compiled: CompiledConstraint, now: float, *, cached: bool
     ) -> ReadyGrammar:
+        from radixrt.constrained.compile.compiler import refusal
+        from radixrt.constrained.runtime.reasoning import ReasoningGrammar, marker_of
+
         sampling = waiting.message.sampling
         assert sampling is not None  # a constraint is a sampling parameter
         options = sampling.structured
@@ -405,11 +437,22 @@ class GrammarManager:
         return ReadyGrammar(waiting.message, grammar, info)
 
     def _load_backends(self) -> Backends:
+        import radixrt.constrained.compile.compiler  # noqa: F401 (loads what grammars need, in this thread)
+        from radixrt.constrained.backends.choice import Backends
+        from radixrt.constrained.regex.json_text import UNESCAPED
+
         backends = Backends(self._make_vocabulary())
         backends.get("llguidance").load('start: "a"')
         vocabulary = backends.vocabulary
         _ = vocabulary.tokens_of(UNESCAPED), vocabulary.num_chars  # cached now, so that the first string need not wait
         return backends
+
+
+def _is_foreign(constraint: Constraint) -> bool:
+    """Return True if compiling a constraint cannot be interrupted in this process."""
+    from radixrt.constrained.lark_input.translate import is_lark
+
+    return constraint.options.backend == "xgrammar" or (constraint.kind == "ebnf" and is_lark(constraint.source))
 
 
 def _is_small(compiled: CompiledConstraint) -> bool:

@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from radixrt.constrained.backends.choice import BackendName
-from radixrt.constrained.compile.compiler import CompiledConstraint
+from radixrt.constrained.compile.compiled import CompiledConstraint
+from radixrt.constrained.matcher import BackendName
 from radixrt.constraint import Constraint
 from radixrt.messages.parts import FinishError
 

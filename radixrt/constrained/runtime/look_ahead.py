@@ -12,11 +12,14 @@ import contextlib
 import time
 from collections import deque
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from radixrt.constrained.grammar import Grammar
-from radixrt.constrained.runtime.text_grammar import TextGrammar
+
+if TYPE_CHECKING:
+    from radixrt.constrained.runtime.text_grammar import TextGrammar
 
 MAX_PLACES = 256
 """Maximum length of each queue of places; further places are dropped."""
@@ -50,6 +53,8 @@ class LookAhead:
         Args:
             remaining: number of tokens that the row may still generate.
         """
+        from radixrt.constrained.runtime.text_grammar import TextGrammar  # loads a mask library
+
         grammar = grammar.ahead()
         if len(self._rows) < MAX_PLACES and isinstance(grammar, TextGrammar) and _claim(grammar):
             self._rows.append(_Place(grammar.copy(), remaining, 0))

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from radixrt.constrained.backends.choice import LIBRARY
 from radixrt.constrained.compile.client import CompileClient
 from radixrt.constrained.compile.grammar_manager import GrammarManager, ReadyGrammar
+from radixrt.constrained.matcher import LIBRARY
 from radixrt.messages.request import Request
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from radixrt.constrained.compile.cache import CompileCache
-from radixrt.constrained.compile.compiler import CompiledConstraint
+from radixrt.constrained.compile.compiled import CompiledConstraint
 
 
 def compiled(size: int = 100, compile_s: float = 1.0) -> CompiledConstraint:

@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from radixrt.constrained.backends.choice import Backends, is_plain
-from radixrt.constrained.compile.compiler import CompiledConstraint, compile_constraint, load, refusal
+from radixrt.constrained.compile.compiled import CompiledConstraint
+from radixrt.constrained.compile.compiler import compile_constraint, load, refusal
 from radixrt.constrained.matcher import GrammarError
 from radixrt.constrained.productions import Lit, Productions, Ref, Rep, Term, alt
 from radixrt.constrained.regex import complement, intersect, parse_regex

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from radixrt.constrained.compile import grammar_manager
+from radixrt.constrained.compile import compiler
 from radixrt.constrained.compile.grammar_manager import FAILURE_S, GrammarManager
 from radixrt.constrained.compile.protocol import WorkerSettings
 from radixrt.constrained.runtime.reasoning import ReasoningGrammar
@@ -70,8 +70,8 @@ def test_what_is_known_is_there_at_once(inline: GrammarManager, monkeypatch: pyt
     assert len(set(map(id, grammars))) == 3
     stats = inline.stats()
     assert (num_compiled(inline), stats.hits, stats.cache_entries) == (1, 2, 1)
-    monkeypatch.setattr(grammar_manager, "compile_constraint", None)  # nothing is compiled or loaded again
-    monkeypatch.setattr(grammar_manager, "load", None)
+    monkeypatch.setattr(compiler, "compile_constraint", None)  # nothing is compiled or loaded again
+    monkeypatch.setattr(compiler, "load", None)
     for i in range(100):
         inline.submit(request(f"s{i}", choices=["a", "b"]), 4.0)
         (known,) = inline.poll(4.0)
@@ -193,7 +193,7 @@ def test_a_defect_in_a_grammar_ends_its_request_alone(
     def broken(*arguments: object) -> object:
         raise AttributeError("a defect")
 
-    monkeypatch.setattr(grammar_manager, "compile_constraint", broken)
+    monkeypatch.setattr(compiler, "compile_constraint", broken)
     inline.submit(request("a", regex="[ab]"), 0.0)
     error = drain(inline, clock)["a"].error
     assert error is not None

@@ -19,7 +19,7 @@ from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.compile import client as compile_client
 from radixrt.constrained.compile import compiler, grammar_manager
 from radixrt.constrained.compile.cache import TemplateCache
-from radixrt.constrained.compile.compiler import CompiledConstraint
+from radixrt.constrained.compile.compiled import CompiledConstraint
 from radixrt.constrained.compile.fork_server import Worker
 from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.constrained.compile.protocol import READY, CompileResult, WorkerSettings, frame
@@ -305,17 +305,37 @@ def test_what_loads_slowly_is_loaded_beside_the_scheduler(with_worker: MakeManag
     assert ready["ours"].info.backend == "xgrammar"
 
 
+def test_workers_start_when_the_engine_was_idle_or_with_the_first_constraint(
+    with_worker: MakeManager, clock: Clock
+) -> None:
+    manager = with_worker(starts_idle=True)
+    client, start = client_of(manager), clock.now
+    for seconds, steps_in_flight in [(0.0, False), (0.4, False), (0.6, True), (1.0, False)]:
+        assert manager.poll(start + seconds, steps_in_flight=steps_in_flight) == []
+        assert client._server is None
+    manager.poll(start + 1.1)
+    assert client._server is not None
+    manager.submit(request("r", regex="[a-z]{3}"), clock.now)
+    assert drain(manager, clock)["r"].error is None
+
+    manager = with_worker(starts_idle=True)
+    manager.submit(request("r", regex="[a-z]{3}"), clock.now)
+    assert client_of(manager)._server is not None
+    assert drain(manager, clock, steps_in_flight=True)["r"].error is None
+
+
 @pytest.mark.parametrize("steps_in_flight", [False, True])
 def test_small_grammars_are_loaded_beside_steps_and_at_once_without(
     with_worker: MakeManager, clock: Clock, monkeypatch: pytest.MonkeyPatch, steps_in_flight: bool
 ) -> None:
     loaded_in: list[threading.Thread] = []
+    load_really = compiler.load
 
     def load(compiled: CompiledConstraint, backends: Backends) -> GrammarTemplate:
         loaded_in.append(threading.current_thread())
-        return compiler.load(compiled, backends)
+        return load_really(compiled, backends)
 
-    monkeypatch.setattr(grammar_manager, "load", load)
+    monkeypatch.setattr(compiler, "load", load)
     manager = with_worker()
     until_workers_are_ready(manager, clock)
     manager.submit(request("small", regex="[a-z]{3}"), clock.now)
@@ -328,13 +348,14 @@ def test_a_small_grammar_does_not_wait_for_a_large_one_that_is_loading(
     with_worker: MakeManager, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released = threading.Event()
+    load_really = compiler.load
 
     def load(compiled: CompiledConstraint, backends: Backends) -> GrammarTemplate:
         if len(compiled.source) > grammar_manager.SMALL_SOURCE:
             assert released.wait(LIMIT_S)
-        return compiler.load(compiled, backends)
+        return load_really(compiled, backends)
 
-    monkeypatch.setattr(grammar_manager, "load", load)
+    monkeypatch.setattr(compiler, "load", load)
     manager = with_worker()
     until_workers_are_ready(manager, clock)
     manager.submit(request("large", choices=[f"{i:05}" * 4 for i in range(4000)]), clock.now)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from radixrt.constrained.backends.choice import Backends
-from radixrt.constrained.compile.compiler import CompiledConstraint, compile_constraint, load
+from radixrt.constrained.compile.compiled import CompiledConstraint
+from radixrt.constrained.compile.compiler import compile_constraint, load
 from radixrt.constrained.runtime.opaque_grammar import MAX_KEPT, OpaqueGrammar, OpaqueTemplate
 from radixrt.constrained.runtime.text_grammar import TextGrammar
 from radixrt.constraint import Constraint, StructuredOptions

@@ -7,9 +7,10 @@ from functools import cache
 
 import numpy as np
 
-from radixrt.constrained.backends.choice import BackendName, Backends
+from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.compile.compiler import make_completions
 from radixrt.constrained.grammar import Bitmask
+from radixrt.constrained.matcher import BackendName
 from radixrt.constrained.productions import Lit, Productions, Ref, Rep, Seq, Special, Term, alt, optional, postorder
 from radixrt.constrained.regex import ANY, integer_range, json_string, parse_regex
 from radixrt.constrained.runtime.text_grammar import TextGrammar, TextTemplate

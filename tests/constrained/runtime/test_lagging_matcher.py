@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from radixrt.constrained.backends.choice import BackendName, Backends
-from radixrt.constrained.matcher import GrammarError, Matcher
+from radixrt.constrained.backends.choice import Backends
+from radixrt.constrained.matcher import BackendName, GrammarError, Matcher
 from radixrt.constrained.productions import Productions, Term
 from radixrt.constrained.regex import parse_regex
 from radixrt.constrained.runtime.text_grammar import SETTLE_AFTER, TextGrammar, TextTemplate

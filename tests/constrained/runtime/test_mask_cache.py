@@ -7,8 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from radixrt.constrained.backends.choice import BackendName, Backends
+from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.grammar import Bitmask
+from radixrt.constrained.matcher import BackendName
 from radixrt.constrained.productions import Lit, Productions, Seq, Term
 from radixrt.constrained.regex import json_string, parse_regex
 from radixrt.constrained.runtime.mask_cache import STATE_BYTES, MaskCache

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from radixrt.constrained.backends.choice import BackendName, Backends
+from radixrt.constrained.backends.choice import Backends
+from radixrt.constrained.matcher import BackendName
 from radixrt.constrained.productions import Lit, Productions, Seq, Special, Term
 from radixrt.constrained.regex import parse_regex
 from radixrt.constrained.runtime.text_grammar import TextTemplate
