@@ -16,19 +16,20 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import zmq
 
 from radixrt.channel import Curve, ZmqInbox, ZmqOutbox
 from radixrt.config import Config
 from radixrt.distributed.rank_info import RankInfo, rank_from_environment
-from radixrt.engine import assembly
 from radixrt.engine.settings import EngineSettings, resolve_settings
 from radixrt.errors import EngineError, RadixRTError
-from radixrt.executor.external_executor import ConnectionWatch
 from radixrt.logs import configure_logging
 from radixrt.messages.runner import FromRunner, StepFailed, ToRunner
+
+if TYPE_CHECKING:
+    from radixrt.executor.external_executor import ConnectionWatch
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +86,8 @@ def serve_rank(config: Config) -> NoReturn:
 
 def _run(config: Config, settings: EngineSettings, rank_info: RankInfo) -> None:
     from radixrt.distributed.parallel import launcher_store
+    from radixrt.engine import assembly
+    from radixrt.executor.external_executor import ConnectionWatch
     from radixrt.runner.worker import serve_steps
 
     store = launcher_store(rank_info)

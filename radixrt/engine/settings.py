@@ -12,20 +12,11 @@ import msgspec
 
 from radixrt.config import Config, ExecutorConfig, parse_names
 from radixrt.distributed.rank_info import rank_from_environment
-from radixrt.engine.cluster_options import resolve_cluster
-from radixrt.engine.device_defaults import with_device_defaults
-from radixrt.engine.tier_options import check_tiers, with_tiers
 from radixrt.errors import ConfigError, ModelLoadError, shown
-from radixrt.models.loading.model_files import weight_files
-from radixrt.models.loading.source import cache_folder, prepare_model
-from radixrt.models.model_config import load_model_spec
 from radixrt.models.model_tasks import ModelTasks, load_tasks
-from radixrt.models.partition import check_partition
-from radixrt.models.precision import choose_precision
-from radixrt.models.stages import divide_layers
 from radixrt.models.vision_spec import VisionSpec
-from radixrt.parts.tiers.fingerprint import model_fingerprint
-from radixrt.parts.tiers.settings import tier_page
+
+# What derives the settings is imported inside functions: workers get the result, and begin sooner without it.
 
 
 @dataclass(frozen=True)
@@ -91,11 +82,19 @@ def resolve_settings(config: Config, *, show_progress: bool) -> tuple[Config, En
     Raises:
         ModelLoadError, ConfigError: the model or an option is missing or does not fit; names it.
     """
+    from radixrt.engine.cluster_options import resolve_cluster
+    from radixrt.engine.device_defaults import with_device_defaults
+    from radixrt.engine.tier_options import check_tiers, with_tiers
+    from radixrt.models.loading.source import cache_folder, prepare_model
+    from radixrt.models.model_config import load_model_spec
+    from radixrt.models.partition import check_partition
+    from radixrt.models.precision import choose_precision
+    from radixrt.models.stages import divide_layers
+
     config = dataclasses.replace(config, executor=resolve_cluster(config.executor))
     _check_step_trace(config.executor)
     check_tiers(config)
-    wanted = config.executor.device
-    device = ("cuda" if _has_cuda() else "cpu") if wanted == "auto" else wanted
+    device = expected_device(config.executor)
     config = with_device_defaults(config, device)
     dtype = choose_precision(config.model.dtype, device).dtype
     prepared = prepare_model(config.model, device=device, show_progress=show_progress)
@@ -139,6 +138,10 @@ def resolve_settings(config: Config, *, show_progress: bool) -> tuple[Config, En
 
 
 def _fingerprint(config: Config, settings: EngineSettings, device: str) -> str:
+    from radixrt.models.loading.model_files import weight_files
+    from radixrt.parts.tiers.fingerprint import model_fingerprint
+    from radixrt.parts.tiers.settings import tier_page
+
     folder, is_dummy = Path(settings.folder), config.model.load_format == "dummy"
     options = {
         "dtype": settings.dtype,
@@ -180,6 +183,13 @@ def _ranks(config: Config) -> int:
         product = f"tp={wanted}" if stages == 1 else f"tp={wanted} and pp={stages}"
         raise ConfigError(f"{product}, but {rank.size} ranks were started; start {wanted * stages}, or leave tp out")
     return rank.tp
+
+
+def expected_device(options: ExecutorConfig) -> str:
+    """Return the device of the ranks, "cpu" or "cuda", as far as it is known without torch."""
+    if options.device != "auto":
+        return options.device
+    return "cuda" if _has_cuda() else "cpu"
 
 
 def _has_cuda() -> bool:

@@ -1,11 +1,31 @@
-"""Readers of single fields of config.json. Each raises a ModelLoadError that names the field."""
+"""Readers of files with a JSON object, such as config.json, and of single fields of config.json. Each raises a
+ModelLoadError that names the file or the field."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from radixrt.errors import ModelLoadError
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Parse a file that holds one JSON object.
+
+    Raises:
+        ModelLoadError: the file is missing, unreadable, or holds something else.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelLoadError(f"{path.parent} has no {path.name}") from None
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}") from error
+    if not isinstance(data, dict):
+        raise ModelLoadError(f"{path} must hold a JSON object")
+    return data
 
 
 def positive_int(config: Mapping[str, Any], name: str, default: int | None = None, *, low: int = 1) -> int:

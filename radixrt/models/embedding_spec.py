@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from radixrt.errors import ModelLoadError, shown
 from radixrt.messages.parts import Pooling
-from radixrt.models.model_config import ModelSpec, read_json_object
+from radixrt.models.config_fields import read_json_object
 from radixrt.models.sentence_transformers import Modules, Prompts, read_modules, read_settings
+
+if TYPE_CHECKING:
+    from radixrt.models.model_config import ModelSpec
 
 MODES: dict[str, Pooling] = {"lasttoken": "last", "mean": "mean"}
 """Modes of sentence-transformers' Pooling module that are supported."""

@@ -5,7 +5,6 @@ Every field that would change the result is either represented here or refused b
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from radixrt.errors import ConfigError, ModelLoadError
 from radixrt.layers.formats.choice import ONLINE, choose_quantization
 from radixrt.layers.formats.registry import read_quantization
 from radixrt.models.classifier_spec import ClassifierSpec, parse_classifier
-from radixrt.models.config_fields import flag, optional_int, positive_int
+from radixrt.models.config_fields import flag, optional_int, positive_int, read_json_object
 from radixrt.models.decoder_spec import DecoderSpec
 from radixrt.models.families import base_architectures, classifier_architectures, find_family
 from radixrt.models.vision_spec import VisionSpec, refuse_vision
@@ -87,23 +86,6 @@ def load_model_spec(folder: Path, quantization: str = "auto", *, reads_images: b
     if not config.get("quantization_config") and quantization_file.is_file():
         config["quantization_config"] = {"quant_method": "modelopt", **read_json_object(quantization_file)}
     return parse_model_spec(config, generation, quantization, reads_images=reads_images)
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Parse a file that holds one JSON object.
-
-    Raises:
-        ModelLoadError: the file is missing, unreadable, or holds something else.
-    """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelLoadError(f"{path.parent} has no {path.name}") from None
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path} cannot be read: {error}") from error
-    if not isinstance(data, dict):
-        raise ModelLoadError(f"{path} must hold a JSON object")
-    return data
 
 
 def parse_model_spec(

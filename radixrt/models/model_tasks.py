@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from radixrt.models.classifier_spec import ClassifierSpec
 from radixrt.models.embedding_spec import EmbeddingSpec, load_embedding_spec
-from radixrt.models.model_config import ModelSpec
 from radixrt.models.relevance_spec import RelevanceSpec, load_relevance_spec
+
+if TYPE_CHECKING:
+    from radixrt.models.model_config import ModelSpec
 
 
 @dataclass(frozen=True)

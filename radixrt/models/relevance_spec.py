@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from radixrt.errors import ConfigError, ModelLoadError, shown
 from radixrt.messages.parts import Activation
 from radixrt.models.classifier_spec import read_activation
+from radixrt.models.config_fields import read_json_object
 from radixrt.models.embedding_spec import CAUSAL_RERANKER, EmbeddingSpec
-from radixrt.models.model_config import ModelSpec, read_json_object
 from radixrt.models.sentence_transformers import Modules, Settings, read_modules, read_settings
+
+if TYPE_CHECKING:
+    from radixrt.models.model_config import ModelSpec
 
 Scorer = Literal["cosine", "classifier", "tokens"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from radixrt.errors import ModelLoadError, shown
-from radixrt.models.model_config import read_json_object
+from radixrt.models.config_fields import read_json_object
 
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"

@@ -11,19 +11,21 @@ import contextlib
 import itertools
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 
 from radixrt.client.answers import engine_errors, raise_for_error
 from radixrt.client.engine_client import EngineClient
-from radixrt.client.http_client import TokenClient
 from radixrt.errors import RequestError, shown
 from radixrt.messages.client import ClientRequest, Input, InputRow, RequestOutput, Task, TextInput
 from radixrt.messages.parts import Activation, Pooling, Usage
 from radixrt.messages.request import Envelope
 from radixrt.messages.wire import Float32Array, unpack_f32
+
+if TYPE_CHECKING:
+    from radixrt.client.http_client import TokenClient
 
 ROWS_PER_REQUEST = 64
 """Maximum number of rows of a request. A call with more rows sends several requests, so that the rows of a request are

@@ -131,7 +131,7 @@ def says_fp8(folder: Path) -> bool:
     Raises:
         ModelLoadError: a file is malformed; names it.
     """
-    from radixrt.models.model_config import read_json_object
+    from radixrt.models.config_fields import read_json_object
 
     modelopt = folder / MODELOPT_FILE
     return wants_fp8(

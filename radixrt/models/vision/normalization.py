@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from radixrt.errors import ModelLoadError
-from radixrt.models.model_config import read_json_object
+from radixrt.models.config_fields import read_json_object
 from radixrt.models.vision_spec import VisionSpec
 
 FILES = ("preprocessor_config.json", "processor_config.json")

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from radixrt.mem_cache.granules import GRANULE_TOKENS
-
 PAGE_HEADER_BYTES = 4096
 """Bytes before the keys and values of a page on disk."""
 
@@ -51,6 +49,8 @@ class TierSettings:
 
 def tier_page(page_size: int) -> int:
     """Return the number of tokens of a page of the tiers: whole granules, and whole pages of the KV pool."""
+    from radixrt.mem_cache.granules import GRANULE_TOKENS  # loads numpy, which a process may do without
+
     return math.lcm(GRANULE_TOKENS, page_size)
 
 
