@@ -15,6 +15,7 @@ from radixrt.client.collector import OutputCollector
 from radixrt.client.engine_client import EngineClient
 from radixrt.config import make_config
 from radixrt.engine.external import is_other_rank, serve_rank
+from radixrt.engine.head_start import head_start
 from radixrt.engine.in_process import InProcessEngine
 from radixrt.engine.launcher import Launcher
 from radixrt.engine.replica_set import ReplicaSet
@@ -73,10 +74,14 @@ class Engine:
         if is_other_rank(config):
             serve_rank(config)
         show_progress = sys.stderr.isatty() if show_progress is None else show_progress
-        self.config, self.settings = resolve_settings(config, show_progress=show_progress)
-        kind = InProcessEngine if self.config.executor.executor == "uni" else Launcher
-        self._launcher: Launcher | InProcessEngine = kind(self.config, self.settings)
-        self.client: EngineClient = self._launcher.start()
+        self._launcher: Launcher | InProcessEngine
+        with head_start(config.executor) as early:
+            self.config, self.settings = resolve_settings(config, show_progress=show_progress)
+            if self.config.executor.executor == "uni":
+                self._launcher = InProcessEngine(self.config, self.settings)
+            else:
+                self._launcher = Launcher(self.config, self.settings, early)
+            self.client: EngineClient = self._launcher.start()
 
     def __enter__(self) -> Engine:
         return self

@@ -26,6 +26,7 @@ from radixrt.engine.replica_set import ReplicaSet
 from radixrt.engine.restarts import ExitCode
 from radixrt.engine.settings import EngineSettings
 from radixrt.engine.supervisor import Supervisor
+from radixrt.engine.worker_process import WorkerProcess
 from radixrt.errors import EngineError
 from radixrt.messages.client import ToTokenizer
 from radixrt.os_process import interrupts_deferred
@@ -38,12 +39,15 @@ class Launcher:
         client: connection to the engine, usable after `start` has returned.
         replicas: the engine's replicas; None for an engine without a router.
 
+    Args:
+        early: see `Supervisor`; of an engine without replicas.
+
     Raises:
         ConfigError: the name of the temporary folder is too long.
         EngineError: the temporary folder cannot be written, or a Ray cluster does not start.
     """
 
-    def __init__(self, config: Config, settings: EngineSettings) -> None:
+    def __init__(self, config: Config, settings: EngineSettings, early: dict[str, WorkerProcess] | None = None) -> None:
         self._start_timeout_s = config.executor.start_timeout_s
         self._num_replicas = config.executor.replicas
         self._exit_code: ExitCode | None = None
@@ -61,18 +65,20 @@ class Launcher:
             if config.executor.executor == "ray" and config.executor.ray_address == "local":
                 self._cluster, config = start_local_cluster(config, self.folder)
             with interrupts_deferred():
-                self._supervisor = self._supervise(config, settings)
+                self._supervisor = self._supervise(config, settings, early)
                 atexit.register(self.close)  # from here on there are threads and sockets
         except OSError as error:
             raise EngineError(
                 f"cannot use the temporary folder {tempfile.gettempdir()}: {error}; make room, or set TMPDIR"
             ) from error
 
-    def _supervise(self, config: Config, settings: EngineSettings) -> Supervisor:
+    def _supervise(
+        self, config: Config, settings: EngineSettings, early: dict[str, WorkerProcess] | None
+    ) -> Supervisor:
         context, client = self._context, self.client
         if self._num_replicas is None:
             group = ProcessGroup(process_kinds(config, settings), self.folder)
-            return Supervisor(config, settings, group, context, client)
+            return Supervisor(config, settings, group, context, client, early=early)
         front = Supervisor(
             config,
             settings,

@@ -29,7 +29,7 @@ from radixrt.channel import Inbox, Outbox, TaggedInbox, TaggedOutbox, ZmqInbox, 
 from radixrt.config import Config, make_config
 from radixrt.distributed.rank_info import RankInfo, answering_rank, rank_from_environment
 from radixrt.engine import assembly
-from radixrt.engine.endpoints import MISTAKE, Endpoints, process_name
+from radixrt.engine.endpoints import EARLY, MISTAKE, Endpoints, process_name
 from radixrt.engine.settings import EngineSettings
 from radixrt.errors import ConfigError, ModelLoadError, RadixRTError
 from radixrt.heartbeat import Heartbeat, open_heartbeat
@@ -85,6 +85,7 @@ class WorkerSetup:
         heartbeat: this process's heartbeat; the main process expects the first beat after `loaded`.
         start_log: start log of this process, in its first phase.
         tiers: memory of the group's tiers besides the KV pool; None without.
+        has_torch: `load_torch` was called.
     """
 
     config: Config
@@ -97,6 +98,7 @@ class WorkerSetup:
     heartbeat: Heartbeat
     start_log: StartLog
     tiers: TierSettings | None
+    has_torch: bool
 
     def loaded(self) -> None:
         """Begin the main loop: report progress from now on."""
@@ -232,12 +234,20 @@ def _make_executor(setup: WorkerSetup, epoch: int) -> Executor:
     return MultiprocExecutor(setup.context, of_epoch, epoch=epoch, mask_path=endpoints.masks, answering=answering)
 
 
+def load_torch(start_log: StartLog) -> None:
+    """Import what a ModelRunner needs."""
+    start_log.begin("torch")
+    import radixrt.parts.reads.runner
+    import radixrt.runner.worker  # noqa: F401
+
+
 def run_runner(setup: WorkerSetup) -> NoReturn:
     from radixrt.runner.cuda_context import begin_context
 
-    if setup.config.executor.device != "cpu" and setup.config.executor.executor != "external":
-        begin_context(_local_rank(setup))
-    setup.start_log.begin("torch")
+    if not setup.has_torch:
+        if setup.config.executor.device != "cpu" and setup.config.executor.executor != "external":
+            begin_context(_local_rank(setup))
+        load_torch(setup.start_log)
     from radixrt.runner.step_allowance import StepAllowance
     from radixrt.runner.worker import serve_steps
 
@@ -334,10 +344,14 @@ def report_errors(name: str) -> Iterator[None]:
     os._exit(code)  # not sys.exit: library threads and unsent messages must not keep a failed worker alive
 
 
-def main(kind: str) -> None:
+def main(kind: str, *, early: bool) -> None:
     gc.disable()  # until all is loaded: a quarter of the time of importing torch would be garbage collection
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the main process decides
     with report_errors(kind):
+        start_log = StartLog()
+        if early:
+            load_torch(start_log)
+            start_log.begin("settings")
         line = sys.stdin.readline()
         if not line:
             return
@@ -347,15 +361,21 @@ def main(kind: str) -> None:
         settings = EngineSettings.from_dict(given["settings"])
         configure_logging(config.server.log_level, process_name(kind, replica), format=config.server.log_format)
         base, _, rank = kind.partition("-")
-        endpoints, notices = Endpoints(given["folder"]), EpochNotices(given["epoch"])
-        tiers = None if given["tiers"] is None else TierSettings(**given["tiers"])
-        heartbeat = open_heartbeat(endpoints.heartbeats, given["slot"])
-        context, start_log = zmq.Context(), StartLog()
         setup = WorkerSetup(
-            config, settings, endpoints, context, int(rank or 0), replica, notices, heartbeat, start_log, tiers
+            config,
+            settings,
+            Endpoints(given["folder"]),
+            zmq.Context(),
+            int(rank or 0),
+            replica,
+            EpochNotices(given["epoch"]),
+            open_heartbeat(Endpoints(given["folder"]).heartbeats, given["slot"]),
+            start_log,
+            None if given["tiers"] is None else TierSettings(**given["tiers"]),
+            has_torch=early,
         )
         RUN[base](setup)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], early=EARLY in sys.argv[2:])

@@ -14,7 +14,8 @@ processes to be restarted are dead before the first new process starts.
   continue and connect to the new scheduler. The tokenizer and the router are restarted in the same way, and so is the
   scheduler of a replica, whose requests the router moves to other replicas.
 
-The supervisor's thread starts all workers, because the kernel kills a worker when the starting thread ends.
+The supervisor's thread starts the workers, because the kernel kills a worker when the starting thread ends. A
+ModelRunner may have been started by the main thread before (`head_start`).
 """
 
 from __future__ import annotations
@@ -109,6 +110,7 @@ class Supervisor:
         context: ZMQ context for the sockets of the main process.
         owner: is informed of every failure and restart. The owner has an outbox for epoch 0 already.
         on_epoch: called with the new epoch after a restart of the core, as soon as messages can be sent to the core.
+        early: workers by kind that were started before, which are taken out of it; see `head_start`.
 
     Attributes:
         core_epoch: epoch in which the core was started.
@@ -126,7 +128,9 @@ class Supervisor:
         context: zmq.Context[Any],
         owner: Owner,
         on_epoch: Callable[[int], None] | None = None,
+        early: dict[str, WorkerProcess] | None = None,
     ) -> None:
+        self._early = {} if early is None else early
         self._config = config
         self._settings = settings
         self._group = group
@@ -372,7 +376,9 @@ class Supervisor:
                 "replica": self._group.replica,
                 "tiers": None if self._tiers is None else dataclasses.asdict(self._tiers),
             }
-            self._workers[kind] = WorkerProcess(kind, given, self._group.replica)
+            worker = self._early.pop(kind, None) or WorkerProcess(kind, self._group.replica)
+            self._workers[kind] = worker
+            worker.tell(given)
 
     def _save(self) -> None:
         """Let the scheduler save prefixes to disk, until that is done or `stop_saving` is called."""

@@ -12,7 +12,7 @@ import threading
 from functools import cached_property
 from typing import Any
 
-from radixrt.engine.endpoints import MISTAKE, is_runner, process_name
+from radixrt.engine.endpoints import EARLY, MISTAKE, is_runner, process_name
 from radixrt.errors import EngineError
 from radixrt.kernels.threads import without_openmp_bindings
 from radixrt.os_process import child_command, end_group
@@ -37,13 +37,15 @@ class WorkerProcess:
 
     Args:
         kind: a key of `radixrt.engine.endpoints.NAMES`, with a rank for one of several runners.
-        given: settings, sent to the worker's stdin as a line of JSON.
         replica: number of the replica that the worker belongs to, if there are replicas.
+        early: the worker, a ModelRunner on a CPU, imports torch before it reads its settings.
+
+    The worker waits for its settings, which `tell` sends as the first message.
     """
 
     is_local = True
 
-    def __init__(self, kind: str, given: dict[str, Any], replica: int | None = None) -> None:
+    def __init__(self, kind: str, replica: int | None = None, *, early: bool = False) -> None:
         self.kind = kind
         self.name = process_name(kind, replica)
         environment = without_openmp_bindings(os.environ)
@@ -52,7 +54,7 @@ class WorkerProcess:
         if sys.stderr.isatty():
             environment.setdefault("COLUMNS", str(shutil.get_terminal_size().columns))  # for progress bars
         self._process = subprocess.Popen(
-            child_command("radixrt.engine.process", kind),
+            child_command("radixrt.engine.process", kind, *([EARLY] if early else [])),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -63,7 +65,6 @@ class WorkerProcess:
         self._tail = b""
         self._reader = threading.Thread(target=self._pass_stderr, name=f"radixrt-stderr-{kind}", daemon=True)
         self._reader.start()
-        self.tell(given)
 
     @property
     def pid(self) -> int:

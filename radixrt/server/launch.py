@@ -14,9 +14,10 @@ from contextlib import contextmanager
 
 from radixrt.config import Config, ServerConfig, parse_names
 from radixrt.engine.external import is_other_rank, serve_rank
-from radixrt.engine.launcher import Launcher
+from radixrt.engine.head_start import head_start
 from radixrt.engine.restarts import ExitCode
 from radixrt.engine.settings import EngineSettings, resolve_settings
+from radixrt.engine.worker_process import WorkerProcess
 from radixrt.errors import ConfigError
 from radixrt.extras import install_command
 
@@ -57,8 +58,17 @@ def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -
         raise ConfigError("the server runs its parts as processes; executor=uni is for radixrt.Engine")
     if is_other_rank(config):
         serve_rank(config)
+    signal.signal(signal.SIGTERM, _stop_while_starting)
+    with head_start(config.executor) as early:
+        return _serve(config, early, started, on_ready)
+
+
+def _serve(
+    config: Config, early: dict[str, WorkerProcess], started: float, on_ready: Callable[[str, str], None] | None
+) -> int:
     try:
         from radixrt.chat.dialect import read_dialect
+        from radixrt.engine.launcher import Launcher
         from radixrt.server.access.keys import KeyRing
         from radixrt.server.http.listener import bind
         from radixrt.server.http.tls import make_certificate
@@ -66,14 +76,13 @@ def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -
         from radixrt.server.uvicorn_server import serve
     except ImportError as error:
         raise ConfigError(f"the server's packages are missing ({error}); {install_command('server')}") from error
-    signal.signal(signal.SIGTERM, _stop_while_starting)
     # Mistakes in files, and a port in use, are found before minutes of loading.
     keys, certificate = KeyRing(config.server), make_certificate(config.server)
     tracing = start_tracing(config.server.otlp_endpoint)
     listener = bind(config.server.host, config.server.port)
     config, settings = resolve_settings(config, show_progress=sys.stderr.isatty())
     config = with_image_bodies(config, settings)
-    launcher, saves = Launcher(config, settings), True
+    launcher, saves = Launcher(config, settings, early), True
 
     def ready(url: str) -> None:
         logger.info("%s is ready on %s after %.1f s", settings.model_name, url, time.monotonic() - started)
