@@ -13,13 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from radixrt.config import Config, ServerConfig, parse_names
-from radixrt.engine.external import is_other_rank, serve_rank
 from radixrt.engine.head_start import head_start
 from radixrt.engine.restarts import ExitCode
 from radixrt.engine.settings import EngineSettings, resolve_settings
 from radixrt.engine.worker_process import WorkerProcess
 from radixrt.errors import ConfigError
-from radixrt.extras import install_command
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +54,11 @@ def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -
     started = time.monotonic()
     if config.executor.executor == "uni":
         raise ConfigError("the server runs its parts as processes; executor=uni is for radixrt.Engine")
-    if is_other_rank(config):
-        serve_rank(config)
+    if config.executor.executor == "external":
+        from radixrt.engine.external import is_other_rank, serve_rank
+
+        if is_other_rank(config):
+            serve_rank(config)
     signal.signal(signal.SIGTERM, _stop_while_starting)
     with head_start(config.executor) as early:
         return _serve(config, early, started, on_ready)
@@ -75,6 +76,8 @@ def _serve(
         from radixrt.server.metrics.tracing import start_tracing
         from radixrt.server.uvicorn_server import serve
     except ImportError as error:
+        from radixrt.extras import install_command
+
         raise ConfigError(f"the server's packages are missing ({error}); {install_command('server')}") from error
     # Mistakes in files, and a port in use, are found before minutes of loading.
     keys, certificate = KeyRing(config.server), make_certificate(config.server)
