@@ -85,8 +85,8 @@ class CacheConfig:
     )
     kv_cache_gib: float = option(
         0.0,
-        "most GiB of a KV pool that is sized from free memory, for each rank; a request of context_length always fits; "
-        "0: no bound, but 1 on a CPU where memory_fraction is not given either",
+        "most GiB of keys, values and recurrent states that are sized from free memory, for each rank; a request of "
+        "context_length always fits; 0: no bound, but 1 on a CPU where memory_fraction is not given either",
         low=0.0,
     )
     kv_host_gib: float = option(

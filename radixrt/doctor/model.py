@@ -117,10 +117,11 @@ def model_needs(
     requests = DEVICE_DEFAULTS[device]["scheduler"]["max_running_requests"]
     # On a CPU all activations are float32.
     state = 0 if decoder is None else _state_bytes(decoder, 4 if device == "cpu" else ITEM_BYTES[kind])
-    states = _fitting_states(left, state, token, requests, spec.context_length) if state and token else 0
+    most = int(DEVICE_DEFAULTS[device]["cache"].get("kv_cache_gib", 0) * GIB)
+    states = _fitting_states(left, state, token, requests, spec.context_length, most) if state and token else 0
     pool = max(0, left - states * state)
-    if most := DEVICE_DEFAULTS[device]["cache"].get("kv_cache_gib"):
-        pool = min(pool, max(int(most * GIB), token * spec.context_length))
+    if most:
+        pool = min(pool, max(most - states * state, token * spec.context_length))
     return ModelNeeds(
         folder=folder,
         architecture=spec.architecture,
@@ -167,7 +168,7 @@ def _state_bytes(decoder: DecoderSpec, item: int) -> int:
     return layers * (item * channels * (sizes.taps - 1) + 4 * values * sizes.k_dim)
 
 
-def _fitting_states(left: int, state: int, token: int, requests: int, context: int) -> int:
+def _fitting_states(left: int, state: int, token: int, requests: int, context: int, most: int) -> int:
     try:
         slots = size_states(
             wanted=None,
@@ -177,6 +178,7 @@ def _fitting_states(left: int, state: int, token: int, requests: int, context: i
             kv_tokens=None,
             max_requests=requests,
             context_length=context,
+            most_bytes=most,
         )
     except ConfigError:
         return 0

@@ -13,7 +13,7 @@ number of their tokens is within the two bounds above. Cached keys and values ar
 
 def size_states(
     *, wanted: int | None, free_bytes: int, state_bytes: int, token_bytes: int, kv_tokens: int | None,
-    max_requests: int, context_length: int,
+    max_requests: int, context_length: int, most_bytes: int = 0,
 ) -> int:  # fmt: skip
     """Return the number of slots, both reserved ones included.
 
@@ -27,6 +27,8 @@ def size_states(
         kv_tokens: tokens that the KV pool will hold, where the user configured it.
         max_requests: maximum number of requests that run at once.
         context_length: longest sequence of one request, in tokens.
+        most_bytes: bound of states, keys and values together; 0: none. States sized from memory take at most half,
+            unless a single request needs more.
 
     Raises:
         ConfigError: the states do not fit; the message names the options to change.
@@ -40,10 +42,13 @@ def size_states(
         if kv_tokens is not None:
             number = min(most, (free_bytes - kv_tokens * token_bytes) // state_bytes)
         else:
-            rest = free_bytes - running * state_bytes
+            given = min(free_bytes, most_bytes) if most_bytes else free_bytes
+            rest = given - running * state_bytes
             # Where not even the requests' own states fit, fewer requests run at once.
-            fitting = free_bytes // (2 * state_bytes) if rest <= 0 else rest // (state_bytes + tokens * token_bytes)
+            fitting = given // (2 * state_bytes) if rest <= 0 else rest // (state_bytes + tokens * token_bytes)
             number = min(most, fitting if rest <= 0 else running + fitting)
+        if most_bytes:
+            number = min(number, most_bytes // (2 * state_bytes))
         number = max(least, number)
     if number < least or number * state_bytes > free_bytes:
         raise ConfigError(

@@ -64,6 +64,11 @@ def bytes_in_flight(model: Model, max_tokens: int, stages: int) -> int:
     return sum(each.nbytes * max_tokens * (stages - 1) for each in between if each is not None)
 
 
+def _bytes_for_kv(most_bytes: int, state_bytes: int) -> int:
+    """Return the bound of keys and values that all states leave of a common bound; 0: no bound, for both."""
+    return max(1, most_bytes - state_bytes) if most_bytes else 0
+
+
 def size_pools(config: RunnerConfig, model: Model, free_bytes: int) -> PoolSizes:
     """Divide a rank's memory between recurrent states and the KV pool.
 
@@ -84,6 +89,7 @@ def size_pools(config: RunnerConfig, model: Model, free_bytes: int) -> PoolSizes
             kv_tokens=config.kv_cache_tokens,
             max_requests=config.max_running_requests,
             context_length=config.context_length,
+            most_bytes=config.kv_cache_bytes,
         )
     kv_slots = size_pool(
         wanted=config.kv_cache_tokens,
@@ -94,6 +100,6 @@ def size_pools(config: RunnerConfig, model: Model, free_bytes: int) -> PoolSizes
         page_size=config.page_size,
         max_requests=config.max_running_requests,
         context_length=config.context_length,
-        most_bytes=config.kv_cache_bytes,
+        most_bytes=_bytes_for_kv(config.kv_cache_bytes, states * state_bytes),
     )
     return PoolSizes(kv_slots, states)

@@ -33,7 +33,7 @@ class RunnerConfig:
             host memory leaves room for it.
         staging_bytes: device memory for keys and values that move, allocated after a pool in device memory.
         image_rows: rows of the encoder pool; 0 to read text alone.
-        kv_cache_bytes: bound of a KV pool that is sized from free memory; 0 for none.
+        kv_cache_bytes: bound of keys, values and states that are sized from free memory; 0 for none.
     """
 
     folder: str

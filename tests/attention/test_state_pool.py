@@ -40,6 +40,15 @@ def test_little_memory_bounds_running_requests_rather_than_refusing() -> None:
         size_states(**{**MATRICES, "free_bytes": 400_000})
 
 
+def test_a_bound_of_states_and_tokens() -> None:
+    bounded = size_states(**{**MATRICES, "most_bytes": 10**8})
+    assert bounded == size_states(**{**MATRICES, "free_bytes": 10**8}), "divided as so much memory is"
+    assert size_states(**{**MATRICES, "most_bytes": 2_000_000}) == 6, "half of the bound, though all requests fit"
+    assert size_states(**{**MATRICES, "most_bytes": 1}) == 3, "a single request fits beyond the bound"
+    assert size_states(**{**MATRICES, "kv_tokens": 100_000, "most_bytes": 2_000_000}) == 6
+    assert size_states(**{**MATRICES, "wanted": 100, "most_bytes": 2_000_000}) == 100, "a configured number"
+
+
 def test_a_configured_number_must_fit() -> None:
     assert size_states(**{**MATRICES, "wanted": 7}) == 7
     with pytest.raises(ConfigError, match="7000 recurrent states need"):

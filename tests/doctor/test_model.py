@@ -147,6 +147,15 @@ def test_the_pool_of_a_cpu_is_bounded(tmp_path: Path) -> None:
     assert long.kv_tokens == min(10**7, int(0.5 * (139 * GIB - long.weight_bytes)) // long.token_bytes)
 
 
+def test_states_share_the_bound_of_a_cpu_with_keys_and_values(tmp_path: Path) -> None:
+    short = {**CONFIGS["qwen3.5-0.8b"], "max_position_embeddings": 4096}
+    found = needs(tmp_path, short, device="cpu")
+    states = found.num_states * found.state_bytes
+    assert 0.4 * GIB < states <= 0.5 * GIB
+    assert states + found.kv_tokens * found.token_bytes <= GIB
+    assert found.kv_tokens * found.token_bytes > 0.4 * GIB
+
+
 def test_the_smallest_gpu_counts() -> None:
     small = Gpu("x", (9, 0), 80 * GIB, 10 * GIB)
     assert dataclasses.replace(GPU_MACHINE, gpus=(*GPU_MACHINE.gpus, small)).device_memory == 10 * GIB

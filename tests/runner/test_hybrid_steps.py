@@ -227,3 +227,13 @@ def test_dummy_steps_use_the_scratch_slot_alone(folder: Path) -> None:
             for pool in (layer.conv, layer.recurrent):
                 assert (pool[SCRATCH_STATE + 1 :] == 7).all()
                 assert not pool[ZERO_STATE].any()
+
+
+def test_one_bound_of_states_and_of_keys_and_values(tiny_model: Callable[[str], Path]) -> None:
+    most = 1 << 20
+    with runner(tiny_model("qwen3_5"), kv_cache_tokens=None, kv_cache_bytes=most, max_running_requests=64) as made:
+        states = made.num_states * made.state_bytes
+        pool = made.max_total_num_tokens * made.token_bytes
+        assert most / 4 < states <= most / 2
+        assert states + pool <= most
+        assert made.max_total_num_tokens > made.batches.req_to_token.shape[1]
