@@ -101,6 +101,24 @@ def test_the_image_installs_extras_that_exist() -> None:
         assert all(re.search(rf"^{extra} = \[", project, re.MULTILINE) for extra in extras.split(","))
 
 
+def test_the_image_for_cpus_has_kernels_and_no_compiler() -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    stages = dict(re.findall(r"^FROM \S+ AS (\w+)\n(.*?)(?=^FROM|\Z)", text, re.M | re.S))
+    assert stages.keys() == {"wheel", "cpu", "cuda"}
+    assert re.search(r'^RUN RADIXRT_KERNELS="\$\(uname -m\)" pip wheel ', stages["wheel"], re.MULTILINE)
+    assert "g++" in stages["wheel"]
+    assert "apt-get" not in stages["cpu"]
+    assert all("COPY --from=wheel /wheels /wheels\n" in stages[name] for name in ("cpu", "cuda"))
+
+
+def test_the_context_of_the_image_has_what_is_copied() -> None:
+    root, text = DEPLOY.parent, (DEPLOY / "Dockerfile").read_text()
+    copied = {name for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE) for name in line.split()}
+    kept = {line[1:] for line in (root / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert copied == kept
+    assert all((root / name).exists() for name in copied)
+
+
 @pytest.mark.parametrize(
     "command",
     [
