@@ -11,6 +11,8 @@ import os
 import time
 from dataclasses import dataclass
 
+from radixrt.portable import allocate
+
 WORDS = 8
 """64-bit words of a slot: a cache line, so that workers do not slow each other down."""
 BEATS, ALLOWANCE_MS = 0, 1
@@ -79,7 +81,7 @@ class HeartbeatFile:
         size = 8 * WORDS * slots
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            os.posix_fallocate(fd, 0, size)
+            allocate(fd, size)
             self._words = memoryview(mmap.mmap(fd, size)).cast("Q")
         finally:
             os.close(fd)

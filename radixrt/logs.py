@@ -113,7 +113,7 @@ class SocketHandler(PipeHandler):
         self._socket = socket.socket(fileno=descriptor)
 
     def _write(self, data: bytes) -> int:
-        return self._socket.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        return self._socket.send(data, socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0))
 
 
 def _add_request_id(record: logging.LogRecord) -> bool:

@@ -1,4 +1,4 @@
-"""Facts about Linux processes from /proc, and children that the kernel ends together with their parent.
+"""Facts about processes, from /proc where there is one, and children that the kernel ends together with their parent.
 
 `child_command` returns the command of such a child, which runs this file as a script. The module imports nothing heavy,
 so that the kernel is told as soon as possible.
@@ -21,6 +21,7 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+HAS_PROC = os.path.exists("/proc/self/stat")
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class ProcessStat:
             "Z" dead and not reaped.
         group: its process group.
         cpu_s: seconds of processor time used by all threads.
-        start_time: start of the process in clock ticks after boot, which distinguishes it from a later process with the
-            same pid.
+        start_time: start of the process in clock ticks after boot, or after 1970 where there is no /proc. It
+            distinguishes the process from a later one with the same pid.
     """
 
     state: str
@@ -44,12 +45,35 @@ class ProcessStat:
 
 def read_stat(pid: int) -> ProcessStat | None:
     """Return the state of a process; None if there is none with this pid."""
+    if not HAS_PROC:
+        return _ask_psutil(pid)
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
     fields = text[text.rindex(")") + 2 :].split()  # the name before it may hold spaces and parentheses
     return ProcessStat(fields[0], int(fields[2]), (int(fields[11]) + int(fields[12])) / CLOCK_TICKS, int(fields[19]))
+
+
+def _ask_psutil(pid: int) -> ProcessStat | None:
+    import psutil  # a package of several systems, which takes a while to import
+
+    states = {"running": "R", "stopped": "T", "tracing-stop": "t", "zombie": "Z"}
+    try:
+        process = psutil.Process(pid)
+        times, state = process.cpu_times(), states.get(process.status(), "S")
+        return ProcessStat(state, os.getpgid(pid), times.user + times.system, int(process.create_time() * CLOCK_TICKS))
+    except (psutil.Error, OSError):
+        return None
+
+
+def own_age_s() -> float:
+    """Return the seconds since this process was started."""
+    stat = read_stat(os.getpid())
+    if stat is None:
+        return 0.0
+    now = time.clock_gettime(time.CLOCK_BOOTTIME) if HAS_PROC else time.time()
+    return max(0.0, now - stat.start_time / CLOCK_TICKS)
 
 
 def is_alive(pid: int, start_time: int) -> bool:
@@ -65,7 +89,7 @@ def end_group(group: int, patience_s: float) -> None:
     separate group, and ends these groups if asked to end, but not if killed. A stopped process can only be killed.
     """
     deadline = time.monotonic() + patience_s
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS refuses a group of zombies
         os.killpg(group, signal.SIGTERM)
         while _is_alive(group) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -74,8 +98,13 @@ def end_group(group: int, patience_s: float) -> None:
 
 def _is_alive(group: int) -> bool:
     """Return True if a process of the group is alive. Zombies do not count."""
-    with os.scandir("/proc") as entries:
-        stats = [read_stat(int(entry.name)) for entry in entries if entry.name.isdecimal()]
+    if HAS_PROC:
+        pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    else:
+        import psutil
+
+        pids = psutil.pids()
+    stats = map(read_stat, pids)
     return any(stat is not None and stat.group == group and stat.state != "Z" for stat in stats)
 
 
@@ -108,9 +137,11 @@ def die_with_parent() -> None:
     """Have the kernel kill this process when the thread that started the process ends, for whatever reason.
 
     SIGKILL also ends a stopped or stuck process, which would not notice the end of its standard input. If the parent
-    ended before this call, the process finds its standard input closed.
+    ended before this call, the process finds its standard input closed. Other systems than Linux have no such request:
+    there, a stopped or stuck process stays.
     """
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 OUTLIVES_THREAD = "--outlives-thread"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 
-from radixrt.os_process import CLOCK_TICKS, read_stat
+from radixrt.os_process import own_age_s
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +24,7 @@ class StartLog:
 
     def __init__(self, first: str | None = "Python") -> None:
         self._phases: list[tuple[str, float]] = []
-        self._phase, self._since = first, time.monotonic() - (0.0 if first is None else _age())
+        self._phase, self._since = first, time.monotonic() - (0.0 if first is None else own_age_s())
         self._notice: threading.Timer | None = None
 
     def begin(self, phase: str) -> None:
@@ -56,9 +55,3 @@ class StartLog:
         if self._phase is not None:
             self._phases.append((self._phase, now - self._since))
         self._phase, self._since = None, now
-
-
-def _age() -> float:
-    """Seconds since this process was started."""
-    stat = read_stat(os.getpid())
-    return 0.0 if stat is None else max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start_time / CLOCK_TICKS)

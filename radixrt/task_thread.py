@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import queue
 import threading
 import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
+
+from radixrt.portable import Wake
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -28,7 +28,7 @@ class TaskThread(Generic[K, T]):
         self._results: queue.SimpleQueue[tuple[K, T | Exception]] = queue.SimpleQueue()
         self._clock = clock
         self._due = math.inf
-        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._event = Wake()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -38,8 +38,7 @@ class TaskThread(Generic[K, T]):
 
     def take(self) -> list[tuple[K, T | Exception]]:
         """Results that came since the last call."""
-        with contextlib.suppress(BlockingIOError):  # a result can be queued before its event is set
-            os.eventfd_read(self._event)
+        self._event.clear()  # a result can be queued before its event is set
         results: list[tuple[K, T | Exception]] = []
         while not self._results.empty():
             results.append(self._results.get())
@@ -47,7 +46,7 @@ class TaskThread(Generic[K, T]):
 
     def fileno(self) -> int:
         """Readable when there are results."""
-        return self._event
+        return self._event.fileno()
 
     def expect(self, seconds: float) -> None:
         """Announce, in a task, that its next part takes at most so long."""
@@ -65,7 +64,7 @@ class TaskThread(Generic[K, T]):
     def close(self) -> None:
         """End the thread and close the descriptor."""
         self.stop()
-        os.close(self._event)
+        self._event.close()
 
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:
@@ -77,4 +76,4 @@ class TaskThread(Generic[K, T]):
                 result = error
             self._due = math.inf
             self._results.put((key, result))
-            os.eventfd_write(self._event, 1)
+            self._event.set()

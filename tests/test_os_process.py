@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from radixrt import os_process
-from radixrt.os_process import child_command, end_group, interrupts_deferred, is_alive, read_stat
+from radixrt.os_process import child_command, end_group, interrupts_deferred, is_alive, own_age_s, read_stat
 from tests.server_process import wait_for
 
 CHILD = "import time, radixrt.os_process as p; p.die_with_parent(); print('up', flush=True); time.sleep(600)"
@@ -34,16 +34,24 @@ wait
 """As ninja does it, with a compiler in a process group of its own."""
 
 
-def test_this_process() -> None:
+@pytest.fixture(params=["/proc", "psutil"])
+def source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(os_process, "HAS_PROC", request.param == "/proc")
+    return str(request.param)
+
+
+def test_this_process(source: str) -> None:
     stat = read_stat(os.getpid())
     assert stat is not None
     assert stat.state == "R"
     assert stat.cpu_s > 0
+    assert stat.group == os.getpgid(0)
+    assert 0 < own_age_s() < 7 * 24 * 3600
     assert is_alive(os.getpid(), stat.start_time)
     assert not is_alive(os.getpid(), stat.start_time + 1)
 
 
-def test_a_stopped_process_and_its_end() -> None:
+def test_a_stopped_process_and_its_end(source: str) -> None:
     child = subprocess.Popen(["sleep", "600"])
     started = read_stat(child.pid)
     assert started is not None
@@ -68,7 +76,7 @@ def test_a_stopped_child_dies_with_its_killed_parent() -> None:
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_a_group_ends_with_what_it_ends_itself(stopped: bool) -> None:
+def test_a_group_ends_with_what_it_ends_itself(stopped: bool, source: str) -> None:
     tool = subprocess.Popen(["bash", "-c", BUILD_TOOL], stdout=subprocess.PIPE, text=True, process_group=0)
     assert tool.stdout is not None
     compiler = int(tool.stdout.readline())

@@ -29,6 +29,7 @@ from radixrt.engine.tier_options import available_memory
 from radixrt.kernels.threads import pick_threads
 from radixrt.models.loading.source import DEFAULT_PACKAGE, cache_folder
 from radixrt.os_process import child_command
+from radixrt.portable import num_cores
 
 PACKAGES = (
     "torch",
@@ -117,7 +118,7 @@ def gather(*, device: str, attention_backend: str, model: str | None = None, dis
         system=ask("system", lambda: f"{platform.system()} {platform.release()} {platform.machine()}", ""),
         cpu=cpu.name,
         cpu_features=cpu.features,
-        cores=ask("cores", lambda: len(os.sched_getaffinity(0)), os.cpu_count() or 0),
+        cores=num_cores(),
         memory_total=total,
         memory_free=free,
         memory_left=ask("memory of the control group", available_memory, free),

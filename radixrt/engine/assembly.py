@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -19,6 +18,7 @@ from radixrt.messages.client import ToMain, ToTokenizer
 from radixrt.messages.runner import FromRunner, RunnerReady
 from radixrt.messages.scheduler import SchedulerReady, ToScheduler
 from radixrt.parts.media.settings import CPU_FLOPS_PER_S, GPU_FLOPS_PER_S, MediaSettings, encoder_rows
+from radixrt.portable import num_cores
 from radixrt.start_log import StartLog
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ def make_scheduler_loop(
         tokenizer,
         max_inflight=depth if settings.stages == 1 or depth == 1 else settings.stages,
         shared_cores=ready.device == "cpu",
-        watch_s=WATCH_S if ready.device != "cpu" and len(os.sched_getaffinity(0)) >= WATCH_CORES else 0.0,
+        watch_s=WATCH_S if ready.device != "cpu" and num_cores() >= WATCH_CORES else 0.0,
         check_invariants=config.scheduler.check_invariants,
         inbox_socket=inbox_socket,
     )

@@ -39,6 +39,7 @@ from radixrt.messages.fleet import FromReplica, ToRouter
 from radixrt.messages.runner import FromRunner, ToRunner
 from radixrt.messages.scheduler import SchedulerReady, ToScheduler
 from radixrt.parts.tiers.settings import TierSettings
+from radixrt.portable import Wake
 from radixrt.start_log import StartLog
 
 if TYPE_CHECKING:
@@ -52,13 +53,13 @@ class EpochNotices:
     Attributes:
         epoch: current epoch of the supervisor.
         save_s: seconds that a scheduler has for saving prefixes, after which it exits; None until the engine ends.
-        descriptor: readable once `save_s` is set.
+        ending: set once `save_s` is set.
     """
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self.save_s: float | None = None
-        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.ending = Wake()
         threading.Thread(target=self._read, name="radixrt-stdin", daemon=True).start()
 
     def ended(self, epoch: int) -> bool:
@@ -71,7 +72,7 @@ class EpochNotices:
                 self.epoch = notice.get("epoch", self.epoch)
                 if "save_s" in notice:
                     self.save_s = notice["save_s"]
-                    os.eventfd_write(self.descriptor, 1)
+                    self.ending.set()
         os._exit(0)
 
 
@@ -181,7 +182,7 @@ def run_scheduler(setup: WorkerSetup) -> NoReturn:
         tiers=setup.tiers,
         image_links=setup.endpoints.image_links,
     )
-    loop.wake_by(setup.notices.descriptor)
+    loop.wake_by(setup.notices.ending.fileno())
     setup.loaded()
     while (save_s := setup.notices.save_s) is None:
         loop.run_once(wait=True)

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import select
 import threading
 import time
@@ -47,6 +46,7 @@ from radixrt.memory_file import MemoryFile
 from radixrt.messages.client import EngineReady, ToTokenizer
 from radixrt.messages.scheduler import RunnerRestarted, SchedulerReady
 from radixrt.os_process import read_stat
+from radixrt.portable import Wake
 
 if TYPE_CHECKING:
     from radixrt.engine.cluster.ray_ranks import RemoteRank
@@ -166,8 +166,7 @@ class Supervisor:
         self._down_since: float | None = None
         self.exit_code: ExitCode | None = None
         self._stopping = False
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._no_save = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake, self._no_save = Wake(), Wake()
         self._saved = threading.Event()
         self._thread = threading.Thread(target=self._run, name="radixrt-supervisor", daemon=True)
 
@@ -195,7 +194,7 @@ class Supervisor:
     def begin_stop(self) -> None:
         """Make the thread end, after it has let the scheduler save prefixes to disk; `stop` waits for the thread."""
         self._stopping = True
-        os.eventfd_write(self._wake, 1)
+        self._wake.set()
 
     def wait_saved(self) -> None:
         """Wait until a group that stops has saved its prefixes, at most SAVE_S. KeyboardInterrupt may end the wait."""
@@ -204,7 +203,7 @@ class Supervisor:
 
     def stop_saving(self) -> None:
         """Stop the group without saving, or without saving the rest."""
-        os.eventfd_write(self._no_save, 1)
+        self._no_save.set()
 
     def stop(self) -> None:
         """Stop the workers and the thread, and close the sockets. Call once."""
@@ -216,8 +215,8 @@ class Supervisor:
         self._owner.close()
         for file in self._memory:
             file.close()
-        os.close(self._wake)
-        os.close(self._no_save)
+        self._wake.close()
+        self._no_save.close()
 
     # --- the thread ---
 
@@ -244,7 +243,7 @@ class Supervisor:
     def _wait(self) -> None:
         """Wait until a worker ends, `stop` is called or the heartbeats are due."""
         poller = select.poll()
-        for descriptor in (self._wake, *(worker.pidfd for worker in self._workers.values())):
+        for descriptor in (self._wake.fileno(), *(worker.exit_descriptor for worker in self._workers.values())):
             poller.register(descriptor, select.POLLIN)
         poller.poll(SAMPLE_INTERVAL_S * 1000)
 
@@ -387,7 +386,7 @@ class Supervisor:
         if scheduler is None or not has_disk or self.exit_code is not None or self._owner.info is None:
             return
         poller = select.poll()
-        for descriptor in (scheduler.pidfd, self._no_save):
+        for descriptor in (scheduler.exit_descriptor, self._no_save.fileno()):
             poller.register(descriptor, select.POLLIN)
         if poller.poll(0):
             return

@@ -16,6 +16,7 @@ from radixrt.engine.endpoints import EARLY, MISTAKE, is_runner, process_name
 from radixrt.errors import EngineError
 from radixrt.kernels.threads import without_openmp_bindings
 from radixrt.os_process import child_command, end_group
+from radixrt.portable import exit_descriptor
 
 TAIL_BYTES = 8192
 TAIL_LINES = 5
@@ -61,7 +62,7 @@ class WorkerProcess:
             env=environment,
             process_group=0,
         )
-        self.pidfd = os.pidfd_open(self._process.pid)
+        self.exit_descriptor = exit_descriptor(self._process)
         self._tail = b""
         self._reader = threading.Thread(target=self._pass_stderr, name=f"radixrt-stderr-{kind}", daemon=True)
         self._reader.start()
@@ -119,7 +120,7 @@ class WorkerProcess:
         assert self._process.stdout is not None
         self._process.stdout.close()
         with contextlib.suppress(OSError):
-            os.close(self.pidfd)
+            os.close(self.exit_descriptor)
 
     def describe_exit(self) -> str:
         """Describe how the dead process ended, including the error that the process reported on stdout."""

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from radixrt.constrained.grammar import Bitmask, bitmask_words
 from radixrt.messages.runner import GrammarMask
 from radixrt.messages.wire import Int32Array, pack_i32, unpack_i32
+from radixrt.portable import allocate
 
 MIN_SLOTS = 256
 SLOTS_PER_ROW = 4
@@ -127,7 +128,7 @@ def _create(path: str, slots: int, words: int) -> Bitmask:
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
-            os.posix_fallocate(fd, 0, size)
+            allocate(fd, size)
         except OSError:
             os.ftruncate(fd, 0)
             raise

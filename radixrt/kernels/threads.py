@@ -12,6 +12,8 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from radixrt.portable import num_cores
+
 logger = logging.getLogger(__name__)
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -23,7 +25,7 @@ OPENMP_LIBRARIES = ("libgomp", "libomp", "libiomp5")
 def usable_cores() -> int:
     """Return the number of cores that this process may use: those that it may be scheduled on, or fewer if a control
     group limits its processor time (a container with a CPU limit). Part of a core does not count, unless it is all."""
-    cores = float(len(os.sched_getaffinity(0)))
+    cores = float(num_cores())
     return max(1, int(min([cores, *_group_limits()])))
 
 
@@ -77,7 +79,7 @@ def unbind_thread(environment: Mapping[str, str]) -> None:
     that OpenMP found when OpenMP was loaded, which are never more than the process was started with (`taskset`,
     `numactl`).
     """
-    if not any(name in environment for name in BINDINGS):
+    if not any(name in environment for name in BINDINGS) or not hasattr(os, "sched_setaffinity"):
         return
     own = os.sched_getaffinity(0)
     for places in map(_openmp_places, _loaded_openmp()):

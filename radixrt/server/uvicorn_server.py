@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import logging
@@ -134,7 +135,8 @@ def http_protocol(config: ServerConfig) -> type[asyncio.Protocol]:
 def connection_limits(config: ServerConfig) -> ConnectionLimits:
     """The limits of a server's connections, after raising the limit of open files as far as the system allows."""
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
+    with contextlib.suppress(ValueError, OSError):  # macOS takes fewer than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     max_connections = sys.maxsize if most_files == resource.RLIM_INFINITY else max(1, most_files - OTHER_FILES)
     return ConnectionLimits(
         header_timeout_s=config.header_timeout_s,

@@ -19,8 +19,7 @@ single attempt if the server reports a permanent reason. Then all jobs are refus
 from __future__ import annotations
 
 import logging
-import os
-import select
+import selectors
 import subprocess
 
 import msgspec
@@ -32,6 +31,7 @@ from radixrt.constrained.compile.protocol import READY, CompileJob, CompileResul
 from radixrt.constraint import Constraint
 from radixrt.messages.parts import FinishError
 from radixrt.os_process import read_stat
+from radixrt.portable import num_cores
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ step."""
 
 def available_cores() -> int:
     """Return the number of cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
+    return num_cores()
 
 
 class CompileClient:
@@ -80,7 +80,7 @@ class CompileClient:
         self._max_long = max(self._max_workers - 1, 1)
         self._spares = min(max(share, 1), self._max_workers)
         self._settings = msgspec.msgpack.encode(settings)
-        self._epoll = select.epoll()
+        self._selector = selectors.DefaultSelector()
         self._server: ForkServer | None = None
         self._workers: list[Worker] = []
         self._new, self._long = JobQueue(), JobQueue()
@@ -97,12 +97,12 @@ class CompileClient:
         """Start the fork server and its first workers, ahead of the first job. Idempotent."""
         if self._server is None and self._given_up is None:
             self._server = ForkServer(WORKER_MODULE, self._settings, now)
-            self._epoll.register(self._server, select.EPOLLIN)
+            self._selector.register(self._server, selectors.EVENT_READ)
         self._keep_spares()
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when `poll` may have results. It never changes."""
-        return self._epoll.fileno()
+        return self._selector.fileno()  # of epoll or kqueue
 
     # --- jobs ---
 
@@ -141,12 +141,12 @@ class CompileClient:
         Args:
             crowded: running requests need the cores until the next call.
         """
-        for descriptor, events in self._epoll.poll(0):
-            if self._server is not None and descriptor == self._server.fileno():
+        for key, events in self._selector.select(0):
+            if key.fileobj is self._server:
                 if self._server.has_ended():
                     self._server_ended(now)
                 continue
-            worker = next((each for each in self._workers if each.fileno() == descriptor), None)
+            worker = next((each for each in self._workers if each is key.fileobj), None)
             if worker is not None:
                 self._receive(worker, events)
         if self._server is not None:
@@ -170,7 +170,7 @@ class CompileClient:
         self._end_server()
         for process in self._ended:
             process.wait()
-        self._epoll.close()
+        self._selector.close()
 
     # --- queues ---
 
@@ -213,7 +213,7 @@ class CompileClient:
             worker.cpu_before = 0.0 if stat is None else stat.cpu_s
             job.cpu_s = job.ran_s = 0.0
             worker.send(msgspec.msgpack.encode(CompileJob(job.id, job.constraint, job.timeout_s, job.thorough)))
-            self._epoll.modify(worker, worker.events)
+            self._selector.modify(worker, worker.events)
         if self._given_up is not None and not self._workers:
             self._fail_waiting(self._given_up)
         self._keep_spares()
@@ -229,14 +229,14 @@ class CompileClient:
             forked = None if self._server is None else self._server.fork()
             if forked is None:
                 return
-            self._epoll.register(forked, select.EPOLLIN)
+            self._selector.register(forked, selectors.EVENT_READ)
             self._workers.append(forked)
 
     def _receive(self, worker: Worker, events: int) -> None:
-        if events & select.EPOLLOUT:
+        if events & selectors.EVENT_WRITE:
             worker.flush()
-            self._epoll.modify(worker, worker.events)
-        if not events & ~select.EPOLLOUT:
+            self._selector.modify(worker, worker.events)
+        if not events & selectors.EVENT_READ:
             return
         frames = worker.receive()
         if frames is None:
@@ -303,7 +303,7 @@ class CompileClient:
             self._requeue(worker)
             self._discard(worker)
         if self._server is not None:
-            self._epoll.unregister(self._server)
+            self._selector.unregister(self._server)
             self._server.kill()
             self._ended.append(self._server.process)
             self._server = None
@@ -319,7 +319,7 @@ class CompileClient:
 
     def _discard(self, worker: Worker) -> None:
         self._workers.remove(worker)
-        self._epoll.unregister(worker)
+        self._selector.unregister(worker)
         worker.kill()
 
     # --- time ---

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
+import selectors
 import signal
 import socket
 import subprocess
@@ -33,10 +33,10 @@ class ForkServer:
     """
 
     def __init__(self, module: str, settings: bytes, now: float) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(child_command(module), stdin=theirs.fileno())
-        self._socket.send(settings)
+        self._socket.sendall(frame(settings))
         self._socket.setblocking(False)
         self.started = now
         self.failure: FinishError | None = None
@@ -60,7 +60,7 @@ class ForkServer:
     def has_ended(self) -> bool:
         """Read what the server has written; return True if the server has ended."""
         data = b""
-        for _ in range(2):  # a server that left packets unread is an error first, and then what it has written
+        for _ in range(2):  # a server that left data unread is an error first, and then what it has written
             try:
                 data = self._socket.recv(MAX_FAILURE_BYTES)
                 break
@@ -75,7 +75,9 @@ class ForkServer:
 
     def continue_if_stopped(self) -> None:
         """Continue a server that somebody has stopped by a signal."""
-        with contextlib.suppress(ChildProcessError):  # the server is dead, which `has_ended` finds
+        # Without `waitid` (macOS before Python 3.13) a stopped server stays stopped. A server that is dead is found by
+        # `has_ended`.
+        with contextlib.suppress(ChildProcessError, AttributeError):
             if os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG) is not None:
                 self.process.send_signal(signal.SIGCONT)
 
@@ -113,14 +115,14 @@ class Worker:
 
     @property
     def events(self) -> int:
-        """Events of epoll that the worker's socket waits for."""
-        return select.EPOLLIN | (select.EPOLLOUT if self.unsent else 0)
+        """Events of `selectors` that the worker's socket waits for."""
+        return selectors.EVENT_READ | (selectors.EVENT_WRITE if self.unsent else 0)
 
     def fileno(self) -> int:
         return self.connection.fileno()
 
     def become_ready(self, pid: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, AttributeError):  # of a pid alone on other systems than Linux
             self._pidfd = os.pidfd_open(pid)
         self.pid = pid
 
@@ -157,9 +159,11 @@ class Worker:
         self.send_signal(signal.SIGSTOP if stop else signal.SIGCONT)
 
     def send_signal(self, number: int) -> None:
-        if self._pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):
+            if self._pidfd >= 0:
                 signal.pidfd_send_signal(self._pidfd, number)
+            elif self.pid and not hasattr(os, "pidfd_open"):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """End the process; one that is not ready yet ends when it finds its socket closed."""

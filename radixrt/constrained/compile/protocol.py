@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 from typing import Final
 
@@ -73,6 +74,23 @@ class CompileResult(msgspec.Struct, frozen=True, array_like=True):
 
 def frame(data: bytes) -> bytes:
     return HEADER.pack(len(data)) + data
+
+
+def receive_frame(connection: socket.socket) -> bytes:
+    """Receive one frame from a blocking socket, and no byte after it.
+
+    Raises:
+        EOFError: the socket was closed before.
+    """
+    (length,) = HEADER.unpack(_receive(connection, HEADER.size))
+    return _receive(connection, length)
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    data = connection.recv(size, socket.MSG_WAITALL)
+    if len(data) < size:
+        raise EOFError("the socket was closed inside of a frame")
+    return data
 
 
 class FrameReader:

@@ -1,7 +1,7 @@
 """Processes that compile constraints: a fork server, `python -m radixrt.constrained.compile.worker`, and its workers.
 
-The fork server's standard input is a socket of packets. The first packet names the vocabulary to load; each later one
-carries the socket of a worker to fork. A worker answers jobs on its socket, in frames of length-prefixed MessagePack.
+The fork server's standard input is a socket. A frame names the vocabulary to load; each byte after it carries the
+socket of a worker to fork. A worker answers jobs on its socket, in frames of length-prefixed MessagePack.
 `CompileClient` kills a worker if necessary, so that endless loops, memory use and crashes of a library affect this
 worker alone. A worker exits when its socket is closed, and the kernel kills the workers when their server ends.
 """
@@ -31,6 +31,7 @@ from radixrt.constrained.compile.protocol import (
     FrameReader,
     WorkerSettings,
     frame,
+    receive_frame,
 )
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constraint import Constraint
@@ -48,7 +49,6 @@ BLOATED_BYTES = 1024**3
 MAX_UNCOLLECTED = 50_000
 """Number of new objects after which garbage is collected between jobs."""
 NICENESS = 5
-MAX_SETTINGS_BYTES = 1 << 16
 SCHEMAS = (
     '{"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}, "b": {"enum": ["x", 1, null]}}}',
     '{"anyOf": [{"type": "array", "items": {"type": ["integer", "boolean"]}}, {"type": "number", "minimum": 0}, {}]}',
@@ -62,14 +62,21 @@ WARM_UP = (
 
 def virtual_memory() -> int:
     """Return the size of the process's address space, in bytes."""
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except OSError:
+        import psutil
+
+        return int(psutil.Process().memory_info().vms)
 
 
 def limit_memory() -> None:
-    """Limit the growth of the process to MEMORY_BYTES from now on. Allocations beyond the limit fail."""
+    """Limit the growth of the process to MEMORY_BYTES from now on. Allocations beyond the limit fail. macOS has no such
+    limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = virtual_memory() + MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
 
 
 class CompileWorker:
@@ -154,7 +161,7 @@ def main() -> int:
     control = socket.socket(fileno=os.dup(0))
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)  # else each worker would keep the socket open
-    settings = msgspec.msgpack.decode(control.recv(MAX_SETTINGS_BYTES), type=WorkerSettings)
+    settings = msgspec.msgpack.decode(receive_frame(control), type=WorkerSettings)
     configure_logging("warning", "grammar compiler", format=settings.log_format)
     try:
         worker = CompileWorker(settings)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ from radixrt.engine.endpoints import MISTAKE, Endpoints, process_name
 from radixrt.engine.process_group import ProcessGroup
 from radixrt.engine.settings import EngineSettings
 from radixrt.errors import EngineError
+from radixrt.portable import Wake
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class RemoteRank:
 
     Attributes:
         pid: process id on the rank's node; 0 until the rank has started.
-        pidfd: descriptor that becomes readable when the rank is dead.
+        exit_descriptor: becomes readable when the rank is dead.
         address: address of the rank's node.
         lost_at: time at which the connection ended; None while it stands.
     """
@@ -53,7 +53,8 @@ class RemoteRank:
         self.kind = kind
         self.name = process_name(kind, replica)
         self.pid = 0
-        self.pidfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._ended = Wake()
+        self.exit_descriptor = self._ended.fileno()
         self.address = ""
         self.lost_at: float | None = None
         self._group = group
@@ -78,7 +79,7 @@ class RemoteRank:
         """
         if self._exit is None:
             self._exit, self._signalled, self._tail, self.mistake = how, signalled, tail, mistake
-            os.eventfd_write(self.pidfd, 1)
+            self._ended.set()
 
     def describe_exit(self) -> str:
         where = f" (pid {self.pid} on {self.address})" if self.pid else ""
@@ -103,7 +104,7 @@ class RemoteRank:
     def close(self) -> None:
         self._group.kill()
         with contextlib.suppress(OSError):
-            os.close(self.pidfd)
+            self._ended.close()
 
 
 class RayRanks:
@@ -139,7 +140,7 @@ class RayRanks:
         self._lines: RankLines | None = None
         self._driver: DriverProcess | None = DriverProcess(_driver_settings(config, settings, restarts=epoch > 0))
         self._process = self._driver
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake = Wake()
         self._stopping = self._closed = False
         self._thread = threading.Thread(target=self._run, name="radixrt-cluster", daemon=True)
         self._thread.start()
@@ -178,11 +179,11 @@ class RayRanks:
         if not self._thread.is_alive():  # a living thread still polls these descriptors
             self._closed = True
             self._process.close()
-            os.close(self._wake)
+            self._wake.close()
 
     def _wake_up(self) -> None:
         if not self._closed:
-            os.eventfd_write(self._wake, 1)
+            self._wake.set()
 
     # --- the thread ---
 
@@ -202,7 +203,7 @@ class RayRanks:
 
     def _wait(self) -> None:
         poller = zmq.Poller()
-        poller.register(self._wake, zmq.POLLIN)
+        poller.register(self._wake.fileno(), zmq.POLLIN)
         if self._driver is not None:
             poller.register(self._driver.fileno(), zmq.POLLIN)
         if self._lines is not None:
@@ -211,7 +212,7 @@ class RayRanks:
         hurry = self._epoch is not None or any(rank.lost_at and not rank.is_dead for rank in self.ranks)
         self._readable = {each for each, _ in poller.poll(ADDRESS_POLL_MS if hurry else None)}
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
+            self._wake.clear()
 
     def _read_driver(self) -> None:
         if self._driver is None or self._driver.fileno() not in self._readable:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +11,8 @@ from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.errors import OutOfResources
 from triton.runtime.jit import JITFunction
+
+from radixrt.portable import num_cores
 
 MAX_THREADS = 16
 
@@ -33,7 +34,7 @@ def compiling() -> Iterator[list[str]]:
     def compile_only(self: JITFunction, *args, grid, warmup, **options):
         return run(self, *args, grid=grid, warmup=True, **options)
 
-    count, device = min(MAX_THREADS, len(os.sched_getaffinity(0))), driver.active.get_current_device()
+    count, device = min(MAX_THREADS, num_cores()), driver.active.get_current_device()
     with ThreadPoolExecutor(count, initializer=driver.active.set_current_device, initargs=(device,)) as threads:
         with triton.AsyncCompileMode(threads) as mode:
             # Triton's launch has this as a parameter, which its callers cannot reach.
