@@ -15,7 +15,7 @@ import io
 import mmap
 import os
 import select
-import selectors  # noqa: F401 (keeps epoll for itself, as kqueue on other systems)
+import selectors  # noqa: F401 (keeps epoll for itself, in the place of kqueue)
 import signal
 import socket
 import sys
@@ -36,7 +36,6 @@ CONSTANTS: dict[Any, tuple[str, ...]] = {
     fcntl: ("F_",),
     mmap: ("MADV_HUGEPAGE", "MADV_NOHUGEPAGE", "MADV_POPULATE"),
     os: ("EFD_", "MFD_", "O_DIRECT", "O_TMPFILE", "P_PIDFD", "SCHED_"),
-    select: ("EPOLL",),
     socket: ("MSG_NOSIGNAL", "SOCK_SEQPACKET", "SO_PEERCRED"),
     time: ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC_RAW"),
 }
