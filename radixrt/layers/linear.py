@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from radixrt.distributed.partial_sum import PartialSum
+from radixrt.kernels.float8_rows import Activations
 from radixrt.layers.formats.base import WeightFormat
 from radixrt.layers.formats.checkpoint import ParameterSources, Projection, bias_sources
 
@@ -79,15 +80,26 @@ class Linear(nn.Module):
         """See `WeightFormat.kernels`; of the loaded weight."""
         return self.format.kernels(self._weight)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, in_features] -> [T, out_features], same dtype: that of activations, see `Precision`."""
+    def float8_group(self, tokens: int, dtype: torch.dtype) -> int | None:
+        """See `WeightFormat.float8_group`; of the loaded weight."""
+        return self.format.float8_group(self._weight, tokens, dtype)
+
+    def forward(self, x: Any) -> torch.Tensor:
+        """`Activations` [T, in_features] -> [T, out_features], in the dtype of activations, see `Precision`."""
         return self.format.linear(self._weight, x, self.bias)
 
-    def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up [T, out_features / 2], for a layer whose outputs are those of gate, then those of up."""
-        return self.format.silu_and_mul(self._weight, x, self.bias)
+    def silu_and_mul(self, x: Activations, reader: Linear | None = None) -> Activations:
+        """silu(gate) * up [T, out_features / 2], for a layer whose outputs are those of gate, then those of up.
 
-    def partial_sum(self, x: torch.Tensor, group: TPGroup | None) -> PartialSum:
+        Args:
+            reader: the only layer that reads the result, which may then be in float8; None if there are others.
+        """
+        group = None if reader is None else reader.float8_group(x.shape[0], x.dtype)
+        if group is None:
+            return self.format.silu_and_mul(self._weight, x, self.bias)
+        return self.format.silu_and_mul_float8(self._weight, x, self.bias, group)
+
+    def partial_sum(self, x: Activations, group: TPGroup | None) -> PartialSum:
         """This rank's addend [T, out_features] of the next all-reduce, for a layer split along in_features."""
         return self.format.partial_sum(self._weight, x, self.bias, group)
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from radixrt.distributed.partial_sum import PartialSum
 from radixrt.kernels.compiled import Kernel
+from radixrt.kernels.float8_rows import Activations
 from radixrt.layers.cpu_recurrence import CpuRecurrence
 from radixrt.layers.formats.weight_memory import WeightMemory
 from radixrt.layers.recurrence import RecurrenceOps
@@ -69,6 +70,23 @@ class LayerOps(ABC):
         if group is not None and x is not None:
             x = group.all_reduce(x)
         return self.add_rms_norm(residual, x, weight, eps, dtype)
+
+    def all_reduce_add_rms_norm_float8(
+        self,
+        residual: torch.Tensor,
+        added: PartialSum | None,
+        weight: torch.Tensor,
+        eps: float,
+        dtype: torch.dtype,
+        group: TPGroup | None,
+        columns: int,
+    ) -> Activations:
+        """`all_reduce_add_rms_norm`, perhaps in float8, for a layer that quantizes its activations anyway.
+
+        Args:
+            columns: columns that share a scale, see `WeightFormat.float8_group`.
+        """
+        return self.all_reduce_add_rms_norm(residual, added, weight, eps, dtype, group)
 
     def embed_shard(self, input_ids: torch.Tensor, rows: torch.Tensor, first: int) -> torch.Tensor:
         """Look int64 [T] ids up in this rank's shard of the embedding -> [T, hidden], zeros for tokens of other ranks.

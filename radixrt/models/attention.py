@@ -7,6 +7,7 @@ import torch
 from radixrt.attention.base import AttentionLayer
 from radixrt.distributed.partial_sum import PartialSum
 from radixrt.forward_batch.forward_batch import ForwardBatch
+from radixrt.kernels.float8_rows import Activations
 from radixrt.layers.formats.checkpoint import CheckpointTensor, ParameterSources, joined
 from radixrt.layers.linear import Linear, meta_parameter
 from radixrt.models.decoder_layer import LayerContext, Mixer, MixerInputs
@@ -56,7 +57,11 @@ class Attention(Mixer):
             projections.append(("q_proj", of_q, _rows(part.heads, dim * parts, [range(dim, 2 * dim)])))
         return self._context.column_parallel("self_attn", projections, spec.hidden_size, bias=spec.qkv_bias)
 
-    def mix(self, x: torch.Tensor, inputs: MixerInputs, narrowed: ForwardBatch | None) -> torch.Tensor:
+    @property
+    def reader(self) -> Linear:
+        return self.qkv_proj
+
+    def mix(self, x: Activations, inputs: MixerInputs, narrowed: ForwardBatch | None) -> torch.Tensor:
         layer, batch, attention = self.attention_layer, inputs.batch, inputs.attention
         projected = self.qkv_proj(x)
         size = (layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim
@@ -77,7 +82,7 @@ class Attention(Mixer):
             if k is not None and v is not None:
                 attention.store(layer, k, v, batch)
             if not narrowed.num_tokens:
-                return q.new_empty(0, layer.num_heads * layer.head_dim, dtype=x.dtype)
+                return q.new_empty(0, layer.num_heads * layer.head_dim, dtype=projected.dtype)
             q, k, v, batch = q[batch.logits_index], None, None, narrowed
             gate = None if gate is None else gate[inputs.batch.logits_index]
         mixed = attention.attend(layer, q, k, v, batch, self.sinks)

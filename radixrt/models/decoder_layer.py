@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.attention.state_pool import StateShape
 from radixrt.distributed.partial_sum import PartialSum
 from radixrt.forward_batch.forward_batch import ForwardBatch
+from radixrt.kernels.float8_rows import Activations
 from radixrt.layers.experts import FusedExperts
 from radixrt.layers.formats.checkpoint import ParameterSources, Projection, replicated, split_by_input, split_by_output
 from radixrt.layers.formats.model_formats import ModelFormats
@@ -131,12 +132,17 @@ class Mixer(nn.Module, ABC):
     attention_layer: AttentionLayer | None = None
     state: StateShape | None = None
 
+    @property
+    def reader(self) -> Linear | None:
+        """The only layer that reads the x of `mix`; None if others read it too."""
+        return None
+
     @abstractmethod
-    def mix(self, x: torch.Tensor, inputs: MixerInputs, narrowed: ForwardBatch | None) -> torch.Tensor:
+    def mix(self, x: Any, inputs: MixerInputs, narrowed: ForwardBatch | None) -> torch.Tensor:
         """Mix the tokens of each sequence, and store what later steps read of them.
 
         Args:
-            x: [T, hidden], normalized.
+            x: [T, hidden], normalized; `Activations` where there is a `reader`, else a tensor.
             narrowed: `batch.narrowed` in the last layer of a narrowed step: only its P tokens are wanted.
 
         Returns:
@@ -156,9 +162,18 @@ class FeedForward(nn.Module, ABC):
     """The part of a decoder layer that treats each token alone. Classes are constructed with a `LayerContext` and the
     `LayerSpec`."""
 
+    @property
+    def reader(self) -> Linear | None:
+        """The only layer that reads the x of `forward`; None if others read it too."""
+        return None
+
     @abstractmethod
-    def forward(self, x: torch.Tensor) -> PartialSum:
-        """[T, hidden], normalized -> this rank's addend [T, hidden] of an all-reduce."""
+    def forward(self, x: Any) -> PartialSum:
+        """[T, hidden], normalized -> this rank's addend [T, hidden] of an all-reduce.
+
+        Args:
+            x: `Activations` where there is a `reader`, else a tensor.
+        """
 
     def checkpoint_tensors(self) -> ParameterSources:
         """Sources of the feed-forward's parameters, but for those of its linear layers and experts, which have their
@@ -197,17 +212,26 @@ class DecoderLayer(nn.Module):
         Returns:
             The residual stream and this layer's addend, [T, hidden]; if narrowed, [P, hidden] of its tokens.
         """
-        mixed = self.mixer.mix(self._norm(residual, added, self.input_norm), inputs, narrowed)
+        normed = self._norm(residual, added, self.input_norm, self.mixer.reader)
+        mixed = self.mixer.mix(normed, inputs, narrowed)
         if narrowed is not None:
             residual = residual[inputs.batch.logits_index]
             if not narrowed.num_tokens:
                 return residual, None
-        mixed_norm = self._norm(residual, self.mixer.project(mixed), self.post_mixer_norm)
+        projected = self.mixer.project(mixed)
+        mixed_norm = self._norm(residual, projected, self.post_mixer_norm, self.feed_forward.reader)
         fed: PartialSum = self.feed_forward(mixed_norm)
         return residual, fed
 
-    def _norm(self, residual: torch.Tensor, added: PartialSum | None, weight: torch.Tensor) -> torch.Tensor:
-        return self._ops.all_reduce_add_rms_norm(residual, added, weight, self._eps, residual.dtype, self._group)
+    def _norm(
+        self, residual: torch.Tensor, added: PartialSum | None, weight: torch.Tensor, reader: Linear | None
+    ) -> Activations:
+        """Return the norm of the residual stream and its addend, perhaps in float8, for its only reader."""
+        columns = None if reader is None else reader.float8_group(residual.shape[0], residual.dtype)
+        arguments = (residual, added, weight, self._eps, residual.dtype, self._group)
+        if columns is None:
+            return self._ops.all_reduce_add_rms_norm(*arguments)
+        return self._ops.all_reduce_add_rms_norm_float8(*arguments, columns)
 
     def checkpoint_tensors(self) -> ParameterSources:
         """Sources of the layer's parameters."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-
 from radixrt.distributed.partial_sum import PartialSum
+from radixrt.kernels.float8_rows import Activations
+from radixrt.layers.linear import Linear
 from radixrt.models.decoder_layer import FeedForward, LayerContext
 from radixrt.models.decoder_spec import LayerSpec
 
@@ -25,5 +25,10 @@ class DenseFeedForward(FeedForward):
             f"{names.feed_forward}.{down}", spec.intermediate_size, taken, spec.hidden_size, bias=spec.mlp_bias
         )
 
-    def forward(self, x: torch.Tensor) -> PartialSum:
-        return self.down_proj.partial_sum(self.gate_up_proj.silu_and_mul(x), self._context.group)
+    @property
+    def reader(self) -> Linear:
+        return self.gate_up_proj
+
+    def forward(self, x: Activations) -> PartialSum:
+        inner = self.gate_up_proj.silu_and_mul(x, reader=self.down_proj)
+        return self.down_proj.partial_sum(inner, self._context.group)

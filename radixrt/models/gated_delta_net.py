@@ -8,6 +8,7 @@ from radixrt.attention.state_pool import LayerStates, StateShape
 from radixrt.distributed.partial_sum import PartialSum
 from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.forward_batch.state_rows import StateRows
+from radixrt.kernels.float8_rows import Activations
 from radixrt.layers.formats.checkpoint import CheckpointTensor, ParameterSources, replicated
 from radixrt.layers.linear import Linear, meta_parameter
 from radixrt.layers.recurrence import GatedDeltaShape, GatedDeltaWeights
@@ -47,7 +48,11 @@ class GatedDeltaNet(Mixer):
         taps = self._sizes.taps
         self._context.ops.recurrence.verify(self._shape, taps, self._context.activation_dtype, device)
 
-    def mix(self, x: torch.Tensor, inputs: MixerInputs, narrowed: ForwardBatch | None) -> torch.Tensor:
+    @property
+    def reader(self) -> Linear:
+        return self.in_proj
+
+    def mix(self, x: Activations, inputs: MixerInputs, narrowed: ForwardBatch | None) -> torch.Tensor:
         mixed = inputs.attention.mix_states(self, self.in_proj(x), inputs.batch)
         return mixed if narrowed is None else mixed[inputs.batch.logits_index]
 

@@ -8,8 +8,9 @@ from radixrt.attention.state_pool import LayerStates, StateShape
 from radixrt.distributed.partial_sum import PartialSum
 from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.forward_batch.state_rows import StateRows
+from radixrt.kernels.float8_rows import Activations
 from radixrt.layers.formats.checkpoint import CheckpointTensor, ParameterSources
-from radixrt.layers.linear import meta_parameter
+from radixrt.layers.linear import Linear, meta_parameter
 from radixrt.models.decoder_layer import LayerContext, Mixer, MixerInputs
 from radixrt.models.decoder_spec import LayerSpec
 
@@ -31,7 +32,11 @@ class ShortConv(Mixer):
         self.conv = meta_parameter(channels, self._taps, dtype=context.dtype)
         self.out_proj = context.row_parallel("conv.out_proj", hidden, taken, hidden)
 
-    def mix(self, x: torch.Tensor, inputs: MixerInputs, narrowed: ForwardBatch | None) -> torch.Tensor:
+    @property
+    def reader(self) -> Linear:
+        return self.in_proj
+
+    def mix(self, x: Activations, inputs: MixerInputs, narrowed: ForwardBatch | None) -> torch.Tensor:
         mixed = inputs.attention.mix_states(self, self.in_proj(x), inputs.batch)
         return mixed if narrowed is None else mixed[inputs.batch.logits_index]
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from radixrt.distributed.parallel import TPGroup
+    from radixrt.kernels.float8_rows import Activations
     from radixrt.layers.ops import LayerOps
     from radixrt.layers.swiglu import BiasedSwiGLU
 
@@ -83,15 +84,39 @@ class WeightFormat(ABC):
             gated: only `silu_and_mul` is called: the rows are those of gate, then those of up.
         """
 
-    @abstractmethod
-    def linear(self, weight: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Return x W^T + bias [T, rows] in the dtype of x, for x [T, columns]."""
+    def float8_group(self, weight: Any, tokens: int, dtype: torch.dtype) -> int | None:
+        """Return the number of columns that share a scale where products with so many tokens quantize activations to
+        float8, 0 for whole rows; None where activations keep their dtype. `linear`, `silu_and_mul` and `partial_sum`
+        then take an x of `Float8Rows` with such groups, too.
 
-    def silu_and_mul(self, weight: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        Args:
+            weight: from `prepare`.
+            dtype: of activations.
+        """
+        return None
+
+    @abstractmethod
+    def linear(self, weight: Any, x: Any, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return x W^T + bias [T, rows] in the dtype of activations.
+
+        Args:
+            weight: from `prepare`.
+            x: activations [T, columns]; in float8 only where `float8_group` says so.
+        """
+
+    def silu_and_mul(self, weight: Any, x: Any, bias: torch.Tensor | None) -> torch.Tensor:
         """Return silu(gate) * up [T, rows / 2], where `linear` returns [gate, up]. Override to fuse the two."""
         return self._ops.silu_and_mul(self.linear(weight, x, bias))
 
-    def partial_sum(self, weight: Any, x: torch.Tensor, bias: torch.Tensor | None, group: TPGroup | None) -> PartialSum:
+    def silu_and_mul_float8(self, weight: Any, x: Any, bias: torch.Tensor | None, group: int) -> Activations:
+        """Return `silu_and_mul`, perhaps in float8, for a layer whose `float8_group` is `group`. Override to quantize.
+
+        Args:
+            group: columns that share a scale; 0 for whole rows.
+        """
+        return self.silu_and_mul(weight, x, bias)
+
+    def partial_sum(self, weight: Any, x: Any, bias: torch.Tensor | None, group: TPGroup | None) -> PartialSum:
         """Return `linear` as this rank's addend of the next all-reduce. Override to write it to the other ranks."""
         return PartialSum(self.linear(weight, x, bias))
 
