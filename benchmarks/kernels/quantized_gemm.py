@@ -21,7 +21,7 @@ from benchmarks.common import machine
 from benchmarks.common.cuda_timing import graph_us
 from benchmarks.common.tables import table
 from benchmarks.kernels.small_kernels import BF16, COPIES_BYTES, SHAPES, batch, matrices, random
-from radixrt.kernels.triton.codes import quantize_rows
+from radixrt.kernels.triton.quantize import quantize_rows
 from radixrt.layers.cuda_ops import CudaOps
 from radixrt.layers.formats.codes import Codes, Numbers, Scheme, pack_nibbles
 from radixrt.layers.formats.cuda_codes import fragment_codes
@@ -74,7 +74,7 @@ class Form:
             return lambda x: ops.multiply_codes(x, found, None)
 
         def multiply(x: torch.Tensor) -> torch.Tensor:
-            if ops.reads_codes(x, found):
+            if ops.reads_codes(x, found, gated=True):
                 return ops.multiply_codes(x, found, None, gated=True)
             return ops.silu_and_mul(ops.multiply_codes(x, found, None))
 
@@ -108,10 +108,11 @@ def measure_ceilings() -> Ceilings:
     source = torch.ones(1 << 28, dtype=torch.float32, device="cuda")
     target = torch.empty_like(source)
     a, b = random(SIDE, SIDE), random(SIDE, SIDE)
-    (x, scale), (y, _) = quantize_rows(a), quantize_rows(b)
+    x, y = quantize_rows(a), quantize_rows(b)
 
     def fp8() -> torch.Tensor:
-        return torch._scaled_mm(x, y.t(), scale_a=scale, scale_b=scale.t(), out_dtype=BF16, use_fast_accum=True)
+        scales = {"scale_a": x.scales.t(), "scale_b": y.scales}
+        return torch._scaled_mm(x.codes, y.codes.t(), **scales, out_dtype=BF16, use_fast_accum=True)
 
     work = 2 * SIDE**3
     return Ceilings(

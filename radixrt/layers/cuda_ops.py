@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from radixrt.attention.base import AttentionLayer
 from radixrt.distributed.partial_sum import PartialSum
+from radixrt.kernels.float8_rows import Activations, Float8Rows
 from radixrt.kernels.packed_weights import PackedWeights
 from radixrt.kernels.triton import codes_gemm_config
 from radixrt.kernels.triton.skinny_gemm_config import Config, find_config
@@ -49,6 +50,7 @@ class CudaOps(TorchOps):
             gemv,
             heads,
             norm,
+            quantize,
             routing,
             skinny_gemm,
         )
@@ -57,7 +59,7 @@ class CudaOps(TorchOps):
         self._expert_gemm, self._expert_gemv = expert_gemm, expert_gemv
         self._expert_codes_gemv = expert_codes_gemv
         self._norm, self._routing = norm, routing
-        self._codes, self._codes_gemv = codes, codes_gemv
+        self._codes, self._codes_gemv, self._quantize = codes, codes_gemv, quantize
         self.recurrence = CudaRecurrence(early=early)
         self._skinny_gemm = skinny_gemm
         self._workspaces: dict[torch.device, Workspace] = {}
@@ -86,6 +88,26 @@ class CudaOps(TorchOps):
             return super().all_reduce_add_rms_norm(residual, added, weight, eps, dtype, group)
         return communicator.all_reduce_add_rms_norm(residual, added, weight, eps, dtype, early=self._early)
 
+    def all_reduce_add_rms_norm_float8(
+        self,
+        residual: torch.Tensor,
+        added: PartialSum | None,
+        weight: torch.Tensor,
+        eps: float,
+        dtype: torch.dtype,
+        group: TPGroup | None,
+        columns: int,
+    ) -> Activations:
+        """As `LayerOps.all_reduce_add_rms_norm_float8`; in the fused kernel of several ranks nothing is quantized."""
+        x = None if added is None else added.x
+        communicator = None if group is None else group.communicator
+        sums = communicator is not None and x is not None and communicator.supports(residual, x, weight)
+        if sums or dtype != residual.dtype or not self._norm.supports(residual, x, weight):
+            return self.all_reduce_add_rms_norm(residual, added, weight, eps, dtype, group)
+        if group is not None and x is not None:
+            x = group.all_reduce(x)
+        return self._norm.add_rms_norm_float8(residual, x, weight, eps, columns, self._early)
+
     def linear_partial_sum(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: TPGroup | None
     ) -> PartialSum:
@@ -103,6 +125,16 @@ class CudaOps(TorchOps):
         if not gate_up.is_contiguous():
             return super().silu_and_mul(gate_up)
         return self._activation.silu_and_mul(gate_up, self._early)
+
+    def silu_and_mul_float8(self, gate_up: torch.Tensor, group: int) -> Activations:
+        """Return `silu_and_mul`, in float8 if the kernel supports the rows.
+
+        Args:
+            group: columns that share a scale; 0 for whole rows.
+        """
+        if not self._activation.quantizes(gate_up, group):
+            return self.silu_and_mul(gate_up)
+        return self._activation.silu_and_mul_float8(gate_up, group, self._early)
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         y = self._multiply(x, weight, bias)
@@ -133,15 +165,28 @@ class CudaOps(TorchOps):
         workspace = self._workspace(x.device)
         return self._skinny_gemm.multiply(x, weight, bias, workspace, tiling, gated=True, early=self._early)
 
-    def reads_codes(self, x: torch.Tensor, weight: PackedWeights) -> bool:
-        """Return True if `multiply_codes` reads the weight as codes: x has few tokens."""
-        config = codes_gemm_config
-        limit = config.MAX_TOKENS_OF_FLOAT8 if self._codes.multiplies_float8(x, weight) else config.MAX_TOKENS
-        return 0 < x.shape[0] <= limit and self._skinny_gemm.supports(x, weight.words, x.dtype)
+    def float8_group(self, weight: PackedWeights, tokens: int, dtype: torch.dtype) -> int | None:
+        """As `WeightFormat.float8_group`."""
+        many = tokens > codes_gemm_config.max_tokens_of_e4m3(weight.shape[0], group=weight.group)
+        return weight.group if many and self._codes.multiplies_float8(weight, dtype) else None
+
+    def reads_codes(self, x: Activations, weight: PackedWeights, *, gated: bool = False) -> bool:
+        """Return True if `multiply_codes` is a kernel of ours, which may be gated, and send its result."""
+        return self._config_of_codes(x, weight, gated=gated) is not None
+
+    def _config_of_codes(self, x: Activations, weight: PackedWeights, *, gated: bool) -> Config | None:
+        """Return the tiling of a product with codes; None where cuBLAS computes it."""
+        tokens, config, group = x.shape[0], codes_gemm_config, weight.group
+        if self.float8_group(weight, tokens, x.dtype) is not None:
+            return config.find_float8_config(tokens, *weight.shape, gated=gated, group=group)
+        assert isinstance(x, torch.Tensor)
+        if not 0 < tokens <= config.MAX_TOKENS or not self._skinny_gemm.supports(x, weight.words, x.dtype):
+            return None
+        return config.find_config(tokens, *weight.shape, gated=gated, bits=32 // weight.in_word, group=group)
 
     def multiply_codes(
         self,
-        x: torch.Tensor,
+        x: Activations,
         weight: PackedWeights,
         bias: torch.Tensor | None,
         *,
@@ -151,23 +196,25 @@ class CudaOps(TorchOps):
         """Return x W^T + bias [T, rows] in x's dtype, for x [T, columns] in a floating dtype.
 
         Args:
+            x: in float8 only where `float8_group` says so.
             gated: return silu(gate) * up [T, rows / 2] instead; only where `reads_codes`.
             send: see `skinny_gemm.multiply`; only where `reads_codes`.
         """
-        if self.reads_codes(x, weight):
-            if self._codes_gemv.wins(x, weight, gated=gated):
+        tiling = self._config_of_codes(x, weight, gated=gated)
+        assert tiling is not None or not (gated or send is not None)
+        if isinstance(x, torch.Tensor):
+            if self.float8_group(weight, x.shape[0], x.dtype) is not None:
+                x = self._quantize.quantize_rows(x.contiguous(), self._early, weight.group)
+            elif tiling is None:
+                return F.linear(x, self._codes.dequantize(weight, self._scratch(x, weight.shape)), bias)
+            elif self._codes_gemv.wins(x, weight, gated=gated):
                 return self._codes_gemv.multiply(x, weight, bias, gated=gated, early=self._early, send=send)
-            bits, group = 32 // weight.in_word, weight.group
-            tiling = codes_gemm_config.find_config(x.shape[0], *weight.shape, gated=gated, bits=bits, group=group)
-            workspace = self._workspace(x.device)
+        if tiling is not None:
             return self._skinny_gemm.multiply(
-                x, weight, bias, workspace, tiling, gated=gated, early=self._early, send=send
+                x, weight, bias, self._workspace(weight.words.device), tiling, gated=gated, early=self._early, send=send
             )
-        assert not gated
-        assert send is None
-        if self._codes.multiplies_float8(x, weight):
-            return self._codes.multiply_float8(x.contiguous(), weight, bias, self._early)
-        return F.linear(x, self._codes.dequantize(weight, self._scratch(x, weight.shape)), bias)
+        assert isinstance(x, Float8Rows)
+        return self._codes.multiply_float8(x, weight, bias)
 
     def _scratch(self, x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         """Return memory for a weight in x's dtype, which the next product may overwrite.

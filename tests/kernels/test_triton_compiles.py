@@ -103,6 +103,7 @@ def test_products_that_send(ranks: int, trips: int) -> None:
     place = {"RANK": 0, "RANKS": ranks, "PART_BYTES": 1 << 20, "TRIPS": trips, "EARLY": True, **nobody}
     cut = {"TOKENS": 64, "ROWS": 32, "STEP": 128, "SPLITS": 2, "GATED": False, "AHEAD": 0, "PIECE": 0}
     plain = {
+        "x_scales": None,
         "scales": None,
         "shifts": None,
         "NUMBERS": None,
@@ -277,7 +278,14 @@ def test_products_with_codes(numbers: str, group: int, tokens: int, gated: bool)
     cut = find_config(tokens, 8192, 4096, gated=gated, bits=32 // in_word, group=group)
     tokens = min(tokens, cut.tokens or tokens)
     sizes = {"TOKENS": tokens, "ROWS": cut.rows, "STEP": cut.step, "SPLITS": cut.splits, "GATED": gated}
-    form = {"NUMBERS": numbers, "IN_ELEMENT": in_word, "GROUP": group, "SCALE_ROWS": 1, "shifts": None}
+    form = {
+        "NUMBERS": numbers,
+        "IN_ELEMENT": in_word,
+        "GROUP": group,
+        "SCALE_ROWS": 1,
+        "shifts": None,
+        "x_scales": None,
+    }
     form["ROUND"] = group > 0 and (cut.rounds or group < cut.step)
     place = {"RANK": 0, "RANKS": 1, "PART_BYTES": 0, "TRIPS": 1, "EARLY": True, "addresses": None, "turns": None}
     given = {"HAS_BIAS": False, "TOKENS_FIRST": False, "EVEN": True, "AHEAD": 0, "PIECE": 0, **sizes, **form, **place}
@@ -297,6 +305,32 @@ def test_products_with_codes(numbers: str, group: int, tokens: int, gated: bool)
     assert "stmatrix" not in loop
     assert "ld.shared.v4.b32" in ptx
     assert form["ROUND"] or not re.search(r"ld\.shared\.(u8|b8|u16|b16)", ptx)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "group", "gated"), [(64, 0, False), (64, 0, True), (64, 128, True), (128, 0, False), (128, 0, True)]
+)
+def test_products_with_activations_in_float8(tokens: int, group: int, gated: bool) -> None:
+    from radixrt.kernels.triton import skinny_gemm
+    from radixrt.kernels.triton.codes_gemm_config import find_float8_config
+
+    cut = find_float8_config(tokens, 4096, 4096, gated=gated, group=group)
+    assert cut is not None
+    sizes = {"TOKENS": tokens, "ROWS": cut.rows, "STEP": cut.step, "SPLITS": cut.splits, "GATED": gated}
+    form = {"NUMBERS": None, "IN_ELEMENT": 1, "GROUP": group, "SCALE_ROWS": 128 if group else 1, "shifts": None}
+    place = {"RANK": 0, "RANKS": 1, "PART_BYTES": 0, "TRIPS": 1, "EARLY": True, "addresses": None, "turns": None}
+    given = {"HAS_BIAS": False, "TOKENS_FIRST": False, "EVEN": True, "AHEAD": 0, "PIECE": 0, "ROUND": False}
+    maps = {
+        "x_map": f"tensordesc<fp8e4nv[{tokens},{cut.step}]>",
+        "weight_map": f"tensordesc<fp8e4nv[{cut.rows},{cut.step}]>",
+    }
+    ptx = compiled(
+        skinny_gemm._skinny_gemm_kernel, {**given, **sizes, **form, **place}, warps=cut.warps, stages=cut.stages,
+        parts="*fp32", x="*fp8e4nv", weight="*fp8e4nv", token_tiles="i32", x_scales="*fp32", scales="*fp32", **maps,
+    )  # fmt: skip
+    # The tensor cores take both operands as they arrive in shared memory.
+    assert re.search(r"wgmma\.mma_async\S*\.f32\.e4m3\.e4m3", ptx)
+    assert "st.shared" not in ptx[ptx.index("wgmma.mma_async") : ptx.rindex("wgmma.mma_async")]
 
 
 @pytest.mark.parametrize(("numbers", "group"), [("e4m3", 0), ("e4m3", 128), ("int4", 128), ("e2m1", 0)])
@@ -323,12 +357,15 @@ def test_few_tokens_of_codes(numbers: str, group: int, gated: bool, ranks: int) 
 
 
 def test_quantization_and_dequantization() -> None:
-    from radixrt.kernels.triton import codes
+    from radixrt.kernels.triton import activation, codes, norm, quantize
 
     for group in (4096, 128):
         given = {"SIZE": 4096, "BLOCK": 4096, "GROUP": group, "EARLY": True}
-        ptx = compiled(codes._quantize_rows_kernel, given, out="*fp8e4nv", scales="*fp32")
+        ptx = compiled(quantize._quantize_rows_kernel, given, codes="*fp8e4nv", scales="*fp32")
         assert "ld.global.v4" in ptx
+        fused = {**given, "HAS_X": True}
+        compiled(norm._add_rms_norm_kernel, fused, warps=16, out="*fp8e4nv", scales="*fp32")
+        compiled(activation._silu_and_mul_float8_kernel, given, codes="*fp8e4nv", scales="*fp32")
     given = {"ROWS": 64, "COLUMNS": 128, "NUMBERS": "int4", "IN_WORD": 8, "GROUP": 128, "SCALE_ROWS": 1}
     compiled(codes._dequantize_kernel, given, words="*i32", scales="*fp32", shifts="*fp32")
 

@@ -19,6 +19,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from radixrt.kernels.float8_rows import Float8Rows
 from radixrt.kernels.packed_weights import PackedWeights
 from radixrt.kernels.triton.all_reduce import send_arguments
 from radixrt.kernels.triton.padding import empty_padded, padded_view
@@ -147,12 +148,16 @@ def _used(sums):
 
 @triton.jit
 def _add_product(
-    w, x, sums, factor, shift, shifts, x_sums, NUMBERS: tl.constexpr, GROUP: tl.constexpr, ROUND: tl.constexpr,
-    TOKENS_FIRST: tl.constexpr,
+    w, x, sums, factor, shift, shifts, x_sums, x_factor, x_scales, NUMBERS: tl.constexpr, GROUP: tl.constexpr,
+    ROUND: tl.constexpr, TOKENS_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Add w x^T to the sums [ROWS, TOKENS], in groups with the factors and shifts of the rows."""
+    """Add w x^T to the sums [ROWS, TOKENS], in groups with the factors and shifts of the rows, and, if x has scales,
+    with the factors [1, TOKENS] of the tokens."""
     if GROUP > 0 and not ROUND:
-        sums += _multiply(w, x, tl.zeros_like(sums), TOKENS_FIRST) * factor.to(tl.float32)
+        factor = factor.to(tl.float32)
+        if x_scales is not None:
+            factor *= x_factor
+        sums += _multiply(w, x, tl.zeros_like(sums), TOKENS_FIRST) * factor
         if shifts is not None:
             sums += x_sums * shift
     else:
@@ -168,8 +173,8 @@ def _add_product(
 
 @triton.jit(do_not_specialize=["tokens", "each"])
 def _skinny_gemm_kernel(
-    x, x_map, weight, weight_map, scales, shifts, bias, out, parts, arrived, addresses, turns, tokens, num_rows,
-    columns, each, token_tiles,
+    x, x_map, x_scales, weight, weight_map, scales, shifts, bias, out, parts, arrived, addresses, turns, tokens,
+    num_rows, columns, each, token_tiles,
     TOKENS: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, SPLITS: tl.constexpr, GATED: tl.constexpr,
     HAS_BIAS: tl.constexpr, TOKENS_FIRST: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr,
     PIECE: tl.constexpr, NUMBERS: tl.constexpr, IN_ELEMENT: tl.constexpr, GROUP: tl.constexpr,
@@ -183,6 +188,7 @@ def _skinny_gemm_kernel(
     GROUP: columns that share a scale; 0 where each row has one, or none.
     ROUND: whether the numbers of groups are scaled, and rounded, before they are multiplied; else their sums are
         scaled.
+    x_scales: of x in float8, [groups, tokens up to a multiple of 4]; None for another x.
     """
     columns = tl.multiple_of(columns, 8)
     width = columns // IN_ELEMENT
@@ -229,6 +235,10 @@ def _skinny_gemm_kernel(
     )
     for step in tl.range(begin, end):
         at = step * STEP
+        x_factor = factor
+        if x_scales is not None and GROUP > 0:
+            of_group = x_scales + at // GROUP * (tl.cdiv(tokens, 4) * 4)
+            x_factor = tl.load(of_group + token, mask=token < tokens, other=0.0)[None, :]
         w = _tile(weight_map, weight + in_weight, first_row, step * STRIDE, width, None, STRIDE, EVEN)
         x_tile = _tile(x_map, x_rows, first_token, at, columns, inside, STEP, EVEN)
         x_sums = sums
@@ -237,15 +247,18 @@ def _skinny_gemm_kernel(
         ):  # the sums of x for each row: the tensor cores have them where the row's sums are
             x_sums = _multiply(tl.full((ROWS, STEP), 1.0, dtype), x_tile, tl.zeros_like(sums), TOKENS_FIRST)
         w = _converted(w, dtype, NUMBERS, ROWS, STEP)
-        sums = _add_product(w, x_tile, sums, factor, shift, shifts, x_sums, NUMBERS, GROUP, ROUND, TOKENS_FIRST)
+        sums = _add_product(
+            w, x_tile, sums, factor, shift, shifts, x_sums, x_factor, x_scales, NUMBERS, GROUP, ROUND, TOKENS_FIRST
+        )
         if GATED:
             up = _tile(
                 weight_map, up_weight + in_weight, num_rows + first_row, step * STRIDE, width, None, STRIDE, EVEN
             )
             up = _converted(up, dtype, NUMBERS, ROWS, STEP)
             up_sums = _add_product(
-                up, x_tile, up_sums, up_factor, up_shift, shifts, x_sums, NUMBERS, GROUP, ROUND, TOKENS_FIRST
-            )
+                up, x_tile, up_sums, up_factor, up_shift, shifts, x_sums, x_factor, x_scales, NUMBERS, GROUP, ROUND,
+                TOKENS_FIRST,
+            )  # fmt: skip
         if GROUP > 0:
             following = tl.minimum(at + STEP, columns - 1)
             factor, shift = _row_factors(scales, shifts, own_row, following, columns, GROUP, SCALE_ROWS, STEP, ROUND)
@@ -279,10 +292,15 @@ def _skinny_gemm_kernel(
         value = sums if TOKENS_FIRST else tl.trans(sums)
         up_value = up_sums if TOKENS_FIRST else tl.trans(up_sums)
         in_rows = row < num_rows
-        if NUMBERS is not None and GROUP == 0:
+        if scales is not None and GROUP == 0:
             value *= tl.load(scales + own_row)[None, :]
             if GATED:
                 up_value *= tl.load(scales + num_rows + own_row)[None, :]
+        if x_scales is not None and GROUP == 0:
+            x_scale = tl.load(x_scales + token, mask=token < tokens, other=0.0)[:, None]
+            value *= x_scale
+            if GATED:
+                up_value *= x_scale
         if HAS_BIAS:
             value += tl.load(bias + row, mask=in_rows, other=0.0).to(tl.float32)[None, :]
             if GATED:
@@ -325,7 +343,7 @@ def has_copy_engine(device: torch.device) -> bool:
 
 
 def multiply(
-    x: torch.Tensor,
+    x: torch.Tensor | Float8Rows,
     weight: Weight,
     bias: torch.Tensor | None,
     workspace: Workspace,
@@ -339,6 +357,7 @@ def multiply(
     of any number where the tiling has tiles of tokens.
 
     Args:
+        x: in float8 for e4m3 codes with the same groups, and a tiling of the copy engine, with the weight's rows first.
         weight: in x's dtype, or codes, for a bfloat16 or float16 x.
         cut: the tiling, from `skinny_gemm_config`. Of codes: with the weight's rows first, at least 64 of them, and a
             step that is a multiple of 128, and of the group or a part of it.
@@ -353,7 +372,8 @@ def multiply(
     """
     tokens, columns = x.shape
     rows = weight.shape[0] // 2 if gated else weight.shape[0]
-    out = empty_padded(tokens, rows, dtype=x.dtype, device=x.device)
+    values, x_scales = (x, None) if isinstance(x, torch.Tensor) else (x.codes, x.scales)
+    out = empty_padded(tokens, rows, dtype=x.dtype, device=values.device)
     if out.numel() == 0:
         return out
     width = min(cut.tokens or padded_tokens(tokens), padded_tokens(tokens))
@@ -370,20 +390,24 @@ def multiply(
     ahead = min(cut.ahead, each * cut.step, columns)
     ahead = 1 << (ahead.bit_length() - 1) if ahead >= MIN_PIECE else 0  # a power of 2, as ranges are
     piece = min(ahead, max(MIN_PIECE, ahead * cut.rows // (cut.warps * WARP)))
-    values, codes = (weight, None) if isinstance(weight, torch.Tensor) else (weight.words, weight)
-    in_element = 1 if codes is None else codes.in_word
-    weight_map = TensorDescriptor.from_tensor(values, [cut.rows, cut.step // in_element]) if cut.bulk else None
-    x_map = TensorDescriptor.from_tensor(padded_view(x, token_tiles * width), [width, cut.step]) if cut.bulk else None
-    pointers, place = send_arguments(send, x, rows)
+    codes = None if isinstance(weight, torch.Tensor) else weight
+    stored = weight if isinstance(weight, torch.Tensor) else weight.words
     factors = (None, None) if codes is None else (codes.scales, codes.shifts)
     form: tuple[str | None, int, int, int, bool] = (None, 1, 0, 1, False)
     if codes is not None:
         rounds = codes.group > 0 and (cut.rounds or codes.group < cut.step)
-        form = (codes.numbers, in_element, codes.group, codes.scale_rows, rounds)
+        form = (codes.numbers, codes.in_word, codes.group, codes.scale_rows, rounds)
+    if codes is not None and x_scales is not None:  # the tensor cores take the codes as they are
+        stored, form = stored.view(torch.float8_e4m3fn), (None, 1, codes.group, codes.scale_rows, False)
+    in_element = form[1]
+    weight_map = TensorDescriptor.from_tensor(stored, [cut.rows, cut.step // in_element]) if cut.bulk else None
+    whole = padded_view(values, token_tiles * width)
+    x_map = TensorDescriptor.from_tensor(whole, [width, cut.step]) if cut.bulk else None
+    pointers, place = send_arguments(send, out, rows)
     _skinny_gemm_kernel[(tiles * splits * token_tiles,)](
-        x, x_map, values, weight_map, *factors, bias, out, workspace.parts, workspace.arrived, *pointers, tokens, rows,
-        columns, each, token_tiles, width, cut.rows, cut.step, splits, gated, bias is not None, cut.tokens_first,
-        columns % cut.step == 0, ahead // in_element, piece // in_element, *form, early, *place,
+        values, x_map, x_scales, stored, weight_map, *factors, bias, out, workspace.parts, workspace.arrived, *pointers,
+        tokens, rows, columns, each, token_tiles, width, cut.rows, cut.step, splits, gated, bias is not None,
+        cut.tokens_first, columns % cut.step == 0, ahead // in_element, piece // in_element, *form, early, *place,
         num_warps=cut.warps, num_stages=cut.stages, launch_pdl=early,
     )  # fmt: skip
     return out

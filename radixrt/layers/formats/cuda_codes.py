@@ -1,7 +1,7 @@
 """`CudaQuantized`: products with `Codes` on CUDA.
 
-With few tokens, time is bytes of the weight: `skinny_gemm` reads the codes, and converts these in registers. With many,
-time is arithmetic: rows of e4m3 are multiplied by activations in float8, which are quantized for each product; other
+With few tokens, time is bytes of the weight: `skinny_gemm` reads the codes, and converts these in registers. With more,
+e4m3 codes are multiplied by activations in float8, which the norm or activation before may have quantized. Other
 weights are dequantized into a scratch, one after the other, and multiplied by cuBLAS.
 """
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from radixrt.distributed.partial_sum import PartialSum
+from radixrt.kernels.float8_rows import Activations
 from radixrt.kernels.packed_weights import PackedWeights
 from radixrt.layers.cuda_ops import CudaOps
 from radixrt.layers.formats.base import Tensors
@@ -42,17 +43,25 @@ class CudaQuantized(Quantized):
         weight = self._layout.codes(tensors)
         return fragment_codes(weight) or weight
 
-    def linear(self, weight: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def float8_group(self, weight: Any, tokens: int, dtype: torch.dtype) -> int | None:
+        return None if isinstance(weight, Codes) else self._cuda.float8_group(weight, tokens, dtype)
+
+    def linear(self, weight: Any, x: Any, bias: torch.Tensor | None) -> torch.Tensor:
         if isinstance(weight, Codes):
             return super().linear(weight, x, bias)
         return self._cuda.multiply_codes(x, weight, bias)
 
-    def silu_and_mul(self, weight: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if isinstance(weight, Codes) or not self._cuda.reads_codes(x, weight):
+    def silu_and_mul(self, weight: Any, x: Any, bias: torch.Tensor | None) -> torch.Tensor:
+        if isinstance(weight, Codes) or not self._cuda.reads_codes(x, weight, gated=True):
             return super().silu_and_mul(weight, x, bias)
         return self._cuda.multiply_codes(x, weight, bias, gated=True)
 
-    def partial_sum(self, weight: Any, x: torch.Tensor, bias: torch.Tensor | None, group: TPGroup | None) -> PartialSum:
+    def silu_and_mul_float8(self, weight: Any, x: Any, bias: torch.Tensor | None, group: int) -> Activations:
+        if isinstance(weight, Codes) or self._cuda.reads_codes(x, weight, gated=True):
+            return self.silu_and_mul(weight, x, bias)
+        return self._cuda.silu_and_mul_float8(self.linear(weight, x, bias), group)
+
+    def partial_sum(self, weight: Any, x: Any, bias: torch.Tensor | None, group: TPGroup | None) -> PartialSum:
         communicator = None if group is None else group.communicator
         if communicator is not None and not isinstance(weight, Codes) and self._cuda.reads_codes(x, weight):
             send = communicator.send_buffer(x.shape[0], weight.shape[0], x.dtype)
