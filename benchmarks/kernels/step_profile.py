@@ -6,6 +6,7 @@ A kernel counts from the end of the one before it to its own end: those that are
 while, waiting.
 
     python -m benchmarks.kernels.step_profile --shape llama-3.1-8b [--step prefill:1x8192 ...] [--ranks 2]
+        [--set quantization=fp8 ...]
 
 The runner alone, without scheduler and processes, on steps made by hand: `prefill:ROWSxTOKENS` computes that many
 prompts, `decode:ROWSxCONTEXT` one token for each of that many rows, `shared:ROWSxCONTEXTxSHARED` the same where
@@ -31,6 +32,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.common import machine
 from benchmarks.common.device_rates import Device, measure_device
+from benchmarks.common.engine_options import parse_options
 from benchmarks.common.model_shapes import CONFIGS, Shape, shape_folder, shape_of
 from benchmarks.common.ranks import add_arguments, rank_info_of, run_on_ranks
 from benchmarks.common.tables import table
@@ -58,6 +60,7 @@ KINDS = {  # the first that fits; names of attention kernels hold "cutlass" too
     "merging partial results": r"[Mm]erge",
     "GEMMs": r"gemm|nvjet|cutlass|cublas|gemv|splitK|xmma",
     "recurrence": r"delta|conv|_gated_norm",
+    "quantization of activations": r"quantize_rows",
     "norm": r"norm",
     "heads (norm, rotary, store)": r"head",
     "activation": r"silu|activation",
@@ -163,12 +166,17 @@ def wall_us(work: Callable[[], Any]) -> float:
     return begin.elapsed_time(end) * 1000 / REPEATS
 
 
-def start_runner(shape: str, rank_info: RankInfo = SINGLE_RANK) -> ModelRunner:
-    """A runner for one of CONFIGS, with random numbers in its KV pool, and zeros in its states."""
+def start_runner(shape: str, rank_info: RankInfo = SINGLE_RANK, options: dict[str, Any] | None = None) -> ModelRunner:
+    """A runner for one of CONFIGS, with random numbers in its KV pool, and zeros in its states.
+
+    Args:
+        options: of the engine.
+    """
     config, settings = resolve_settings(
         make_config(
             model=str(shape_folder(shape)), load_format="dummy", max_running_requests=512, context_length=16_384,
             kv_cache_tokens=400_000, device="cuda", tp=rank_info.size, num_states=512 + RESERVED_STATES,
+            **(options or {}),
         ),
         show_progress=False,
     )  # fmt: skip
@@ -176,7 +184,7 @@ def start_runner(shape: str, rank_info: RankInfo = SINGLE_RANK) -> ModelRunner:
     runner.initialize()
     with torch.inference_mode():
         for pool in (*runner.kv_cache.k, *runner.kv_cache.v):
-            pool.normal_()
+            pool.copy_(torch.randn(pool.shape, device=pool.device, dtype=torch.bfloat16))  # float8 has no normal_
         for layer in () if runner.states is None else runner.states.layers:
             layer.conv.zero_()
             layer.recurrent.zero_()
@@ -254,6 +262,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", action="append", choices=sorted(CONFIGS))
     parser.add_argument("--step", action="append", metavar="KIND:SIZES")
+    parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="an engine option")
     parser.add_argument("--names", action="store_true", help="also the kernels by name")
     parser.add_argument("--all-reduce", choices=("nccl", "one_shot"), default="one_shot", help="of several ranks")
     add_arguments(parser, ranks=1)
@@ -266,12 +275,13 @@ def main() -> int:
     rank_info = SINGLE_RANK if args.rank is None else rank_info_of(args, one_shot=args.all_reduce == "one_shot")
     device = measure_device("cuda")
     for shape in args.shape or ["qwen3-0.6b"]:
-        runner = start_runner(shape, rank_info)
+        options = parse_options(args.set)
+        runner, costs = start_runner(shape, rank_info, options), shape_of(shape, options)
         if not rank_info.rank:
             print(f"\n## {shape}" + (f" on {rank_info.size} GPUs, {args.all_reduce}" if rank_info.size > 1 else ""))
         with torch.inference_mode():
             for text in args.step or DEFAULT_STEPS:
-                profile_step(runner, text, shape_of(shape), rank_info, device, names=args.names)
+                profile_step(runner, text, costs, rank_info, device, names=args.names)
         runner.shutdown()
     return 0
 

@@ -38,6 +38,7 @@ def test_floors() -> None:
         ("void flashinfer::PersistentVariableLengthMergeStatesKernel<8u>", "merging partial results"),
         ("_merge_kernel", "merging partial results"),
         ("_add_rms_norm_kernel", "norm"),
+        ("_quantize_rows_kernel", "quantization of activations"),
         ("_prepare_heads_kernel", "heads (norm, rotary, store)"),
         ("_silu_and_mul_kernel", "activation"),
         ("_chunk_kernel", "sampling"),
