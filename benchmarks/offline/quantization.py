@@ -10,6 +10,10 @@ Forced answers are questions with four choices, of which the most probable one i
 questions with the choice of bfloat16. JSON answers are sampled at temperature 1 with a schema, and decoded by another
 library.
 
+`fp8-activations` are fp8 weights whose inputs are rounded to float8, with a scale for each token, in steps of more than
+one token, as CUDA's kernels do in steps of more than 32. It is for CPUs, on CUDA `fp8` does that itself, and has no
+answers.
+
 Run: python -m benchmarks.offline.quantization [--model FOLDER] [--schemes none fp8 int8 int4 ...]
 """
 
@@ -29,16 +33,19 @@ import numpy as np
 import torch
 
 from benchmarks.common import machine
-from benchmarks.common.quantized_folders import WRITERS, write_quantized
+from benchmarks.common.quantized_folders import FP8_MAX, WRITERS, write_quantized
 from benchmarks.common.tables import table
 from benchmarks.offline.forced_answers import QUESTIONS
 from radixrt import Engine
 from radixrt.attention import make_backend
 from radixrt.attention.kv_cache import KVCache
 from radixrt.config import DEFAULT_MODEL, ModelConfig
+from radixrt.distributed.partial_sum import PartialSum
 from radixrt.doctor.model import model_needs
 from radixrt.forward_batch.batch_builder import BatchBuilder
 from radixrt.forward_batch.forward_batch import ForwardMode
+from radixrt.layers.formats.base import WeightFormat
+from radixrt.layers.linear import Linear
 from radixrt.messages.runner import ForwardStep
 from radixrt.messages.wire import Int32Array, pack_i32
 from radixrt.models.loading.source import cache_folder, prepare_model
@@ -51,6 +58,7 @@ from radixrt.tokenizer.tokenizer import Tokenizer
 TOKENS, WINDOW, TOKENS_ALONE = 20_000, 512, 128
 REFERENCE = "none"
 ONLINE = ("fp8", "int8", "int4")
+FLOAT8_ACTIVATIONS = "fp8-activations"
 DEFAULT_SCHEMES = ("fp8", "fp8-blocks", "int8", "int4", "int4-g64")
 JSON_ANSWERS = 40
 MIB = 1 << 20
@@ -85,15 +93,46 @@ class Variant:
     Attributes:
         model: name, folder or GGUF file.
         quantization: the option of this name.
+        rounds_inputs: inputs of linear layers are rounded to float8.
     """
 
     model: str
     quantization: str
+    rounds_inputs: bool = False
 
     def folder(self, device: str) -> Path:
         return prepare_model(
             ModelConfig(self.model, dtype="bfloat16", quantization=self.quantization), device=device
         ).folder
+
+
+class RoundedInputs:
+    """A weight format that rounds inputs to float8, with a scale for each token, in steps of several tokens.
+
+    Args:
+        other: the format that multiplies.
+    """
+
+    def __init__(self, other: WeightFormat) -> None:
+        self._other = other
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._other, name)
+
+    def linear(self, weight: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return self._other.linear(weight, self._rounded(x), bias)
+
+    def silu_and_mul(self, weight: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return self._other.silu_and_mul(weight, self._rounded(x), bias)
+
+    def partial_sum(self, weight: Any, x: torch.Tensor, bias: torch.Tensor | None, group: Any) -> PartialSum:
+        return self._other.partial_sum(weight, self._rounded(x), bias, group)
+
+    def _rounded(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] == 1:
+            return x
+        scale = (x.float().abs().amax(dim=1, keepdim=True) / FP8_MAX).clamp(min=1e-12)
+        return ((x.float() / scale).to(torch.float8_e4m3fn).float() * scale).to(x.dtype)
 
 
 class Scorer:
@@ -110,6 +149,10 @@ class Scorer:
         early = supports_dependent_launch(self._device)
         ops = make_ops("auto", self._device, kernels, dependent_launch=early)
         self._model = load_model(folder, spec, dtype="bfloat16", device=self._device, ops=ops)
+        if variant.rounds_inputs:
+            for layer in self._model.modules():
+                if isinstance(layer, Linear):
+                    layer.format = RoundedInputs(layer.format)  # type: ignore[assignment]
         layers = self._model.attention_layers
         pool = KVCache(layers, length, 1, dtype, self._device)
         self._attention = make_backend(
@@ -202,7 +245,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--model", default=DEFAULT_MODEL, help="of plain weights, or a GGUF file (default: %(default)s)"
     )
-    parser.add_argument("--schemes", nargs="+", choices=(*ONLINE, "auto", *WRITERS), default=DEFAULT_SCHEMES)
+    parser.add_argument(
+        "--schemes", nargs="+", choices=(*ONLINE, FLOAT8_ACTIVATIONS, "auto", *WRITERS), default=DEFAULT_SCHEMES
+    )
     parser.add_argument("--tokens", type=int, default=TOKENS)
     parser.add_argument("--window", type=int, default=WINDOW)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
@@ -219,6 +264,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     with ExitStack() as stack:
         for scheme in options.schemes:
             variants[scheme] = Variant(options.model, scheme)
+            if scheme == FLOAT8_ACTIVATIONS:
+                variants[scheme] = Variant(options.model, "fp8", rounds_inputs=True)
             if scheme in WRITERS:
                 made = Path(stack.enter_context(tempfile.TemporaryDirectory()))
                 variants[scheme] = Variant(str(write_quantized(folder, made, scheme)), "auto")
@@ -238,13 +285,16 @@ def measure(variants: Mapping[str, Variant], windows: Sequence[Int32Array], devi
     for (name, variant), (divergence, same), (divergence_alone, _) in zip(
         variants.items(), prompts, alone, strict=True
     ):
-        chosen, valid = answer(variant, device, questions)
-        exact = exact or chosen
-        right = sum(index == correct for index, (_, _, correct) in zip(chosen, QUESTIONS, strict=True))
-        agreed = sum(a == b for a, b in zip(chosen, exact, strict=True))
+        answers = ["-", "-", "-"]
+        if not variant.rounds_inputs:
+            chosen, valid = answer(variant, device, questions)
+            exact = exact or chosen
+            right = sum(index == correct for index, (_, _, correct) in zip(chosen, QUESTIONS, strict=True))
+            agreed = sum(a == b for a, b in zip(chosen, exact, strict=True))
+            answers = [f"{right} of {len(QUESTIONS)}", f"{agreed / len(QUESTIONS):.0%}", f"{valid:.0%}"]
         rows.append([
             name, f"{_weight_bytes(variant, device) / MIB:.0f}", f"{divergence:.4f}", f"{divergence_alone:.4f}",
-            f"{same:.1%}", f"{right} of {len(QUESTIONS)}", f"{agreed / len(QUESTIONS):.0%}", f"{valid:.0%}",
+            f"{same:.1%}", *answers,
         ])  # fmt: skip
         print(" ".join(rows[-1]), flush=True)
     return rows

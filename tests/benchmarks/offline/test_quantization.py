@@ -30,6 +30,16 @@ def test_the_divergence_grows_as_bits_get_fewer(tiny: Path) -> None:
         assert 0 < int8 < int4 / 4
 
 
+def test_rounded_inputs_lose_more_than_rounded_weights_but_for_single_tokens(tiny: Path) -> None:
+    ids = np.random.default_rng(0).integers(3, 500, 48).astype(np.int32)
+    variants = [Variant(str(tiny), "none"), Variant(str(tiny), "fp8"), Variant(str(tiny), "fp8", rounds_inputs=True)]
+    scorers = [Scorer(variant, "cpu", 48) for variant in variants]
+    _, (weights, _), (both, _) = compare(scorers[0], scorers, [ids], 48)
+    assert 0 < weights < both < 8 * weights
+    _, weights_alone, both_alone = compare(scorers[0], scorers, [ids], 1)
+    assert weights_alone == both_alone
+
+
 @pytest.mark.parametrize("name", WRITERS)
 def test_folders_are_checkpoints(name: str, tiny: Path, tmp_path: Path) -> None:
     check_checkpoint(write_quantized(tiny, tmp_path / "q", name))
