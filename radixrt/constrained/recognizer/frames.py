@@ -34,12 +34,31 @@ class Frame:
 
     def __init__(self, returns: tuple[Return, ...]) -> None:
         self.returns = returns
-        self.best: Return | None = min(returns, key=_rank, default=None)
+        self.best: Return | None = _first(returns)
         self.distance: int = 0 if self.best is None else _distance(self.best)
+
+    def path(self) -> list[tuple[int, int]]:
+        """Return the serials and counts of the return points on the shortest path to the end of everything. Frames with
+        equal paths have the same shortest completion."""
+        found: list[tuple[int, int]] = []
+        entry = self.best
+        while entry is not None:
+            node, count, frame = entry
+            found.append((node.serial, count))
+            entry = frame.best
+        return found
 
 
 Return = tuple[Node, int, Frame]
 Item = tuple[Node, "int | Regex", Frame]
+
+
+def _first(returns: tuple[Return, ...]) -> Return | None:
+    """Return the return point with the shortest completion; of equally short ones, one that depends on the grammar
+    alone, and not on the order of the return points."""
+    least = min(map(_rank, returns), default=None)
+    ties = [entry for entry in returns if _rank(entry) == least]
+    return min(ties, key=lambda entry: entry[2].path()) if len(ties) > 1 else next(iter(ties), None)
 
 
 def _rank(entry: Return) -> tuple[int, int, int]:

@@ -29,6 +29,7 @@ ANY_ORDER: Final = 7
 _MAX_NESTING: Final = 60
 _MIN_WORDS: Final = 3
 _MAX_NODES: Final = 1 << 32
+_MAX_PART: Final = 1 << 12
 
 
 class Node:
@@ -168,10 +169,16 @@ class Program:
         """Return the name of the rule that a node belongs to."""
         return self._names[node.serial // _MAX_NODES]
 
-    def _entry_of_part(self, expr: Expr) -> Node:
-        """Return the first node of an expression that is compiled like a separate rule, because of deep nesting."""
+    def _entry_of_part(self, expr: Expr, place: int) -> Node:
+        """Return the first node of an expression that is compiled like a separate rule, because of deep nesting.
+
+        Args:
+            place: number of the rule that contains the expression.
+        """
         known = self._parts.get(id(expr))
         if known is None:
+            # Serials do not depend on what was compiled before.
+            self._serial = place * _MAX_NODES + (self._layout.row(expr) + 1) * _MAX_PART
             known = self._parts[id(expr)] = (expr, self._compile(expr, self.end, 0))
         return known[1]
 
@@ -190,8 +197,8 @@ class Program:
             return self._call(self._length(self._lengths.get(rule)), lambda: self.entry(rule), next)
         # Deeply nested expressions become separate rules, because this method is recursive.
         if depth >= _MAX_NESTING:
-            length = self._length(self._layout.lengths[self._layout.row(expr)])
-            return self._call(length, lambda: self._entry_of_part(expr), next)
+            row, place = self._layout.row(expr), self._serial // _MAX_NODES
+            return self._call(self._length(self._layout.lengths[row]), lambda: self._entry_of_part(expr, place), next)
         if isinstance(expr, Seq):
             for part in reversed(expr.parts):
                 next = self._compile(part, next, depth + 1)

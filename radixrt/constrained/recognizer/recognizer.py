@@ -182,11 +182,12 @@ class Recognizer:
             # Complete the item with the shortest completion, then its rule, then the rules of its callers.
             pieces: list[str | Special] = []
             if not state.complete:
-                node, progress, frame = min(state.items, key=self._rank)
-                if isinstance(progress, int):
-                    pieces.append(Special(node.text) if node.kind == SPECIAL else node.text[progress:])
-                else:
-                    pieces.append(self._spelling.shortest_text(progress))
+                least = min(map(self._rank, state.items))
+                ties = [item for item in state.items if self._rank(item) == least]
+                # The order of the items differs from process to process.
+                item = min(ties, key=lambda one: (str(self._head(one)), one[2].path())) if len(ties) > 1 else ties[0]
+                node, _, frame = item
+                pieces.append(self._head(item))
                 self._spelling.spell(node.next, pieces)
                 while frame.best is not None:
                     node, count, frame = frame.best
@@ -196,6 +197,13 @@ class Recognizer:
                     self._spelling.spell(node, pieces)
             state.closing = Closing(joined(pieces), length)
         return state.closing
+
+    def _head(self, item: Item) -> str | Special:
+        """Return the shortest text that completes what an item is reading."""
+        node, progress, _ = item
+        if isinstance(progress, Regex):
+            return self._spelling.shortest_text(progress)
+        return Special(node.text) if node.kind == SPECIAL else node.text[progress:]
 
     def looping_chars(self, state: State) -> CharSet:
         """Return the characters that lead from the state back to itself; none where there may be many classes."""

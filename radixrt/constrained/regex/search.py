@@ -125,6 +125,9 @@ def _spell(node: Regex) -> str:
     assert isinstance(node, Alternate)
     least = _least_length(node.options)
     assert least is not None
+    plain = [one for one in node.options if not one.has_boolean and one.min_length == least]
+    if plain:
+        return min(map(_spell, plain))  # the order of the options is that of their creation in this process
     return _spell(next(one for one in node.options if one.min_length <= least and shortest_length(one) == least))
 
 

@@ -145,6 +145,25 @@ def test_closing_is_the_same_in_every_process_and_after_every_history() -> None:
         assert recognizer.closing(recognizer.start()).pieces == fresh
 
 
+def test_closing_does_not_depend_on_the_order_of_alternatives_in_memory() -> None:
+    generator = random.Random(5)
+    ties = 0
+    for _ in range(150):
+        recognizer = Recognizer(random_productions(generator, "ab"))
+        for text in texts("ab", 4):
+            state = recognizer.advance(recognizer.start(), text)
+            if state is None:
+                continue
+            other = State(frozenset(state.items), state.complete)
+            other.items = state.items[::-1]
+            assert recognizer.closing(other) == recognizer.closing(state)
+            ranks = [recognizer._rank(item) for item in state.items]
+            ties += ranks.count(min(ranks, default=0)) > 1
+            for _, _, frame in state.items:
+                assert frames.Frame(frame.returns[::-1]).path() == frame.path()
+    assert ties
+
+
 def test_control_tokens_are_no_text() -> None:
     call, end = Special("<call>"), Special("</call>")
     recognizer = of(Rep(Seq((call, Ref("json"), end)), 1, None), json=Seq((Lit("["), STRING, Lit("]"))))
