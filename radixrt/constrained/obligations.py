@@ -13,7 +13,7 @@ import msgspec
 DISTINCT_MARK: Final = "!"
 """Last character of the names of rules that derive arrays whose items must differ."""
 REPEATING_MARK: Final = "?"
-"""Last character of the names of rules that derive arrays of which two items must be equal."""
+"""Last character of the names of rules that derive arrays of which two items must be equal; see `repeating_mark`."""
 
 JSON_PREFIX: Final = "json_"
 """First characters of the names of rules in which guarded JSON begins, where the grammar has other text around JSON."""
@@ -25,7 +25,7 @@ class Obligation(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     Attributes:
         kind: "keys": no object repeats a key; "items": marked arrays do not repeat an item; "repeats": marked arrays
             repeat an item.
-        counts: some shortest completion may have to write several units that must differ.
+        counts: some shortest completion may have to write several units that must differ, or a unit twice.
         finite: some unit has a finite language, so that all of its texts may be used up.
         ordered: the members of objects in items have a fixed order.
         pointer: of the keyword, where a condition that `counts` may turn out to be impossible.
@@ -42,3 +42,14 @@ class Obligation(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     prefix: str = ""
     rule: str = ""
     param: str = ""
+
+
+def repeating_mark(high: int | None) -> str:
+    """Return the end of the name of a rule that derives arrays of at most `high` items, of which two must be equal."""
+    return f"_{high or 0}{REPEATING_MARK}"
+
+
+def most_items(rule: str) -> int:
+    """Return the largest number of items of the arrays of a rule whose name has a `repeating_mark`; 0 if there is
+    none."""
+    return int(rule[: -len(REPEATING_MARK)].rpartition("_")[2])

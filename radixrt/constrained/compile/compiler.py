@@ -138,7 +138,8 @@ def _shortest(exit: Completions, vocabulary: Vocabulary, obligations: Sequence[O
         return exit.closing(exit.start)
     scanner = Scanner(exit.recognizer, obligations)
     try:
-        return Completer(exit.recognizer, vocabulary, scanner).closing(exit.start, scanner.start, bytearray())
+        completer = Completer(exit.recognizer, vocabulary, scanner)
+        return completer.complete(exit.start, scanner.start, bytearray()).tokens(vocabulary)
     except GrammarError:
         found = next((one for one in counted if one.kind == "items"), None)
         if found is None:

@@ -4,9 +4,10 @@ The text is one that a grammar of JSON allows, so the scanner does not check the
 may end inside a character. Positions and scopes are immutable, so that a copy of a position is a pointer, and going
 back to an earlier position costs nothing.
 
-A *unit* is a key of an object, or an item of an array whose items must differ. A unit that is written twice in its
-scope is a violation. Units are compared as texts: the grammar gives equal keys, and equal items, the same text but for
-the order of the members of objects.
+A *unit* is a key of an object, or an item of an array whose items must differ, or of which two must be equal. A unit
+that is written twice in a scope of the first kind is a violation. A violation of the other kind is an array that ends
+without two equal units, or whose last possible unit repeats none. Units are compared as texts: the grammar gives equal
+keys, and equal items, the same text but for the order of the members of objects.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ OUTSIDE: Final = 9
 
 _QUOTE, _BACKSLASH, _COMMA, _COLON = b'"\\,:'
 _OPEN_ARRAY, _CLOSE_ARRAY, _OPEN_OBJECT, _CLOSE_OBJECT = b"[]{}"
-_SPACE: Final = frozenset(b" \t\n\r")
+SPACE: Final = frozenset(b" \t\n\r")
 DELIMITERS: Final = b",]} \t\n\r"
 """Bytes that end a number, true, false or null."""
 
@@ -41,7 +42,8 @@ FREE: Final = 0
 DISTINCT: Final = 1
 """Kind of a scope whose units must differ."""
 REPEATING: Final = 2
-"""Kind of an array of which two items must be equal. After an item that repeats another the scope is FREE."""
+"""Least kind of an array of which two items must be equal: REPEATING plus the largest number of items, or REPEATING
+alone if there is none. After an item that repeats another the scope is FREE."""
 NO_JSON: Final = -1
 """In place of a kind: the character opens no scope, because it is text around JSON."""
 
@@ -52,18 +54,34 @@ class Scope:
     Attributes:
         parent: the scope around it; None for the outermost.
         is_array: whether it is an array.
-        kind: FREE, DISTINCT or REPEATING.
+        kind: FREE, DISTINCT, or REPEATING and above.
         used: the texts of its units so far, if it is not FREE.
         start: offset in the text of the unit that is being written; -1 where none is.
-        live: of DISTINCT: the used texts that begin with the unit's text so far. While a unit is expected, all used
-            texts.
+        live: the used texts that begin with the unit's text so far. While a unit is expected, all used texts.
         matched: number of bytes of the unit's text so far, while `live` is not empty.
-        alive: `live` of this scope, or of one around it, is not empty.
-        num_live: number of texts in `live` of this scope and of those around it.
+        alive: `live` of a DISTINCT scope, this one or one around it, is not empty.
+        num_live: number of texts in `live` of these scopes.
+        followed: `live` of this scope, or of one around it, is not empty.
         repeating: this scope, or one around it, is REPEATING.
+        is_last: the unit that is expected or being written is the last one, and must repeat one of `live`.
+        must_repeat: `is_last` of this scope, or of one around it.
     """
 
-    __slots__ = ("alive", "is_array", "kind", "live", "matched", "num_live", "parent", "repeating", "start", "used")
+    __slots__ = (
+        "alive",
+        "followed",
+        "is_array",
+        "is_last",
+        "kind",
+        "live",
+        "matched",
+        "must_repeat",
+        "num_live",
+        "parent",
+        "repeating",
+        "start",
+        "used",
+    )
 
     def __init__(
         self,
@@ -82,43 +100,54 @@ class Scope:
         self.start = start
         self.live = live
         self.matched = matched
-        self.num_live: int = len(live) + (parent.num_live if parent is not None else 0)
+        self.num_live: int = len(live) if kind == DISTINCT else 0
+        self.followed = bool(live)
+        self.repeating = kind >= REPEATING
+        self.is_last = self.must_repeat = kind > REPEATING and len(used) == kind - REPEATING - 1 and self.followed
+        if parent is not None:
+            self.num_live += parent.num_live
+            self.followed = self.followed or parent.followed
+            self.repeating = self.repeating or parent.repeating
+            self.must_repeat = self.must_repeat or parent.must_repeat
         self.alive = self.num_live > 0
-        self.repeating: bool = kind == REPEATING or (parent is not None and parent.repeating)
 
     def expecting(self) -> Scope:
         """Return the scope behind a comma."""
-        if self.kind != DISTINCT:
+        if self.kind == FREE:
             return self
-        return Scope(self.parent, self.is_array, DISTINCT, self.used, -1, self.used)
+        return Scope(self.parent, self.is_array, self.kind, self.used, -1, self.used)
 
     def begun(self, start: int) -> Scope:
         """Return the scope where a unit begins at an offset of the text."""
         return Scope(self.parent, self.is_array, self.kind, self.used, start, self.live)
 
     def ended(self, text: bytes) -> Scope | None:
-        """Return the scope after a unit with this text; None if the unit may not be equal to a used one, and is."""
-        if self.kind == DISTINCT:
-            if self.live and text in self.live:
-                return None
-            return Scope(self.parent, self.is_array, DISTINCT, (*self.used, text))
-        kind = FREE if text in self.used else self.kind
-        return Scope(self.parent, self.is_array, kind, (*self.used, text))
+        """Return the scope after a unit with this text; None if the unit may not be equal to a used one, and is, or
+        must be, and is not."""
+        repeats = bool(self.live) and text in self.live
+        if (repeats and self.kind == DISTINCT) or (self.is_last and not repeats):
+            return None
+        return Scope(self.parent, self.is_array, FREE if repeats else self.kind, (*self.used, text))
 
-    def fed(self, at: int, data: bytes) -> Scope:
-        """Return the scope, and the scopes around it, after bytes of their units.
+    def fed(self, at: int, data: bytes) -> Scope | None:
+        """Return the scope, and the scopes around it, after bytes of their units; None if a unit that must repeat
+        another can no longer do so.
 
         Args:
             at: offset of the bytes in the text.
         """
         parent = self.parent
-        if parent is not None and parent.alive:
+        if parent is not None and parent.followed:
             parent = parent.fed(at, data)
+            if parent is None:
+                return None
         live, matched = self.live, self.matched
         if live and self.start >= 0:
             chunk = data[max(self.start - at, 0) :]
             live = tuple([text for text in live if text.startswith(chunk, matched)])
             matched += len(chunk)
+            if self.is_last and not live:
+                return None
         elif parent is self.parent:
             return self
         return Scope(parent, self.is_array, self.kind, self.used, self.start, live, matched)
@@ -127,7 +156,7 @@ class Scope:
         """Return the scope where a member of an object is expected, within items of arrays around the object: any of
         the members that are left in a used item may come next."""
         parent = self.parent
-        if parent is not None and parent.alive:
+        if parent is not None and parent.followed:
             parent = parent.respelled()
         live = self.live
         if live and self.is_array and self.start >= 0:
@@ -185,17 +214,21 @@ class Position:
     Attributes:
         mode: kind of the part that is being read.
         scope: the innermost open object or array; None at the top.
-        alive: some used text begins with the text of a unit so far, so that the unit could become equal.
+        alive: some used text begins with the text of a unit so far, so that the unit could become equal, and may not.
+        followed: likewise, also for a unit that may become equal.
         repeating: some open array is REPEATING.
+        must_repeat: a unit must repeat a used one.
     """
 
-    __slots__ = ("alive", "mode", "repeating", "scope")
+    __slots__ = ("alive", "followed", "mode", "must_repeat", "repeating", "scope")
 
     def __init__(self, mode: int, scope: Scope | None) -> None:
         self.mode = mode
         self.scope = scope
         self.alive: bool = scope is not None and scope.alive
+        self.followed: bool = scope is not None and scope.followed
         self.repeating: bool = scope is not None and scope.repeating
+        self.must_repeat: bool = scope is not None and scope.must_repeat
 
 
 START: Final = Position(VALUE, None)
@@ -266,7 +299,9 @@ def advance(
                     scope = scope.ended(unit(scope.start, index))
                     if scope is None:
                         return None
-            if byte in _SPACE or mode == SCALAR:
+            if byte in SPACE or mode == SCALAR:
+                if mode == AFTER and scope is not None and scope.kind >= REPEATING:
+                    return None  # only the end of the array may follow whitespace behind an item
                 continue
             if byte == _COMMA:
                 assert scope is not None
@@ -274,7 +309,7 @@ def advance(
                 mode, scope = KEY if member else VALUE, scope.expecting()
             elif byte in (_CLOSE_OBJECT, _CLOSE_ARRAY):
                 assert scope is not None
-                if scope.kind == REPEATING:
+                if scope.kind >= REPEATING:
                     return None
                 scope = scope.parent
                 mode, ends = OUTSIDE if embedded and scope is None else AFTER, True
@@ -300,9 +335,14 @@ def advance(
             scope = scope.ended(unit(scope.start, index + 1))
             if scope is None:
                 return None
-        elif member and not ordered and scope is not None and scope.parent is not None and scope.parent.alive:
-            scope = scope.fed(at + fed, data[fed : index + 1]).respelled()
+        elif member and not ordered and scope is not None and scope.parent is not None and scope.parent.followed:
+            scope = scope.fed(at + fed, data[fed : index + 1])
+            if scope is None:
+                return None
+            scope = scope.respelled()
             fed = index + 1
-    if scope is not None and scope.alive:
+    if scope is not None and scope.followed:
         scope = scope.fed(at + fed, data[fed:])
+        if scope is None:
+            return None
     return position if mode == position.mode and scope is position.scope else Position(mode, scope)

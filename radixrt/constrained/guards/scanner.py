@@ -15,7 +15,7 @@ from radixrt.constrained.guards.json_position import (
     Position,
     advance,
 )
-from radixrt.constrained.obligations import DISTINCT_MARK, REPEATING_MARK, Obligation
+from radixrt.constrained.obligations import DISTINCT_MARK, REPEATING_MARK, Obligation, most_items
 from radixrt.constrained.productions import Special
 from radixrt.constrained.recognizer import Recognizer, State
 from radixrt.constrained.runtime.closing import ParserState
@@ -92,10 +92,10 @@ class Scanner:
             rules = self._recognizer.rules_of_constant(state, char)
             if not any(rule.startswith(self._prefix) for rule in rules):
                 return NO_JSON
-        marks = {rule[-1] for rule in self._recognizer.marked_rules(state, char)}
-        if DISTINCT_MARK in marks:
+        marked = self._recognizer.marked_rules(state, char)
+        if any(rule.endswith(DISTINCT_MARK) for rule in marked):
             return DISTINCT
-        return REPEATING if REPEATING_MARK in marks else FREE
+        return next((REPEATING + most_items(rule) for rule in marked if rule.endswith(REPEATING_MARK)), FREE)
 
     def violation(self, pieces: Iterable[str | Special]) -> int | None:
         """Return the number of characters up to the first violation in a text of the grammar; None if there is none.

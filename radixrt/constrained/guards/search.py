@@ -10,9 +10,18 @@ from collections.abc import Hashable, Iterable, Iterator
 from heapq import heappop, heappush
 from typing import Final, NamedTuple, TypeAlias
 
-from radixrt.constrained.guards.json_position import DELIMITERS, FREE, SCALAR, Position, Scope, next_member
+from radixrt.constrained.guards.completion import JOINTS, Completion
+from radixrt.constrained.guards.json_position import (
+    DELIMITERS,
+    DISTINCT,
+    FREE,
+    REPEATING,
+    SCALAR,
+    Position,
+    Scope,
+    next_member,
+)
 from radixrt.constrained.guards.scanner import Scanner
-from radixrt.constrained.guards.tails import Tails
 from radixrt.constrained.matcher import GrammarError
 from radixrt.constrained.productions import Special
 from radixrt.constrained.recognizer import Recognizer, State
@@ -87,7 +96,6 @@ class Completer:
         self._scanner = scanner
         self._moves: dict[State, list[tuple[CharSet, State]]] = {}
         self._ways: dict[State, int] = {}
-        self._tails = Tails(recognizer, vocabulary.encode_bytes)
 
     def num_ways(self, state: State) -> int:
         """Return the number of texts of some length that may follow a state within the same key, string or number; the
@@ -145,6 +153,8 @@ class Completer:
     def _may_leave(self, place: ParserState, position: Position) -> bool:
         """Return whether at some point along a used text there are more ways to go on than used texts, so that the unit
         can become equal to none of them. False where that is not known."""
+        if position.repeating:
+            return False
         scope = position.scope
         while scope is not None and not scope.live:
             scope = scope.parent
@@ -173,44 +183,38 @@ class Completer:
             at += len(char.encode())
         return last
 
-    def closing(self, place: ParserState, position: Position, before: bytearray) -> list[int]:
-        """Return the tokens of a short completion that meets the obligations.
+    def complete(
+        self, place: ParserState, position: Position, before: bytearray, guide: Completion | None = None
+    ) -> Completion:
+        """Return a short completion that meets the obligations. It depends on the arguments alone.
+
+        Args:
+            guide: the completion of a beginning of the text: wherever it goes on, it is followed but for units that
+                the text has used since. Without a guide, each unit that the grammar's shortest completion repeats
+                takes a search.
 
         Raises:
             GrammarError: the search takes too many steps.
         """
         state, pending = place
-        known = None if pending else self._tails.find(state, lambda text: self._is_good(position, state, before, text))
-        if known is not None:
-            return known
         node = Node(state, pending, position, b"")
         effort = Effort()
         while True:
-            node, rest = self._follow(node, before, effort)
-            if rest is None:
+            node, depth = self._follow(node, before, effort, guide)
+            if depth is None:
                 break
-            node = self._around(node, rest, before, effort)
-        first = node.specials[0][0] if node.specials else len(node.extra)
-        others = self._tokens(node, first)
-        if not pending:
-            self._tails.add(state, node.extra[:first], tuple(others))
-        return self._vocabulary.encode_bytes(node.extra[:first]) + others
+            node = self._around(node, depth, before, effort)
+        ends = [*[end for end, _ in node.specials], len(node.extra)]
+        others: list[str | Special] = []
+        for (start, text), end in zip(node.specials, ends[1:], strict=True):
+            others += [Special(text), node.extra[start:end].decode()]
+        return Completion(None if pending else state, node.extra[: ends[0]], tuple(others))
 
-    def _tokens(self, node: Node, start: int) -> list[int]:
-        """Return the tokens of a node's bytes from an offset on, with the control tokens among them."""
-        tokens: list[int] = []
-        for end, text in node.specials:
-            tokens += self._vocabulary.encode_bytes(node.extra[start:end])
-            tokens.append(self._vocabulary.control_tokens[text])
-            start = end
-        return tokens + self._vocabulary.encode_bytes(node.extra[start:])
-
-    def _is_good(self, position: Position, state: State, before: bytearray, text: bytes) -> bool:
-        """Return whether a text meets the obligations."""
-        return self._scanner.advance(position, (state, b""), before, b"", text) is not None
-
-    def _follow(self, node: Node, before: bytearray, effort: Effort) -> tuple[Node, int | None]:
-        """Follow the grammar's shortest completion up to a unit that repeats another.
+    def _follow(
+        self, node: Node, before: bytearray, effort: Effort, guide: Completion | None
+    ) -> tuple[Node, int | None]:
+        """Follow the guide, or the grammar's shortest completion, up to a unit that repeats another. In an array of
+        which two items must be equal, its shortest item is repeated.
 
         Returns:
             The end and None; or the node where the repeated unit begins, and the number of scopes around the unit.
@@ -218,7 +222,26 @@ class Completer:
         if node.pending:
             node = min(self._following(node, before), key=lambda one: self._recognizer.closing_length(one.state))
         begins = [node] * (_depth(node.position.scope) + 1)  # where the unit of each depth begins
-        for char in _parts(self._recognizer.closing(node.state).pieces):
+        source, chars = _NOTHING, _parts(())
+        while True:
+            rest = _rest_of_last(node.position) if source != _ITEM and node.position.must_repeat else ""
+            if rest:
+                source, chars = _ITEM, _parts((rest,))
+            elif source < _GUIDE and guide is not None and _may_join(node, before):
+                tail = guide.tail(node.state, self._recognizer)
+                if tail is not None:
+                    place = node.state, b""
+                    if self._scanner.advance(node.position, place, before, node.extra, tail) is not None:
+                        return _joined(node, tail, guide.others), None
+                    source, chars = _GUIDE, _parts((tail.decode(),))
+            if source == _NOTHING:
+                source, chars = _GRAMMAR, _parts(self._recognizer.closing(node.state).pieces)
+            char = next(chars, None)
+            if char is None:
+                if source == _GRAMMAR:
+                    return node, None
+                source = _NOTHING
+                continue
             if isinstance(char, Special):
                 node = self._after_special(node, char.text)
                 begins = [node]
@@ -227,13 +250,16 @@ class Completer:
             assert after is not None
             effort.spend(node.position)
             further = self._step(node, char, after, before)
+            scope, depth = node.position.scope, _depth(node.position.scope)
             if further is None:
-                depth = _depth(node.position.scope)
+                if char == "]" and scope is not None and scope.kind >= REPEATING:
+                    source, chars = _ITEM, _parts(("," + min(scope.used, key=len).decode(),))
+                    continue
                 if char in "]}" and not _repeats_number(node, before):
                     depth -= 1  # the unit is the object or array that the character closes
                 return begins[depth], depth
             # A unit of the scope before the character, which the character may open another scope in.
-            scope, depth = further.position.scope, _depth(node.position.scope)
+            scope = further.position.scope
             opens = _depth(scope) > depth
             owner = scope.parent if opens and scope is not None else scope
             del begins[depth + 1 :]
@@ -242,7 +268,6 @@ class Completer:
             if opens:
                 begins.append(node)
             node = further
-        return node, None
 
     def _around(self, start: Node, depth: int, before: bytearray, effort: Effort) -> Node:
         """Return the node after a short unit that repeats no other.
@@ -281,7 +306,7 @@ class Completer:
         position, pending = node.position, node.pending
         special: set[str] = set()
         scope = position.scope
-        while scope is not None and scope.alive:
+        while scope is not None and scope.followed:
             for text in scope.live:
                 if scope.matched < len(text):
                     special.add(_first_char(pending + text[scope.matched :]))
@@ -298,7 +323,7 @@ class Completer:
                 further = self._step(node, char, after, before)
                 if further is not None:
                     yield further
-                    if away and char == other and not further.position.alive:
+                    if away and char == other and not (further.position.alive or further.position.repeating):
                         break
 
     def _moves_of(self, state: State) -> list[tuple[CharSet, State]]:
@@ -328,12 +353,45 @@ def _parts(pieces: Iterable[str | Special]) -> Iterator[str | Special]:
         yield from (piece,) if isinstance(piece, Special) else piece
 
 
+_NOTHING, _GRAMMAR, _GUIDE, _ITEM = range(4)
+"""Sources of the characters of a completion: none yet; the grammar's shortest completion; the guide; an item that is
+repeated."""
+
+
+def _may_join(node: Node, before: bytearray) -> bool:
+    """Return whether a completion of another text may be taken over at a node."""
+    if node.pending or node.specials:
+        return False
+    return (node.extra or before)[-1:] in JOINTS if node.extra or before else False
+
+
+def _joined(node: Node, tail: bytes, others: tuple[str | Special, ...]) -> Node:
+    """Return a node with the end of a completion behind its bytes."""
+    extra, specials = node.extra + tail, list(node.specials)
+    for part in others:
+        if isinstance(part, Special):
+            specials.append((len(extra), part.text))
+        else:
+            extra += part.encode()
+    return node._replace(extra=extra, specials=tuple(specials))
+
+
+def _rest_of_last(position: Position) -> str:
+    """Return what is left of the shortest item that a last item may repeat. Of several last items, the outermost one is
+    repeated, with the others in it."""
+    scope = position.scope
+    while scope is not None and not (scope.is_last and not (scope.parent and scope.parent.must_repeat)):
+        scope = scope.parent
+    assert scope is not None
+    return min([text[scope.matched :] for text in scope.live], key=len).decode()
+
+
 def _repeats_number(node: Node, before: bytearray) -> bool:
     """Return whether the text ends with a number, true, false or null that repeats an item."""
     scope = node.position.scope
     if node.position.mode != SCALAR or scope is None or not scope.live:
         return False
-    return scope.is_array and (bytes(before) + node.extra)[scope.start :] in scope.live
+    return scope.is_array and scope.kind == DISTINCT and (bytes(before) + node.extra)[scope.start :] in scope.live
 
 
 _LEVELS: Final = (8, 64, 512, MANY_WAYS)
@@ -341,7 +399,10 @@ _LEVELS: Final = (8, 64, 512, MANY_WAYS)
 
 def many_for(position: Position) -> int | None:
     """Return a number such that, where there are more ways to go on, one leads away from all used texts; None if that
-    takes very many ways. There are few such numbers, so that results are found again."""
+    takes very many ways, or where two items must be equal. There are few such numbers, so that results are found again.
+    """
+    if position.repeating:
+        return None
     scope = position.scope
     number = 0 if scope is None else scope.num_live
     return next((level for level in _LEVELS if number <= level), None)
@@ -390,9 +451,9 @@ def _key(node: Node, before: bytearray) -> _Key:
     """
     parts: list[Hashable] = [node.state, node.pending, node.position.mode]
     scope = node.position.scope
-    while scope is not None and scope.alive:
+    while scope is not None and scope.followed:
         rests = frozenset([text[scope.matched :] for text in scope.live])
-        if scope.parent is None or not scope.parent.alive:
+        if scope.kind <= DISTINCT and (scope.parent is None or not scope.parent.followed):
             parts.append(rests)
         elif scope.kind != FREE:
             written = b""

@@ -11,7 +11,16 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from radixrt.constrained.guards.json_position import DELIMITERS, IN_KEY, IN_STRING, OUTSIDE, SCALAR
+from radixrt.constrained.guards.json_position import (
+    DELIMITERS,
+    IN_KEY,
+    IN_STRING,
+    KEY_ESCAPE,
+    OUTSIDE,
+    SCALAR,
+    SPACE,
+    STRING_ESCAPE,
+)
 from radixrt.constrained.regex.charset import EVERY, CharSet
 from radixrt.constrained.vocabulary import TokenSet, Vocabulary
 
@@ -24,6 +33,7 @@ _TWO_UNITS: Final = re.compile(rb"[\[{].+,.", re.DOTALL)
 """JSON begins, and a second unit begins in it."""
 _ENDS_BEFORE_UNIT: Final = re.compile(rb"[\[{].+,", re.DOTALL)
 """JSON begins, and a unit follows another one or could."""
+_ENDS_ITEM: Final = re.compile(rb"[] \t\n\r]")
 _LEAVES_STRING: Final = re.compile(rb'(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
@@ -68,9 +78,23 @@ class TokenTables:
         return self._ids(lambda data: data[0] in DELIMITERS)
 
     @cached_property
-    def closing(self) -> npt.NDArray[np.int64]:
-        """The tokens in which an array may end."""
-        return self._ids(lambda data: b"]" in data)
+    def spaces(self) -> npt.NDArray[np.int64]:
+        """The tokens that begin with whitespace between JSON tokens."""
+        return self._ids(lambda data: data[0] in SPACE)
+
+    def ending(self, mode: int) -> tuple[str, npt.NDArray[np.int64]]:
+        """Return the tokens in which the last item of an array may end, for a mode of a `Position`, and a name of this
+        set. Behind an item comes the end of the array, or whitespace before this end."""
+        in_string = mode in (IN_KEY, IN_STRING, KEY_ESCAPE, STRING_ESCAPE)
+        return f"ending {in_string}", self._ending_in_string if in_string else self._ending
+
+    @cached_property
+    def _ending(self) -> npt.NDArray[np.int64]:
+        return self._ids(lambda data: _ENDS_ITEM.search(data) is not None)
+
+    @cached_property
+    def _ending_in_string(self) -> npt.NDArray[np.int64]:
+        return self._ids(lambda data: b'"' in data and _ENDS_ITEM.search(data, data.index(b'"')) is not None)
 
     def _ids(self, is_one: Callable[[bytes], bool]) -> npt.NDArray[np.int64]:
         found = [token for token, data in zip(self._tokens, self._bytes, strict=True) if is_one(data)]
@@ -87,7 +111,7 @@ class TokenTables:
             return f"outside {barely}", self._later_units if barely else self._two_units
         in_string = mode in (IN_KEY, IN_STRING)
         found = self._opening_items if arrays and not barely else self._opening
-        return f"opening {in_string}", found[in_string, barely]
+        return f"opening {in_string} {barely}", found[in_string, barely]
 
     @cached_property
     def _opening_items(self) -> dict[tuple[bool, bool], npt.NDArray[np.int64]]:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from radixrt.constrained.grammar import Bitmask, Grammar
 from radixrt.constrained.matcher import GrammarError, Matcher
+from radixrt.constrained.runtime.closing import ParserState
 from radixrt.constrained.runtime.grammar_template import GrammarTemplate
 from radixrt.constrained.runtime.mask_cache import UNKNOWN, CachedState
 from radixrt.errors import InvariantError
@@ -208,6 +209,10 @@ class TextGrammar(Grammar):
     def here(self) -> CachedState:
         """Cache entry of the current parser state."""
         return self._path[-1]
+
+    def parser_state_at(self, index: int) -> ParserState:
+        """Return the parser state after the first `index` tokens."""
+        return self.template.parser_state(self._path[index])
 
     @property
     def is_ended(self) -> bool:

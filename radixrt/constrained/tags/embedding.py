@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -168,15 +169,15 @@ class Embedding:
         limits = Limits() if self._deadline_s is None else Limits(seconds=self._deadline_s - time.thread_time())
         try:
             normal = read(limits=limits)
-            if tagged is None:
-                productions, obligations = normal.productions(whitespace=whitespace), normal.obligations
-            else:
-                try:
-                    productions, obligations = _between_tags(normal, tagged)
-                except SchemaRefused:
-                    # Some keywords need guards, which do not read tags. The options may allow to ignore them.
-                    normal = read(limits=limits, guarded=False)
-                    productions, obligations = _between_tags(normal, tagged)
+            emitted: tuple[Productions, tuple[Obligation, ...]] | None = None
+            with suppress(SchemaRefused):
+                emitted = _emitted(normal, whitespace, tagged)
+            if emitted is None or any(one.kind == "repeats" for one in emitted[1]):
+                # Some keywords need guards, which do not read tags, nor arrays in place of which other text may stand.
+                # The options may allow to ignore them.
+                normal = read(limits=limits, guarded=False)
+                emitted = _emitted(normal, whitespace, tagged)
+            productions, obligations = emitted
             productions = productions.prune()
         except RequestError as error:
             raise _moved(error, pointer, param) from None
@@ -260,6 +261,15 @@ class Embedding:
         return Piece(
             alt(*(_cut(option.expr) for option in options)), first, any(option.nullable for option in options), more
         )
+
+
+def _emitted(
+    normal: NormalSchema, whitespace: int, tagged: TaggedObject | None
+) -> tuple[Productions, tuple[Obligation, ...]]:
+    """Return the texts of a schema, and what they leave to guards."""
+    if tagged is None:
+        return normal.productions(whitespace=whitespace), normal.obligations
+    return _between_tags(normal, tagged)
 
 
 def _between_tags(normal: NormalSchema, tagged: TaggedObject) -> tuple[Productions, tuple[Obligation, ...]]:

@@ -230,7 +230,7 @@ def test_a_completion_takes_a_bounded_number_of_steps(monkeypatch: pytest.Monkey
     # Each of the items is found within ten steps, but not all of them within 100.
     monkeypatch.setattr(search, "MAX_STEPS", 100)
     with pytest.raises(GrammarError, match="too many steps"):
-        Completer(template.completions.recognizer, backends.vocabulary, template.guard.scanner).closing(
+        Completer(template.completions.recognizer, backends.vocabulary, template.guard.scanner).complete(
             template.completions.start, template.guard.start, bytearray()
         )
 

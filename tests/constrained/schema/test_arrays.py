@@ -91,14 +91,37 @@ def test_items_that_must_not_be_unique() -> None:
     check({"items": {"enum": [1, 2, 3]}, "not": {"uniqueItems": True}}, [1, 2, 3], 4)
 
 
-def test_items_that_must_repeat_and_cannot_be_listed_are_refused() -> None:
-    repeated = {"type": "array", "items": {"type": "string"}, "not": {"uniqueItems": True}, "maxItems": 9}
+def test_equal_items_that_cannot_be_listed_are_left_to_guards() -> None:
+    normal = normalize({"type": "array", "items": {"type": ["string", "number"]}, "not": {"uniqueItems": True}})
+    (obligation,) = normal.obligations
+    assert (obligation.kind, obligation.counts, obligation.ordered) == ("repeats", True, True)
+    checker = TextChecker(normal)
+    assert checker.accepts(["x", 1, "x", 2])
+    assert not checker.accepts(["x", 1, "1"])
+    assert not checker.accepts(["x"])
+    limited = TextChecker(normalize({**TWICE, "maxItems": 3}))
+    assert limited.accepts(["x", "y", "x"])
+    assert not limited.accepts(["x", "y", "z"])
+
+
+def test_values_of_many_listed_ones_that_must_repeat_are_left_to_guards() -> None:
+    assert not normalize({"items": {"enum": [1, 2, 3]}, "not": {"uniqueItems": True}}).obligations
+    normal = normalize({"items": {"enum": list(range(40))}, "not": {"uniqueItems": True}})
+    assert [one.kind for one in normal.obligations] == ["repeats"]
+    assert TextChecker(normal).accepts([7, 8, 7])
+
+
+TWICE: dict[str, Any] = {"type": "array", "items": {"type": "string"}, "not": {"uniqueItems": True}}
+
+
+def test_items_that_must_repeat_in_one_of_several_arrays_are_refused() -> None:
+    repeated = {"anyOf": [TWICE, {"type": "array", "items": {"type": "integer"}}]}
     schema = {"type": "object", "properties": {"a": repeated}}
-    with pytest.raises(SchemaRefused, match="'uniqueItems' at '/properties/a/not'"):
+    with pytest.raises(SchemaRefused, match="'uniqueItems' at '/properties/a/anyOf/0/not'"):
         normalize(schema)
     left_out = normalize(schema, on_unsupported="ignore")
     assert [(refusal.pointer, refusal.keyword) for refusal in left_out.ignored] == [
-        ("/properties/a/not", "uniqueItems"),
+        ("/properties/a/anyOf/0/not", "uniqueItems"),
     ]
 
 

@@ -3,7 +3,8 @@
 Different values of one list, and items of two kinds of which one is counted, are parts in any order. Where the items at
 different places differ, or there are several counters, the counts and the values used are states of an automaton.
 
-A grammar cannot remember items that are not listed. That none repeats is an `Obligation`, which guards enforce.
+A grammar cannot remember items that are not listed. That none repeats, or that two are equal, is an `Obligation`, which
+guards enforce.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from radixrt.constrained.obligations import DISTINCT_MARK, Obligation
+from radixrt.constrained.obligations import DISTINCT_MARK, Obligation, repeating_mark
 from radixrt.constrained.productions import AnyOrder, Expr, Part, Ref, Seq, alt, optional, seq
 from radixrt.constrained.productions.argument import Argument
 from radixrt.constrained.productions.tally import Tally
@@ -39,8 +40,15 @@ Move = tuple[Expr, Expr, State]
 """An item written as the first item of the array and as a later item (with a comma), and the state after the item."""
 
 
-def array_expression(emitter: Emitter, plan: ArrayPlan) -> Expr:
-    """Return the expression of an array. Raises Unsupported."""
+def array_expression(emitter: Emitter, plan: ArrayPlan, *, apart: bool = False) -> Expr:
+    """Return the expression of an array.
+
+    Args:
+        apart: the text so far tells the array from all other arrays of the grammar.
+
+    Raises:
+        Unsupported: the array cannot be expressed.
+    """
     if plan.unique is None:
         return _counted_array(emitter, plan) if plan.counts else _plain_array(emitter, plan, emitter.value)
     if _has_listed_values(emitter.graph, plan):
@@ -48,15 +56,15 @@ def array_expression(emitter: Emitter, plan: ArrayPlan) -> Expr:
             order = _unique_values(emitter, plan) if plan.unique else None
             return _ArrayAutomaton(emitter, plan, emitter.value).emit() if order is None else order
         except Unsupported:
-            if not plan.unique:
+            if not emitter.guarded:
                 raise
-    if not plan.unique or not emitter.guarded:
+    if not emitter.guarded:
         pointer, keyword, _ = plan.source
         reason = "a grammar cannot remember which items have been written"
-        fix = "Leave it out, list the possible items with an enum of a few values, or set maxItems to 1."
+        fix = "Leave it out, or list the possible items with an enum of a few values."
         emitter.graph.refuse(Unsupported(pointer, keyword, reason, fix))
         return array_expression(emitter, plan._replace(unique=None))
-    return _guarded_array(emitter, plan)
+    return _distinct_array(emitter, plan) if plan.unique else _repeating_array(emitter, plan, apart=apart)
 
 
 def _counted_array(emitter: Emitter, plan: ArrayPlan) -> Expr:
@@ -64,7 +72,7 @@ def _counted_array(emitter: Emitter, plan: ArrayPlan) -> Expr:
     return _ArrayAutomaton(emitter, plan, emitter.value).emit() if order is None else order
 
 
-def _guarded_array(emitter: Emitter, plan: ArrayPlan) -> Expr:
+def _distinct_array(emitter: Emitter, plan: ArrayPlan) -> Expr:
     """Return an array whose items guards keep different."""
     pointer, keyword, _ = plan.source
     # Where each item has more values than there are items before it, any beginning can be completed.
@@ -102,6 +110,33 @@ def _guarded_array(emitter: Emitter, plan: ArrayPlan) -> Expr:
         )
     )
     return emitter.marked_rule(body, DISTINCT_MARK)
+
+
+def _repeating_array(emitter: Emitter, plan: ArrayPlan, *, apart: bool) -> Expr:
+    """Return an array of which guards make two items equal.
+
+    Any item may repeat any other, so each beginning without two equal items can be completed while an item may follow.
+    """
+    pointer, keyword, _ = plan.source
+    reason = ""
+    if plan.counts:
+        reason, fix = "two items must be equal, and items are counted", "Leave contains out, or list the items by enum."
+    elif len(set(plan.items)) > 1 and len(set(map(emitter.canonical_value, plan.items))) > 1:
+        reason, fix = "two items must be equal, and items at different places differ", "Give all items one schema."
+    elif not apart:
+        reason = "two items must be equal, and the text may be that of another alternative without this condition"
+        fix = "Give the alternatives different types, or list the items by enum."
+    if reason:
+        emitter.graph.refuse(Unsupported(pointer, keyword, reason, fix))
+        return array_expression(emitter, plan._replace(unique=None))
+    ends = [plan.high, len(plan.prefix) if plan.rest is None else None]
+    high = min([end for end in ends if end is not None], default=None)
+    body = _plain_array(emitter, plan._replace(unique=None), emitter.canonical_value)
+    if body == alt():
+        return body
+    ordered = emitter.style.key_order == "schema" and emitter.is_ordered(plan.items[0])
+    emitter.oblige(Obligation("repeats", counts=True, ordered=ordered))
+    return emitter.marked_rule(body, repeating_mark(high))
 
 
 def _plain_array(emitter: Emitter, plan: ArrayPlan, value: Callable[[Node], Expr]) -> Expr:

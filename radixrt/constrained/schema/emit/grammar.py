@@ -9,13 +9,14 @@ from __future__ import annotations
 from radixrt.constrained.obligations import Obligation
 from radixrt.constrained.productions import NOTHING, Alt, EmptyLanguage, Expr, Lit, Productions, Ref, Term, alt
 from radixrt.constrained.regex import json_string, literals
+from radixrt.constrained.schema.emit.apart import nodes_apart
 from radixrt.constrained.schema.emit.arrays import array_expression
 from radixrt.constrained.schema.emit.canonical import Sizes, canonical_numbers
 from radixrt.constrained.schema.emit.free_parts import FREE_STRING, with_bounded_digits
 from radixrt.constrained.schema.emit.inhabited import empty_cause, inhabited, is_exact, without_empty
 from radixrt.constrained.schema.emit.json_text import SHORT, TextStyle
 from radixrt.constrained.schema.emit.objects import object_expression
-from radixrt.constrained.schema.emit.plan import Plan, plan_node
+from radixrt.constrained.schema.emit.plan import ArrayPlan, Plan, plan_node
 from radixrt.constrained.schema.errors import EmptySchema
 from radixrt.constrained.schema.normal_form.graph import Graph
 from radixrt.constrained.schema.normal_form.nodes import Node
@@ -64,6 +65,7 @@ class GrammarEmitter:
         self._waiting: list[tuple[Node, TextStyle]] = []
         self._canonical = style.as_canonical()
         self._depth = 0
+        self._apart: frozenset[Node] | None = None
         self._obligations: dict[Obligation, None] = {}
 
     def emit(self) -> Productions:
@@ -182,11 +184,19 @@ class GrammarEmitter:
         try:
             options = [self._scalar(node)] if plan.has_scalars else []
             options.extend(self.value(part) for part in plan.union)
-            options.extend(array_expression(self, array) for array in plan.arrays)
+            options.extend(array_expression(self, one, apart=self._is_apart(node, one)) for one in plan.arrays)
             options.extend(object_expression(self, one, node.pointer) for one in plan.objects)
             return alt(*options) if options else NOTHING
         finally:
             self._depth -= 1
+
+    def _is_apart(self, node: Node, array: ArrayPlan) -> bool:
+        """Return whether the text before an array of which two items must be equal tells the array from all others."""
+        if array.unique is not False:
+            return False
+        if self._apart is None:
+            self._apart = nodes_apart(self._plans, self.graph.root)
+        return node in self._apart
 
     def _scalar(self, node: Node) -> Expr:
         """Return the single values, strings, numbers, booleans and null of a node."""
