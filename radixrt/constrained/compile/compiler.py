@@ -29,7 +29,7 @@ from radixrt.constrained.runtime.grammar_template import GrammarTemplate
 from radixrt.constrained.runtime.opaque_grammar import OpaqueTemplate, no_completions
 from radixrt.constrained.runtime.text_grammar import TextTemplate
 from radixrt.constrained.schema.errors import SchemaRefused, Unsupported
-from radixrt.constrained.stop_strings import check_stops, grammar_with_stops, regex_with_stops
+from radixrt.constrained.stop_strings import grammar_with_stops, regex_with_stops
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constrained.well_formed import read_json, read_regex
 from radixrt.constraint import Constraint
@@ -312,10 +312,8 @@ def _structural_tag(constraint: Constraint, vocabulary: Vocabulary, deadline: fl
     from radixrt.constrained.tags.structural_tag import read_structural_tag
 
     productions, ignored, obligations = read_structural_tag(
-        constraint.source, constraint.options, deadline, vocabulary.control_tokens
+        constraint.source, constraint.options, deadline, vocabulary.control_tokens, constraint.stop
     )
-    if constraint.stop:
-        check_stops(productions.prune(), constraint.stop)
     return ParsedConstraint(productions, tuple(ignored), obligations)
 
 

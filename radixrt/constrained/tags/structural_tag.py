@@ -24,6 +24,7 @@ from radixrt.constrained.obligations import Obligation
 from radixrt.constrained.productions import Productions, Ref
 from radixrt.constrained.regex import RegexTooComplex
 from radixrt.constrained.regex.charset import EVERY
+from radixrt.constrained.stop_strings import check_stops
 from radixrt.constrained.tags.embedding import Embedding
 from radixrt.constrained.tags.fields import (
     PARAM,
@@ -87,6 +88,7 @@ def read_structural_tag(
     options: StructuredOptions,
     deadline_s: float | None = None,
     tokens: Mapping[str, int] | None = None,
+    stops: Sequence[str] = (),
 ) -> StructuralTag:
     """The grammar of a structural tag.
 
@@ -94,6 +96,7 @@ def read_structural_tag(
         source: JSON text.
         deadline_s: time on `time.thread_time` at which to give up.
         tokens: id of each control token of the model by its text; None if the model is unknown.
+        stops: stop strings, which end free text.
 
     Raises:
         RequestError: malformed, or not enforceable; names the JSON pointer. `param` is "structural_tag", or
@@ -109,6 +112,8 @@ def read_structural_tag(
     root = reader.read_whole(value)
     productions = Productions({"start": root.expr, **reader.embedding.rules})
     obligations = tuple(reader.embedding.obligations)
+    if stops:
+        check_stops(productions.prune(), stops)  # inferred terminals do not say which of them are free text
     if root.unclear:
         productions, obligations = _told_apart(productions, obligations, root.unclear)
     return StructuralTag(productions, reader.embedding.ignored, obligations)

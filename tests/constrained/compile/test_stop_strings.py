@@ -138,6 +138,12 @@ def tag(*, begin: str = "<f>", end: str = "</f>", content: dict[str, Any] | None
 FREE_CONTENT = {"type": "any_text"}
 
 
+def text_or_number(kind: str) -> str:
+    """Free text and JSON, of which the text does not show the border."""
+    elements = [FREE_CONTENT, {"type": "json_schema", "json_schema": {"type": "integer"}}]
+    return json.dumps({"format": {"type": kind, "elements": elements}})
+
+
 @pytest.mark.parametrize(
     ("source", "stop", "fits"),
     [
@@ -153,6 +159,9 @@ FREE_CONTENT = {"type": "any_text"}
         ('{"format": {"type": "any_text"}}', "a", True),
         ('{"format": {"type": "sequence", "elements": [{"type": "const_string", "value": "a"}, {"type": "any_text"}]}}',
          "a", False),
+        (text_or_number("or"), "END", True),
+        (text_or_number("or"), "1", False),
+        (text_or_number("sequence"), "END", False),  # a number must follow
     ],
 )  # fmt: skip
 def test_a_stop_string_ends_the_free_text_of_a_structural_tag(
