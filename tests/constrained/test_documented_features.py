@@ -95,6 +95,7 @@ REGEX = {
     "octal, `\\x`, `\\u`, `\\u{...}`, `\\U`": (r"^\101\x42\u0043\u{44}\U00000045$", "ABCDE", "ABCD"),
     "flags `i` and `s`": (r"^(?i:a)(?s:.)$", "A\n", "\nA"),
     "named groups": (r"^(?<year>\d{4})-(?P<month>\d\d)$", "2024-01", "24-01"),
+    "references to groups of few texts": (r"^([\"'])(?<mark>!|\?)\k<mark>.*\1$", "'!!a'", "'!?a'"),
 }
 """For each feature a pattern, a text that it matches and one that it does not."""
 

@@ -22,7 +22,7 @@ def check(kind: Kind, source: str) -> None:
 MALFORMED: list[tuple[Kind, str, str]] = [
     ("regex", "(a", "regex: "),
     ("regex", "a{2,1}", "regex: "),
-    ("regex", r"(?P<x>a)\1", "regex: "),
+    ("regex", r"(?P<x>a+)\1", "regex: "),
     ("ebnf", "root ::=", "ebnf"),
     ("ebnf", "root ::= other", "other"),
     ("json_schema", "nothing", "not JSON"),

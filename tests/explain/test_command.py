@@ -18,7 +18,7 @@ PERSON = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-BACK_REFERENCE = {"type": "string", "pattern": r"^(a)\1$"}
+BACK_REFERENCE = {"type": "string", "pattern": r"^(a+)\1$"}
 
 
 @pytest.fixture

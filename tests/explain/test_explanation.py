@@ -24,7 +24,7 @@ PERSON: dict[str, Any] = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-BACK_REFERENCE = {"type": "string", "pattern": r"^(a)\1$"}
+BACK_REFERENCE = {"type": "string", "pattern": r"^(a+)\1$"}
 
 
 class City(pydantic.BaseModel):

@@ -10,6 +10,7 @@ part with a lookahead is translated together with the language of the rest.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from typing import Final, TypeAlias
@@ -87,7 +88,25 @@ class Loop:
     position: int
 
 
-Tree: TypeAlias = "Regex | Start | End | Look | Behind | Sequence | Choice | Loop"
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """A group that may be referred to; see `references`."""
+
+    item: Tree
+    number: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reference:
+    """The text that a group has matched; `spelled` returns the pattern of a text, for the flags at this place."""
+
+    number: int
+    position: int
+    spelled: Callable[[str], Regex]
+
+
+Tree: TypeAlias = "Regex | Start | End | Look | Behind | Sequence | Choice | Loop | Group | Reference"
 
 
 def sequence(parts: list[Tree]) -> Tree:
@@ -124,7 +143,7 @@ def children(tree: Tree) -> tuple[Tree, ...]:
         return tree.parts
     if isinstance(tree, Choice):
         return tree.options
-    return (tree.item,) if isinstance(tree, Loop | Look | Behind) else ()
+    return (tree.item,) if isinstance(tree, Loop | Look | Behind | Group) else ()
 
 
 def inside_out(tree: Tree) -> list[Tree]:

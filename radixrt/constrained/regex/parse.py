@@ -16,12 +16,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
-from radixrt.constrained.regex.algebra import chars, literal, repeat
+from radixrt.constrained.regex.algebra import chars, concat, literal, repeat
 from radixrt.constrained.regex.assertions import (
     Behind,
     End,
+    Group,
     Look,
     Loop,
+    Reference,
     RegexError,
     Start,
     Tree,
@@ -44,6 +46,7 @@ from radixrt.constrained.regex.readings import (
     taken,
     without_case,
 )
+from radixrt.constrained.regex.references import without_references
 from radixrt.constrained.regex.resolution import resolve
 
 MAX_PATTERN: Final = 10_000
@@ -75,7 +78,9 @@ def parse_regex(pattern: str, *, search: bool, mode: Mode = "narrow") -> Regex:
 
 def read_pattern(pattern: str, *, search: bool, mode: Mode = "ecma") -> Regex:
     """`parse_regex` for a pattern of any length."""
-    made = resolve(_Parser(pattern, mode).parse(), search=search)
+    parser = _Parser(pattern, mode)
+    tree = parser.parse()
+    made = resolve(without_references(tree) if parser.refers else tree, search=search)
     if made.depth > MAX_DEPTH // 2:
         raise RegexError("repetitions and alternatives are nested too deep", 0)
     return made
@@ -89,6 +94,7 @@ class _Group:
         kind: "(", or for a lookaround "=", "!", "<=" or "<!"; "" sets flags only.
         ignore_case, dot_all: the flags i and s.
         mode: the mode of the parser, inverted inside of a negative lookaround.
+        number: of a group that can be referred to; else 0.
     """
 
     opened_at: int
@@ -96,6 +102,7 @@ class _Group:
     ignore_case: bool
     dot_all: bool
     mode: Mode
+    number: int = 0
     options: list[Tree] = field(default_factory=list)
     parts: list[Tree] = field(default_factory=list)
 
@@ -105,12 +112,20 @@ class _Group:
 
 
 class _Parser:
-    """Parses one pattern, once."""
+    """Parses one pattern, once.
+
+    Attributes:
+        refers: the pattern may have references to groups.
+    """
 
     def __init__(self, pattern: str, mode: Mode) -> None:
         self.pattern = pattern
         self.at = 0
         self.groups = [_Group(0, "", False, False, mode)]
+        self.refers = _MAY_REFER.search(pattern) is not None
+        self._num_groups = 0
+        self._names: dict[str, int] = {}
+        self._ended: set[int] = set()
 
     def parse(self) -> Tree:
         pattern = self.pattern
@@ -132,6 +147,9 @@ class _Parser:
                 group.parts.append(End(newline=group.mode == "wide"))
             elif char == "\\" and pattern[self.at + 1 : self.at + 2] in _ASSERTIONS:
                 self._assertion(group)
+            elif char == "\\" and (found := _REFERENCE.match(pattern, self.at)) is not None and not self._is_octal():
+                start, self.at = self.at, found.end()
+                self._refer(group, found[1] or found[2], start)
             else:
                 start = self.at
                 atom = self._atom(char, group)
@@ -149,7 +167,14 @@ class _Parser:
             raise RegexError(f"groups are nested more than {MAX_GROUP_DEPTH} deep", at)
         group = _Group(at, "(", outer.ignore_case, outer.dot_all, outer.mode)
         self.at += 1
-        if pattern.startswith("?", self.at):
+        if pattern.startswith("?P=", self.at):
+            end = pattern.find(")", self.at)
+            name, self.at = pattern[self.at + 3 : max(end, self.at)], max(end, self.at) + 1
+            self._refer(outer, name, at)
+            return
+        if not pattern.startswith("?", self.at):
+            self._number(group)
+        else:
             self._group_kind(group)
             if not group.kind:
                 return
@@ -170,9 +195,17 @@ class _Parser:
             end = pattern.find(">", name_at)
             if end < 0 or not pattern[name_at:end].isidentifier():
                 raise RegexError("a group name must be a word that ends in '>'", name_at)
+            if self.refers and pattern[name_at:end] in self._names:
+                raise RegexError(f"there are two groups of the name {pattern[name_at:end]!r}", name_at)
+            self._number(group)
+            self._names[pattern[name_at:end]] = group.number
             self.at = end + 1
             return
         self._flags(group)
+
+    def _number(self, group: _Group) -> None:
+        self._num_groups += 1
+        group.number = self._num_groups
 
     def _flags(self, group: _Group) -> None:
         """`(?i:...)` and, at the very start, `(?i)`: flags i and s, which may also be switched off."""
@@ -206,12 +239,35 @@ class _Parser:
         inner = choice(group.options)
         outer = self.groups[-1].parts
         if group.kind == "(":
+            if self.refers and group.number:
+                inner = Group(inner, group.number, group.opened_at)
+                self._ended.add(group.number)
             outer.append(self._quantified(inner, group.opened_at))
         else:
             look = Behind if group.kind.startswith("<") else Look
             outer.append(look(inner, group.kind.endswith("!"), group.opened_at))
             if self._quantifier() is not None:
                 raise RegexError("a lookahead or lookbehind cannot be repeated", group.opened_at)
+
+    def _is_octal(self) -> bool:
+        return bool(_octal(self.pattern, self.at + 1, False))
+
+    def _refer(self, group: _Group, name: str, at: int) -> None:
+        """Add a reference to a group, given by its number or name, that begins at an index."""
+        number = int(name) if _is_number(name) else self._names.get(name, 0)
+        if not 0 < number <= self._num_groups:
+            raise RegexError(f"there is no group {name} before the reference to it", at)
+        if number not in self._ended:
+            reason = f"the group {name} has not ended where it is referred to: some programs take no text there"
+            raise RegexError(reason, at)
+        ignore_case, mode = group.ignore_case, group.mode
+
+        def spelled(text: str) -> Regex:
+            if not ignore_case:
+                return literal(text)
+            return concat(*[chars(taken(without_case(same(CharSet.of(char), mode)), mode)) for char in text])
+
+        group.parts.append(self._quantified(Reference(number, at, spelled), at))
 
     def _assertion(self, group: _Group) -> None:
         """`\\b`, `\\B`, `\\A`, `\\Z` and `\\z`. The last two mean the very end in Rust and in Python; programs to which
@@ -469,13 +525,15 @@ def _check_escaped(char: str, position: int, in_class: bool) -> None:
         raise RegexError("the pattern ends in a single backslash", position)
     if char.isascii() and char.isalnum():
         if char in "123456789k":
-            raise RegexError("references to groups are not supported: no regular language has them", position)
+            raise RegexError("a reference to a group is no character", position)
         raise RegexError(f"\\{char} is not an escape of ECMA-262", position)
     if char in "<>" and not in_class:
         reason = f"\\{char} is a word boundary in Rust's regex and a character elsewhere; write {char}"
         raise RegexError(reason, position)
 
 
+_MAY_REFER: Final = re.compile(r"\\[1-9k]|\(\?P=")
+_REFERENCE: Final = re.compile(r"\\(?:([1-9][0-9]?)|k<([^>]*)>)")
 _OCTAL: Final = re.compile(r"[0-3]?[0-7]{1,2}")
 
 

@@ -166,6 +166,7 @@ class _InContexts:
             number = self._behinds[tree]
             holds = [languages[number].nullable is not tree.negative for languages, _ in self._states]
             return tuple([rest if held else EMPTY for rest, held in zip(rests, holds)])
+        assert isinstance(tree, Loop)  # references are written out
         if tree.high is None or tree.high > UNROLLED:
             raise RegexError("a word boundary or lookaround inside a repetition is not supported", tree.position)
         rounds = [rests]

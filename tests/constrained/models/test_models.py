@@ -37,7 +37,6 @@ REFUSED = {
     "int 123457": "multipleOf: an automaton of more than 1,200 states",
     "pattern posix": "pattern: [:alpha:] is a class in Rust alone",
     "pattern operation": "pattern: && is an intersection in Rust alone",
-    **{f"back.{wrap}": "pattern: references to groups" for wrap in ("plain", "object")},
     **{
         f"{name}.{wrap}": "multipleOf: z.int() has bounds of 16 digits, each of which multiplies the remainders"
         for name in ("kilo", "day", "prime")
