@@ -25,6 +25,21 @@ def check(schema: dict[str, Any], values: list[Any]) -> None:
         assert checker.accepts(value) is expected, value
 
 
+@pytest.mark.parametrize("outer", [{}, {"type": "string"}])
+def test_one_of_thousands_of_values(outer: dict[str, Any]) -> None:
+    options = [{"const": f"v{number}", "title": str(number)} for number in range(5000)]
+    normal = normalize({"oneOf": options, **outer})
+    assert accepts(normal, "v4999")
+    assert not accepts(normal, "v5000")
+
+
+def test_one_of_thousands_of_tagged_objects() -> None:
+    normal = normalize({"oneOf": [{"properties": {"k": {"const": n}}, "required": ["k"], "type": "object"} for n in
+                                  range(4500)]})  # fmt: skip
+    assert accepts(normal, {"k": 4499, "x": 1})
+    assert not accepts(normal, {"k": 4500})
+
+
 SHAPES = [{}, {"a": 1}, {"a": "x"}, {"b": 1}, {"a": 1, "b": 1}, {"a": 1, "b": "x"}, {"c": None}, {"a": 1, "c": 1}]
 SCALARS = [None, True, 0, 1, 1.5, 6, 7, "", "x", "xx", [], [1], *SHAPES]
 
@@ -38,6 +53,11 @@ SCALARS = [None, True, 0, 1, 1.5, 6, 7, "", "x", "xx", [], [1], *SHAPES]
         {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
         {"oneOf": [{"properties": {"a": {"type": "integer"}}, "required": ["a"]}, {"required": ["b"]}]},
         {"not": {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}},
+        {"oneOf": [{"const": 0, "title": "none"}, {"enum": ["x", "xx"], "maxLength": 1}, {"const": {"a": 1}}]},
+        {"oneOf": [{"enum": [0, 1]}, {"enum": [1, 6]}]},
+        {"oneOf": [{"$ref": "#/$defs/x"}, {"const": 7}], "$defs": {"x": {"enum": ["x", 1.5]}}, "type": "number"},
+        {"not": {"oneOf": [{"const": 0}, {"const": "x"}]}},
+        {"oneOf": [{"const": {"a": 1}, "properties": {"a": {}}}, {"const": 1}], "unevaluatedProperties": False},
         {"anyOf": [{"type": "string", "maxLength": 1}, {"required": ["a"]}, {"const": [1]}]},
         {"not": {"anyOf": [{"type": "integer"}, {"type": "object"}]}},
         {"not": {"enum": [0, "x", [1], {"a": 1}, None, True]}},

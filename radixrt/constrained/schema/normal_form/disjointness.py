@@ -59,10 +59,31 @@ def all_disjoint(graph: Graph, assertion: AnyOf | OneOf) -> bool:
 
 
 def is_discriminated(graph: Graph, assertion: AnyOf | OneOf) -> bool:
-    """Return True if all options are objects with one required member, whose listed values differ among the options."""
+    """Return True if all options list values, and no value twice, or if all are objects with one required member, whose
+    listed values differ among the options."""
     found = graph.facts.discriminated.get(assertion)
     if found is None:
-        found = graph.facts.discriminated[assertion] = _find_discriminator(graph, assertion.options)
+        is_listed = options_by_value(graph, assertion) is not None
+        found = is_listed or _find_discriminator(graph, assertion.options)
+        graph.facts.discriminated[assertion] = found
+    return found
+
+
+def options_by_value(graph: Graph, assertion: AnyOf | OneOf) -> Mapping[Hashable, tuple[Located, Any]] | None:
+    """Return the option that lists each value, and the value; None if some option lists none, or two list one value."""
+    known = graph.facts.listed_options
+    if assertion not in known:
+        known[assertion] = _find_listed(graph, assertion.options)
+    return known[assertion]
+
+
+def _find_listed(graph: Graph, options: Sequence[Located]) -> dict[Hashable, tuple[Located, Any]] | None:
+    found: dict[Hashable, tuple[Located, Any]] = {}
+    for option in options:
+        values = listed_values(graph, Is(option, True))
+        if values is None or any(key(value) in found for value in values):
+            return None
+        found.update({key(value): (option, value) for value in values})
     return found
 
 

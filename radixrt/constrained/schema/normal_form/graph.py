@@ -48,6 +48,7 @@ class StaticFacts:
     evaluates_all: dict[Located, bool] = field(default_factory=dict)
     disjoint: dict[tuple[Located, Located], bool] = field(default_factory=dict)
     discriminated: dict[Assertion, bool] = field(default_factory=dict)
+    listed_options: dict[Assertion, dict[Hashable, tuple[Located, Any]] | None] = field(default_factory=dict)
     contradict: dict[frozenset[Formula], bool] = field(default_factory=dict)
     implies: dict[tuple[Formulas, Formulas], bool] = field(default_factory=dict)
     candidates: dict[Formulas, list[Any] | None] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from radixrt.constrained.schema.normal_form.direct import (
     scalar_content,
     single_schema,
 )
-from radixrt.constrained.schema.normal_form.disjointness import all_disjoint
+from radixrt.constrained.schema.normal_form.disjointness import all_disjoint, options_by_value
 from radixrt.constrained.schema.normal_form.graph import Graph
 from radixrt.constrained.schema.normal_form.keywords.applicators import AnyOf, OneOf
 from radixrt.constrained.schema.normal_form.keywords.base import Assertion
@@ -113,7 +113,7 @@ def _union(graph: Graph, node: Node, only: Assertion | None) -> tuple[Node, ...]
     must be combined. Each option keeps a separate rule in the grammar."""
     if len(node.formulas) == 1 and isinstance(node.formulas[0], Either):
         return tuple(dict.fromkeys(graph.node(option) for option in node.formulas[0].options))
-    if not isinstance(only, AnyOf | OneOf):
+    if not isinstance(only, AnyOf | OneOf) or (isinstance(only, OneOf) and options_by_value(graph, only) is not None):
         return None
     # With objects closed, a value for which two options hold may have the members of both.
     must_part = isinstance(only, OneOf) or (

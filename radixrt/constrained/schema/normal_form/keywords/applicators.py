@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from radixrt.constrained.schema.document.index import Located
-from radixrt.constrained.schema.normal_form.disjointness import are_disjoint, is_discriminated, lists_other_values
+from radixrt.constrained.schema.normal_form.disjointness import (
+    are_disjoint,
+    is_discriminated,
+    lists_other_values,
+    options_by_value,
+)
 from radixrt.constrained.schema.normal_form.keywords.base import (
     REFERENCES,
     Alternative,
@@ -17,6 +22,7 @@ from radixrt.constrained.schema.normal_form.keywords.base import (
 )
 from radixrt.constrained.schema.normal_form.nodes import NONE, Formulas, Is
 from radixrt.constrained.schema.normal_form.static_checks import evaluates, evaluates_all_members, possible_types
+from radixrt.constrained.schema.values import key
 
 if TYPE_CHECKING:
     from radixrt.constrained.schema.normal_form.branch import Branch, Scopes
@@ -181,14 +187,23 @@ class OneOf(_Options):
     keywords = ("oneOf",)
 
     def holds(self, context: Context, value: Any) -> bool:
+        listed = options_by_value(context.graph, self)
+        if listed is not None:
+            found = listed.get(key(value))
+            return found is not None and context.satisfies_in_place(found[0], value, exact=True)
         return sum(context.satisfies_in_place(option, value, exact=True) for option in self.options) == 1
 
     def apply(self, branch: Branch, scopes: Scopes) -> bool:
+        listed = options_by_value(branch.graph, self)
+        if listed is not None:
+            return branch.limit_values([value for _, value in listed.values()])
         possible = tuple(option for option in self.options if possible_types(branch.graph, option) & branch.types)
         return branch.choose([(OnlyOne(self, option, possible),) for option in possible], scopes)
 
     def refute(self, graph: Graph) -> Alternatives:
         found: Alternatives = [tuple(Is(option, False) for option in self.options)]
+        if is_discriminated(graph, self):
+            return found
         for place, one in enumerate(self.options):
             for two in self.options[place + 1 :]:
                 if one is two or not are_disjoint(graph, one, two):
