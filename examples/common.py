@@ -25,14 +25,18 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
 
 @contextmanager
 def backend(args: argparse.Namespace) -> Iterator[None]:
-    """Run the programs inside the block on the backend that the options name."""
-    if args.base_url:
-        rt.set_default_backend(args.base_url)
-        yield
-    else:
-        with rt.Engine(model=args.model, log_level="warning") as engine:
-            rt.set_default_backend(engine)
+    """Run the programs inside the block on the backend that the options name. An error of radixrt, e.g. that a model
+    reads no pictures, ends the example with its message."""
+    try:
+        if args.base_url:
+            rt.set_default_backend(args.base_url)
             yield
+        else:
+            with rt.Engine(model=args.model, log_level="warning") as engine:
+                rt.set_default_backend(engine)
+                yield
+    except rt.RadixRTError as error:
+        raise SystemExit(f"{type(error).__name__}: {error}") from None
 
 
 def output(name: str) -> Path:
@@ -50,4 +54,6 @@ def reuse(*states: rt.State) -> str:
 
 
 def reuse_line(calls: int, prompt: int, cached: int) -> str:
-    return f"reuse: {calls} calls, {prompt} prompt tokens, {cached} of them from the cache ({cached / prompt:.0%})"
+    return (
+        f"reuse: {calls} calls, {prompt} prompt tokens, {cached} of them from the cache ({cached / max(prompt, 1):.0%})"
+    )

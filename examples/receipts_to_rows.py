@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import datetime
-import json
 from pathlib import Path
 from typing import Literal
 
@@ -60,7 +59,11 @@ def main() -> None:
     if folder is None:
         folder = common.output("receipts")
         draw(folder)
+    if not folder.is_dir():
+        parser.error(f"--folder: there is no folder {folder}")
     paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in (".png", ".jpg", ".jpeg", ".webp"))
+    if not paths:
+        parser.error(f"--folder: {folder} has no pictures (*.png, *.jpg, *.jpeg, *.webp)")
 
     with common.backend(args):
         # If a picture cannot be read, its line holds the error, and the next run tries it again.
@@ -77,9 +80,9 @@ def main() -> None:
                 print(f"{path.name}: {receipt!r}{' (had it)' if result.resumed else ''}")
                 writer.writerow({"file": path.name, **receipt.model_dump()})
         print(f"{table}: {sum(not result.error for result in results)} of {len(paths)} receipts")
-        used = [json.loads(line).get("usage", {}) for line in output.read_text().splitlines()]
+        used = [result.usage for result in results if result.usage]  # none of a line that an earlier run wrote
         names = ("calls", "prompt_tokens", "cached_tokens")
-        print(common.reuse_line(*(sum(each.get(name, 0) for each in used) for name in names)))
+        print(common.reuse_line(*(sum(getattr(each, name) for each in used) for name in names)))
 
 
 if __name__ == "__main__":

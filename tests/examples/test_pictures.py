@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.examples.helpers import run
+from tests.examples.helpers import refused, run
 from tests.examples.test_programs import reuse
 
 
@@ -43,6 +43,7 @@ def test_receipts_to_rows_and_resuming_it(folder: Path, tmp_path: Path) -> None:
     assert cached > 0
     Image.new("RGB", (64, 64)).save(pictures / "3.jpg")
     again = run("receipts_to_rows", *arguments, cwd=tmp_path)
+    assert reuse(again)[0] == 1, "the line is about this run alone"
     assert again.count("(had it)") == 3
     assert "rows.csv: 4 of 4 receipts" in again
     lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
@@ -56,3 +57,14 @@ def test_judge_screenshots(folder: Path, tmp_path: Path) -> None:
     calls, prompt, cached = reuse(printed)
     assert calls == 6
     assert cached > prompt / 2
+
+
+def test_mistakes_end_with_a_message(tiny_model: Callable[[str], Path], folder: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    assert "there is no folder" in refused("receipts_to_rows", "--folder", empty, cwd=tmp_path)
+    empty.mkdir()
+    assert "has no pictures (*.png" in refused("receipts_to_rows", "--folder", empty, cwd=tmp_path)
+    message = refused("judge_screenshots", "--model", folder, "--before", "nothing.png", cwd=tmp_path)
+    assert "there is no file 'nothing.png'" in message
+    message = refused("judge_screenshots", "--model", tiny_model("llama"), cwd=tmp_path)
+    assert "reads no images; use a model of text and vision" in message

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from radixrt.errors import RadixRTError
 from radixrt.lang.pictures import Picture
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import ProgramHint, SelectMethod
@@ -95,7 +96,7 @@ class ChatOutput(RequestOutput, frozen=True, kw_only=True):
     tool_calls: Sequence[dict[str, Any]] = ()
 
 
-class Unsupported(Exception):
+class Unsupported(RadixRTError):
     """A backend lacks a feature that a program uses; the message names the feature and the backends that have it."""
 
 
