@@ -250,7 +250,7 @@ def make_scheduler_loop(
         cascade=None if config.executor.cascade == "off" else ready.cascade,
         stages=settings.stages,
         tiers=None if tiers is None else _make_tiers(tiers, executor.pool_bytes, on_cpu=ready.device == "cpu"),
-        media=_media_settings(config, settings, image_links, on_cpu=ready.device == "cpu"),
+        media=_media_settings(config, settings, image_links, ready),
     )
     # Pipeline stages need a step in flight for each stage, unless the user turned overlapping off.
     depth = config.scheduler.max_inflight_steps
@@ -281,7 +281,7 @@ def make_scheduler_loop(
     return loop
 
 
-def _media_settings(config: Config, settings: EngineSettings, links: str, *, on_cpu: bool) -> MediaSettings | None:
+def _media_settings(config: Config, settings: EngineSettings, links: str, ready: RunnerReady) -> MediaSettings | None:
     """Return what the scheduler needs to know of the model's vision tower; None for a model that reads text alone."""
     vision = settings.vision
     if vision is None:
@@ -289,7 +289,7 @@ def _media_settings(config: Config, settings: EngineSettings, links: str, *, on_
     return MediaSettings(
         vision,
         rows=encoder_rows(config.model.max_image_tokens),
-        flops_per_s=CPU_FLOPS_PER_S if on_cpu else GPU_FLOPS_PER_S,
+        flops_per_s=ready.tower_flops_per_s or (CPU_FLOPS_PER_S if ready.device == "cpu" else GPU_FLOPS_PER_S),
         shares_memory=config.executor.executor not in ("ray", "external"),
         links=links,
     )

@@ -19,16 +19,21 @@ buffer has ended long before."""
 
 
 class PinnedRing:
-    """Ring of page-locked host buffers, each of which grows as needed."""
+    """Ring of page-locked host buffers, each of which grows as needed.
 
-    def __init__(self) -> None:
-        self._buffers = [torch.empty(0, dtype=torch.uint8) for _ in range(RING)]
-        self._copied: list[torch.cuda.Event | None] = [None] * RING
+    Args:
+        count: number of buffers.
+        size: bytes that each buffer has at first.
+    """
+
+    def __init__(self, count: int = RING, size: int = 0) -> None:
+        self._buffers = [torch.empty(size, dtype=torch.uint8, pin_memory=size > 0) for _ in range(count)]
+        self._copied: list[torch.cuda.Event | None] = [None] * count
         self._next = 0
 
     def take(self, size: int) -> torch.Tensor:
         """Return uint8 [size] that no copy is reading. After enqueuing its copy, call `enqueued`."""
-        self._next = (self._next + 1) % RING
+        self._next = (self._next + 1) % len(self._buffers)
         copied = self._copied[self._next]
         if copied is not None:
             copied.synchronize()

@@ -187,6 +187,7 @@ class RunnerReady(Message, frozen=True, array_like=True, tag=True):
         weights: formats of the weights on this rank.
         token_bytes: bytes of one token's keys and values in the layers of this rank.
         state_bytes: bytes of one state slot on this rank.
+        tower_flops_per_s: measured speed of the vision tower; 0 if unknown.
     """
 
     rank: int
@@ -201,6 +202,7 @@ class RunnerReady(Message, frozen=True, array_like=True, tag=True):
     weights: WeightsInfo = WeightsInfo()
     token_bytes: int = 0
     state_bytes: int = 0
+    tower_flops_per_s: float = 0.0
 
 
 class StepOutput(Message, frozen=True, array_like=True, tag=True):
@@ -229,12 +231,15 @@ class StepFailed(Message, frozen=True, array_like=True, tag=True):
     Attributes:
         fatal: the rank cannot continue. False on a rank that holds the whole model: the device's state is intact, and
             only the requests of that step are lost.
+        lost_input: number of the input that could not be read (`EncodePiece.key`); only the requests that need it are
+            lost. 0 for another error.
     """
 
     step_id: int
     rank: int
     error: str
     fatal: bool
+    lost_input: int = 0
 
 
 class PartOrder(Message, frozen=True, array_like=True, tag=True):

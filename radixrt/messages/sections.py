@@ -106,6 +106,7 @@ class MediaSection(msgspec.Struct, frozen=True, array_like=True):
         source: int32[m], row of the encoder pool for each of them.
         positions: int32[3 * T], rotary positions of the step's T new tokens on the axes of time, height and width;
             empty if every new token has the position that `offsets` gives, the same on all axes.
+        is_awaited: the step has decode rows, whose next tokens wait for all of its work.
     """
 
     encode: list[EncodePiece] = []
@@ -113,6 +114,7 @@ class MediaSection(msgspec.Struct, frozen=True, array_like=True):
     places: bytes = b""
     source: bytes = b""
     positions: bytes = b""
+    is_awaited: bool = False
 
 
 def encode(section: msgspec.Struct) -> bytes:

@@ -121,10 +121,16 @@ class VisionSpec:
 
     def flops(self, height: int, width: int) -> int:
         """Return the operations of the matrix products for an image of a size in pixels."""
+        return self.piece_flops(height, width, 0, self.depth)
+
+    def piece_flops(self, height: int, width: int, first: int, count: int) -> int:
+        """Return the part of `flops` that blocks [first, first + count) take: with the first block the patches, behind
+        the last block and those of `deepstack` what makes rows."""
         rows, columns = self.grid(height, width)
-        patches = rows * columns * self.merge**2
-        behind = 2 * rows * columns * self._projector_weights * (1 + len(self.deepstack))
-        return 2 * patches * 3 * self.patch**2 * self.hidden + self.depth * self.block_flops(height, width) + behind
+        before = 2 * rows * columns * self.merge**2 * 3 * self.patch**2 * self.hidden if first == 0 else 0
+        made = sum(first <= block < first + count for block in self.deepstack) + (first + count == self.depth)
+        behind = 2 * rows * columns * self._projector_weights * made
+        return before + count * self.block_flops(height, width) + behind
 
     def block_flops(self, height: int, width: int) -> int:
         """Return the part of `flops` that one block takes."""

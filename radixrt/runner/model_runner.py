@@ -96,7 +96,7 @@ class ModelRunner:
         kv_cache_dtype: dtype of keys and values.
         num_states: slots of recurrent states; see `RunnerReady`.
         kv_cache, states: pools of keys and values, and of recurrent states (None without recurrent layers).
-        token_bytes, state_bytes: see `RunnerReady`.
+        token_bytes, state_bytes, tower_flops_per_s: see `RunnerReady`.
         batches: creates the batches of steps; owns the mirror of req_to_token and the future tokens.
         cascade, weights: see `RunnerReady`.
 
@@ -336,7 +336,11 @@ class ModelRunner:
     def _capture_next(self) -> bool:
         """Capture one more graph, with preference to requested graphs; return False if none is left."""
         graphs = [each for each in (self._graphs, self._prompt_graphs) if each is not None]
-        return any(each.capture_next(requested=only) for only in (True, False) for each in graphs)
+        if any(each.capture_next(requested=True) for each in graphs):
+            return True
+        if self._inputs is not None and self._inputs.idle_work():
+            return True
+        return any(each.capture_next(requested=False) for each in graphs)
 
     def warm_up(self) -> None:
         """Run dummy steps that allocate memory and load kernels. On CUDA, a later step would have to synchronize with
@@ -506,6 +510,10 @@ class ModelRunner:
         if self._group.rank:
             return SampledStep.nothing()
         return SampledStep.begin(result, values, self.device)
+
+    @property
+    def tower_flops_per_s(self) -> float:
+        return 0.0 if self._inputs is None else self._inputs.flops_per_s
 
     @property
     def token_bytes(self) -> int:

@@ -97,14 +97,35 @@ class ValueReader(Protocol):
         ...
 
 
+class InputLostError(Exception):
+    """An input of a step besides its tokens cannot be read.
+
+    Args:
+        number: see `StepFailed.lost_input`.
+    """
+
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(message)
+        self.number = number
+
+
 class InputReader(Protocol):
-    """Computes the inputs besides tokens that a section of a step names."""
+    """Computes the inputs besides tokens that a section of a step names.
+
+    Attributes:
+        flops_per_s: measured speed of the work; 0 if unknown.
+    """
+
+    flops_per_s: float
 
     def of_step(self, sections: dict[str, bytes], batches: BatchBuilder) -> StepInputs | None:
         """Do the work that a step asks for; return the inputs of its tokens, None for a step of tokens alone.
 
         Args:
             batches: owner of the rows' rotary offsets.
+
+        Raises:
+            InputLostError: an input cannot be read.
         """
         ...
 
@@ -113,7 +134,11 @@ class InputReader(Protocol):
         ...
 
     def measure(self) -> None:
-        """Do the largest piece of work, so that its memory is counted and its kernels are loaded."""
+        """Do the largest piece of work, so that its memory is counted and its kernels are loaded. On CUDA alone."""
+        ...
+
+    def idle_work(self) -> bool:
+        """Do a piece of work that makes later steps faster, while there is no step; return False if none is left."""
         ...
 
 

@@ -42,7 +42,7 @@ from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.runner.model_runner import ModelRunner
 from radixrt.runner.part import RunnerPart
 from radixrt.runner.step_allowance import StepAllowance
-from radixrt.runner.step_result import LogitsProcessorOutput, SampledStep
+from radixrt.runner.step_result import InputLostError, LogitsProcessorOutput, SampledStep
 from radixrt.runner.step_trace import StepRecord, StepTrace
 
 if TYPE_CHECKING:
@@ -167,6 +167,7 @@ class Worker:
                 r.weights,
                 r.token_bytes,
                 r.state_bytes,
+                r.tower_flops_per_s,
             )
         )
 
@@ -251,7 +252,8 @@ class Worker:
             if self._alone:
                 self.answer_ready(wait=True)  # answers keep the order of the steps
             fatal = not self._alone or not self._runner.is_usable()
-            self._answers.send(StepFailed(step.step_id, self._rank, _error_text(error), fatal=fatal))
+            lost = error.number if isinstance(error, InputLostError) else 0
+            self._answers.send(StepFailed(step.step_id, self._rank, _error_text(error), fatal=fatal, lost_input=lost))
             if fatal:
                 raise EngineError(f"step {step.step_id} broke it: {_error_text(error)}") from error
 

@@ -37,6 +37,11 @@ a fork arrive together, so computing a short prefix in each branch costs more th
 begin later. Fewer tokens are often only the header of a message. `explain` relies on this number."""
 
 
+TEACHING_STEPS = 8
+"""Number of steps with prompts without work on other inputs, from which alone the time of tokens is learned, before
+other steps may have both."""
+
+
 class Admission:
     """Plans the prefill chunks of each step: first for prompts under way, then for requests admitted into the step.
 
@@ -148,6 +153,8 @@ class Admission:
         if not reach.seconds or seconds == math.inf:
             return reach.tokens
         budget.spend_seconds(reach.seconds)
+        if self._step_time.times.extend_steps < TEACHING_STEPS:
+            return 0  # beside the decode rows, the tokens get a step of their own, which teaches their time
         return max(min(reach.tokens, budget.tokens_behind(start)), 0)
 
     def _admit(

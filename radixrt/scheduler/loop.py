@@ -290,9 +290,9 @@ class SchedulerLoop:
         started = time.perf_counter()
         batch = self._inflight.popleft()
         if isinstance(answer, StepFailed):
-            rids = ", ".join(req.rid for req in batch.requests)
+            ended = self._core.fail(batch, answer.error, time.monotonic(), lost_input=answer.lost_input)
+            rids = ", ".join(req.rid for req in ended)
             logger.error("step %d failed and ends request %s: %s", answer.step_id, rids, answer.error)
-            self._core.fail(batch, answer.error, time.monotonic())
         else:
             self._core.counters.runner_s += answer.forward_s
             self._core.commit(batch, answer, time.monotonic())

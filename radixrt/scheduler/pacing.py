@@ -12,8 +12,8 @@ from radixrt.scheduler.req import Req
 MIN_CHUNK_TOKENS = 64
 """Chunks that are bounded by their time have a multiple of MIN_CHUNK_TOKENS tokens, except the last chunk of a
 prompt."""
-MIN_STEPS = 8
-"""Number of steps with prompts that the model of their time needs."""
+MIN_STEPS = 3
+"""Number of steps with prompts that the model of their time needs: of three, one may compile kernels."""
 
 
 class HasTimes(Protocol):
@@ -30,10 +30,14 @@ class StepBudget:
 
     Args:
         tokens: maximum number of tokens.
+
+    Attributes:
+        inputs_s: predicted seconds of the step's work on other inputs than tokens.
     """
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
+        self.inputs_s = 0.0
 
     @property
     def is_spent(self) -> bool:
@@ -51,6 +55,7 @@ class StepBudget:
 
     def spend_seconds(self, seconds: float) -> None:
         """Subtract the predicted time of work on other inputs than tokens from the budget."""
+        self.inputs_s += seconds
 
     def spend(self, start: int, tokens: int) -> None:
         """Subtract a chunk of `tokens` tokens at position `start` from the budget."""
@@ -90,6 +95,7 @@ class TimedBudget(StepBudget):
         self._spend(tokens * (self._times.token + self._times.pair * (start + tokens / 2)))
 
     def spend_seconds(self, seconds: float) -> None:
+        super().spend_seconds(seconds)
         if seconds:
             self._is_new = False
             self._spend(seconds)
@@ -160,7 +166,7 @@ class Pacing:
             return math.inf
         if budget.seconds < math.inf:
             return budget.seconds
-        return max(self._seconds_beside_rows(step_time.times), 0.0)
+        return max(self._seconds_beside_rows(step_time.times) - budget.inputs_s, 0.0)
 
     def _budget_beside_rows(self, max_tokens: int, step_time: HasTimes) -> StepBudget:
         """Return the budget that the decode rows of the next step leave."""

@@ -183,6 +183,14 @@ class Inputs(Protocol):
         """
         ...
 
+    def lost(self, number: int) -> FinishError | None:
+        """Return the error of the row if it needs an input that a step could not read; None if the row does not.
+
+        Args:
+            number: see `StepFailed.lost_input`.
+        """
+        ...
+
 
 class Reads(Protocol):
     """Values that a request reads from forward passes over its tokens."""

@@ -386,20 +386,33 @@ class Scheduler:
         """Pass a report of a part's end in a rank to the part."""
         self.parts.reported[report.part](report.rank, report.data, now)
 
-    def fail(self, batch: ScheduleBatch, error: str, now: float) -> None:
+    def fail(self, batch: ScheduleBatch, error: str, now: float, *, lost_input: int = 0) -> list[Req]:
         """End the requests of the oldest step in flight, which raised, and recompute all other requests from their
         known tokens.
 
         The failed step has not written its slots, and later steps in flight may have read these slots. So the answers
         of the later steps are dropped, and the cache is reset.
+
+        Args:
+            lost_input: see `StepFailed`. If requests of the step need this input, only these requests end.
+
+        Returns:
+            The requests that ended.
         """
         self._num_inflight -= 1
         self._requests.recovering = True
-        for req in batch.requests:
-            if req.finish is None:
-                self._requests.end(req, Finish(FINISH_ERROR, error=FinishError(f"the step failed: {error}")), now)
+        found = [
+            req.inputs.lost(lost_input) if req.inputs is not None and lost_input else None for req in batch.requests
+        ]
+        failed = FinishError(f"the step failed: {error}")
+        ended = []
+        for req, lost in zip(batch.requests, found, strict=True):
+            if req.finish is None and (lost is not None or not any(found)):
+                self._requests.end(req, Finish(FINISH_ERROR, error=lost or failed), now)
+                ended.append(req)
         if self._num_inflight == 0:
             self._requests.recover(RESET_BY_STEP)
+        return ended
 
     def runner_lost(self, lost: Iterable[ScheduleBatch], reason: str, now: float) -> None:
         """Drop all steps in flight because the ModelRunner is dead, and queue all active requests again.

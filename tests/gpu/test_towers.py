@@ -12,6 +12,7 @@ import torch
 
 from radixrt.models.model_config import load_model_spec
 from radixrt.models.vision.load import load_tower
+from radixrt.parts.media.runner.tower_graphs import TowerGraphs
 from tests.models.vision.reference import random_pixels
 from tests.models.vision.test_towers import sizes_of, tower_of
 from tests.tiny_models import make_tiny_vision_model
@@ -55,3 +56,26 @@ def test_rows_equal_those_of_the_cpu(shape: str, tmp_path: Path) -> None:
         with no_waits():
             rows = rounded.encode(moved)
         assert (rows.float().cpu() - expected).norm() < 0.03 * expected.norm()
+
+
+def test_graphs_are_captured_at_once_or_later(tmp_path: Path) -> None:
+    """Beside decode rows, an image is encoded kernel by kernel, and its graph is captured while there is no step."""
+    from radixrt.layers.cuda_ops import CudaOps
+
+    folder = make_tiny_vision_model(tmp_path, "qwen3_vl")
+    tower = load_tower(folder, load_model_spec(folder), dtype="bfloat16", device="cuda", ops=CudaOps())
+    graphs = TowerGraphs(tower, torch.device("cuda"))
+    first, second = sizes_of(tower.spec)[:2]
+    pixels = {size: random_pixels(*size, 3).cuda() for size in (first, second)}
+    with torch.inference_mode():
+        graphs.may_capture = False
+        for size in (first, second, first):
+            assert graphs.encode(pixels[size]) is None
+        assert graphs.capture_next()
+        assert not graphs.capture_next()  # one image of the second size has asked for no graph
+        captured = graphs.encode(pixels[first])
+        graphs.may_capture = True
+        at_once = graphs.encode(pixels[second])
+        for size, rows in ((first, captured), (second, at_once)):
+            assert rows is not None
+            torch.testing.assert_close(rows, tower.encode_directly(pixels[size]))

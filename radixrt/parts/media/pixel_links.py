@@ -41,6 +41,14 @@ class PixelLinks:
         own = self._own(image.digest)
         return own if own and os.path.exists(own) else image.pixels
 
+    def has(self, image: RowImage) -> bool:
+        """Return whether all pixels of an image that is held can be read. Without names of its own the scheduler does
+        not look: the tokenizer is in the same process."""
+        try:
+            return not self._folder or os.path.getsize(self.path(image)) == 3 * image.height * image.width
+        except OSError:
+            return False
+
     def hold(self, image: RowImage) -> None:
         """Count a use of an image. If the file cannot get another name, the tokenizer's name remains the only one until
         the next use."""

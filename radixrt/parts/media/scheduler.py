@@ -16,37 +16,32 @@ import numpy as np
 
 from radixrt.errors import InvariantError
 from radixrt.messages.images import PROVEN_KEYS, RowImage
-from radixrt.messages.parts import FinishError
+from radixrt.messages.parts import FINISH_ERROR, Finish, FinishError
 from radixrt.messages.request import Request, Row
 from radixrt.messages.runner import StepOutput
 from radixrt.messages.scheduler_stats import MediaStats
 from radixrt.messages.sections import MEDIA, EncodePiece, MediaSection, encode
 from radixrt.messages.wire import Int32Array, pack_i32
-from radixrt.parts.media.encoder_pool import EncoderPool, Encoding
+from radixrt.parts.media.encoder_pool import EncoderPool, Encoding, Key
 from radixrt.parts.media.pixel_links import PixelLinks
 from radixrt.parts.media.rotary import RotaryPositions
 from radixrt.parts.media.settings import MediaSettings
+from radixrt.parts.media.tower_times import NO_WORK, TowerTimes, TowerWork
 from radixrt.scheduler.kv_manager import DecodeRows
 from radixrt.scheduler.part import Core, End, Part, Section
 from radixrt.scheduler.req import Reach, Req
 from radixrt.scheduler.schedule_batch import ByKind, Chunk, ScheduleBatch
 
-LEARNING = 0.2
-"""Weight of a step in the mean speed of the tower."""
-CLIP = 4.0
-"""Largest ratio of the speed in one step to the mean speed."""
 
-
-class _TowerWork(NamedTuple):
+class _Sent(NamedTuple):
     """Work of the tower in one step.
 
     Attributes:
         step: number of the section.
-        flops: floating-point operations.
     """
 
     step: int
-    flops: float
+    work: TowerWork
 
 
 class RowImages:
@@ -75,6 +70,14 @@ class RowImages:
         """As `Inputs.reach`."""
         return self._part.reach(self._req, self.within(start, start + wanted), start, wanted, seconds)
 
+    def lost(self, number: int) -> FinishError | None:
+        """As `Inputs.lost`."""
+        key = self._part.key_of(number)
+        # A request with output had the image encoded before the oldest step in flight, the one that has failed.
+        if key is None or self._req.num_output or self._req.namespace != key[0]:
+            return None
+        return PIXELS_LOST if any(image.digest == key[1] for image in self.images) else None
+
     def within(self, start: int, stop: int) -> list[RowImage]:
         """Return the images that have positions in [start, stop)."""
         return [image for image in self.images if image.start < stop and image.end > start]
@@ -85,6 +88,7 @@ class Media(Part):
 
     Attributes:
         pool: rows of the encoder pool.
+        times: model of the tower's times.
         encoded_images, reused_images: number of images whose encoding has begun, and of images of requests that the
             pool had already.
     """
@@ -94,14 +98,15 @@ class Media(Part):
     def __init__(self, settings: MediaSettings) -> None:
         self._settings, self._vision = settings, settings.vision
         self.pool = EncoderPool(settings.rows)
-        self._flops_per_s = settings.flops_per_s
+        self.times = TowerTimes(settings.flops_per_s, settings.image_s, settings.block_s)
         self._step = 0  # number of sections
         self._pieces: list[EncodePiece] = []  # work of the next step
-        self._flops = 0.0  # of `_pieces`
+        self._work = NO_WORK  # of `_pieces`
         self._links = PixelLinks(settings.links)
         self._groups: dict[str, list[bytes]] = {}  # digests of the images of all rows of a group, by its rid
         self._begins: list[bytes] = []  # digests of the images whose pixels `_pieces` read
         self._reads: dict[int, list[bytes]] = {}  # digests of the images whose pixels steps in flight read
+        self._lost: dict[Req, None] = {}  # requests that wait for an image whose pixels are lost
         self._begun: Encoding | None = None  # the only encoding of which some blocks are missing
         self._offsets: dict[int, int] = {}  # by row of req_to_token, of the rows whose offset is not 0
         self._changed: dict[int, int] = {}  # offsets that the next step must write
@@ -161,7 +166,7 @@ class Media(Part):
     def emptying(self) -> None:
         """Forget what the ModelRunner has lost."""
         self.pool.clear()
-        self._pieces, self._flops, self._begun = [], 0.0, None
+        self._pieces, self._work, self._begun = [], NO_WORK, None
         self._links.release(self._begins)
         self._begins = []
         # A new ModelRunner has offsets of 0, and one that goes on has the written ones: each is written again.
@@ -188,6 +193,17 @@ class Media(Part):
         if self._begun is encoding:
             self._begun = None
 
+    def tick(self, now: float) -> None:
+        """End the requests whose pixels are lost."""
+        lost, self._lost = self._lost, {}
+        for req in lost:
+            if req.finish is None:
+                self._core.requests.end(req, Finish(FINISH_ERROR, error=PIXELS_LOST), now)
+
+    def key_of(self, number: int) -> Key | None:
+        """Return the key of an encoding in the pool."""
+        return next((each.key for each in self.pool.encodings if each.number == number), None)
+
     # --- steps ---
 
     def reach(self, req: Req, images: Sequence[RowImage], start: int, wanted: int, seconds: float) -> Reach:
@@ -210,6 +226,9 @@ class Media(Part):
         """Return the image's place in the pool, and note that the request needs it; None if there is no room now."""
         key = (req.namespace, image.digest)
         found = self.pool.find(key)
+        if found is None and not self._links.has(image):
+            self._lost[req] = None
+            return None
         if found is None:
             # Blocks are computed for one image at a time, so that a rank keeps the state of one.
             if self._begun is not None:
@@ -234,13 +253,13 @@ class Media(Part):
         """Add blocks of the tower to the next step: at least one block to a step without any, even if it takes longer
         than `seconds`; return their predicted time."""
         image, settings = encoding.image, self._settings
-        flops = self._vision.block_flops(image.height, image.width)
-        block_s = flops / self._flops_per_s
-        left = self._vision.depth - encoding.blocks
-        fitting = left if seconds >= left * block_s else int(max(seconds, 0.0) / block_s)
-        count = min(left, max(fitting, 0 if self._pieces else 1))
+        count = self._vision.depth - encoding.blocks
+        while count and self.times.seconds(work := self._work_of(encoding, count)) > seconds:
+            count -= 1
         if not count:
-            return 0.0
+            if self._pieces:
+                return 0.0
+            count, work = 1, self._work_of(encoding, 1)
         path, data = self._links.path(image), b""
         if not encoding.blocks:
             self._links.hold(image)
@@ -263,10 +282,16 @@ class Media(Part):
         )
         encoding.blocks += count
         encoding.step = self._step
-        self._flops += count * flops
+        self._work = self._work.plus(work)
         if encoding.blocks == self._vision.depth:
             self._begun = None
-        return count * block_s
+        return self.times.seconds(work)
+
+    def _work_of(self, encoding: Encoding, count: int) -> TowerWork:
+        """Return the work of the next blocks of an image."""
+        image, first = encoding.image, encoding.blocks
+        flops = self._vision.piece_flops(image.height, image.width, first, count)
+        return TowerWork(int(first == 0), count, flops)
 
     def _is_held(self, encoding: Encoding) -> bool:
         """Return whether the next step or an active request needs an encoding."""
@@ -283,16 +308,17 @@ class Media(Part):
             return None
         positions = self._positions(chunks, decode) if self._vision.rotary_axes else b""
         places, source = self._places(chunks)
-        flops, pieces, changed = self._flops, self._pieces, self._changed
+        work, pieces, changed = self._work, self._pieces, self._changed
         if not (pieces or changed or positions or len(places)):
             return None
-        self._flops, self._pieces, self._changed = 0.0, [], {}
+        self._work, self._pieces, self._changed = NO_WORK, [], {}
         if self._begins:
             self._reads[self._step] = self._begins
             self._begins = []
         offsets = np.array(list(changed.items()), np.int32).reshape(-1)
-        data = encode(MediaSection(pieces, pack_i32(offsets), pack_i32(places), pack_i32(source), positions))
-        return Section(data, _TowerWork(self._step, flops) if flops else None, flops / self._flops_per_s)
+        columns = (pack_i32(offsets), pack_i32(places), pack_i32(source), positions)
+        data = encode(MediaSection(pieces, *columns, is_awaited=bool(decode.requests)))
+        return Section(data, _Sent(self._step, work) if pieces else None, self.times.seconds(work))
 
     def _places(self, chunks: Sequence[Chunk]) -> tuple[Int32Array, Int32Array]:
         """Return int32[m] indices of the step's tokens that are positions of images, and their rows of the pool."""
@@ -332,16 +358,12 @@ class Media(Part):
         for number in [number for number in self._reads if number <= step]:
             self._links.release(self._reads.pop(number))
 
-    def commit(self, batch: ScheduleBatch, kept: _TowerWork, output: StepOutput, now: float) -> None:
-        """Learn the speed of the tower from the time that a step took longer than its tokens."""
+    def commit(self, batch: ScheduleBatch, kept: _Sent, output: StepOutput, now: float) -> None:
+        """Learn the times of the tower from the time that a step took longer than its tokens."""
         self._read(kept.step)
-        times = self._core.step_time.times
-        tokens_s = times.seconds(*batch.shape) if times.extend_steps else 0.0
-        seconds = max(self._core.step_time.last_s - tokens_s, 0.1 * self._core.step_time.last_s)
-        if seconds > 0:
-            known = self._flops_per_s
-            speed = min(max(kept.flops / seconds, known / CLIP), known * CLIP)  # a step may capture a graph
-            self._flops_per_s = 1 / ((1 - LEARNING) / known + LEARNING / speed)
+        step_time, shape = self._core.step_time, batch.shape
+        if step_time.last_s > 0 and (step_time.times.extend_steps or not shape.tokens):
+            self.times.learn(kept.work, step_time.last_s, step_time.times.seconds(*shape))
 
     def stats(self, now: float) -> dict[str, MediaStats]:
         return {"media": MediaStats(self.pool.size, self.pool.used, self.encoded_images, self.reused_images)}
@@ -355,13 +377,16 @@ class Media(Part):
             row = each.row + each.count
 
 
+PIXELS_LOST = FinishError(
+    "the pixels of an image are lost, because the tokenizer process was started again; send the request again",
+    param="images",
+    code="busy",
+    status=503,
+)
+
+
 def _missing(image: RowImage) -> FinishError:
     """Return the error of a request whose pixels do not exist here."""
     if os.path.isdir(os.path.dirname(image.pixels)):
-        return FinishError(
-            "the pixels of an image are lost, because the tokenizer process was started again; send the request again",
-            param="images",
-            code="busy",
-            status=503,
-        )
+        return PIXELS_LOST
     return FinishError("images need the scheduler and the tokenizer on one machine", param="images", status=501)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from radixrt.models.vision_spec import VisionSpec
 
 CPU_FLOPS_PER_S, GPU_FLOPS_PER_S = 1e11, 3e14
-"""Speeds of towers that are assumed until steps have shown them."""
+"""Speeds of towers that are assumed until steps have shown them, if no rank has measured its own."""
 IMAGES_IN_POOL = 4
 """Largest images that the encoder pool holds at the same time."""
 
@@ -24,7 +24,8 @@ class MediaSettings:
     Attributes:
         vision: the tower, and its place in the language model.
         rows: rows of the encoder pool, at least those of the largest image.
-        flops_per_s: speed of the tower that is assumed until steps have shown it.
+        flops_per_s, image_s, block_s: times of the tower that are assumed until steps have shown them; see
+            `TowerTimes`.
         shares_memory: every rank reads the files of pixels; otherwise steps carry the pixels.
         links: see `PixelLinks`.
     """
@@ -34,3 +35,5 @@ class MediaSettings:
     flops_per_s: float
     shares_memory: bool = True
     links: str = ""
+    image_s: float = 1e-3
+    block_s: float = 1e-4

@@ -15,7 +15,9 @@ from radixrt.messages.sections import MEDIA, MediaSection, decode
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.parts.media.pixel_links import PixelLinks
 from radixrt.parts.media.rotary import RotaryPositions
-from tests.parts.media.fake_tower import BLOCKS, ImageHarness, axes, joined, picture
+from radixrt.parts.media.scheduler import PIXELS_LOST
+from radixrt.parts.media.tower_times import TowerTimes
+from tests.parts.media.fake_tower import BLOCKS, TOWER, ImageHarness, axes, joined, picture
 from tests.requests import embed_request
 
 BOOK, CAT, WIDE = picture(1, 3, 4), picture(2, 2, 2), picture(3, 2, 8)
@@ -146,7 +148,7 @@ def test_beside_decode_rows_an_image_is_encoded_in_pieces() -> None:
         h.show(f"warm{number}", [20 + number, *range(5, 20)], max_tokens=1)
         serve(f"warm{number}")
     wide = picture(7, 2, 2)
-    h.part._flops_per_s = h.part._settings.vision.block_flops(2, 2) / block_s
+    h.part.times = TowerTimes(TOWER.block_flops(2, 2) / block_s)
     h.show("image", [1, wide, 2], max_tokens=1)
     before = len(h.steps)
     serve("image")
@@ -165,7 +167,7 @@ def test_images_alone_bound_gaps_too() -> None:
     h.submit()
     h.now += 0.01
     h.commit()
-    h.part._flops_per_s = h.part._settings.vision.block_flops(3, 4) / 0.03
+    h.part.times = TowerTimes(TOWER.block_flops(3, 4) / 0.03)
     h.show("image", [1, BOOK, 2], max_tokens=1)
     h.drain()
     h.assert_seen("image")
@@ -182,7 +184,7 @@ def test_pipeline_stages(stages: int) -> None:
             h.submit()
             h.now += 0.01
             h.commit()
-    h.part._flops_per_s = h.part._settings.vision.block_flops(3, 4) / 30.0
+    h.part.times = TowerTimes(TOWER.block_flops(3, 4) / 30.0)
     for number in range(3):
         h.show(f"r{number}", [1, picture(50 + number, 3, 4), 2])
     h.drain()
@@ -268,7 +270,7 @@ def test_pixels_that_cannot_be_read_do_not_end_the_scheduler(tmp_path) -> None:
 def stored(image: RowImage, folder: Path) -> RowImage:
     """Return an image whose pixels are in a file, as the tokenizer process writes one."""
     path = folder / image.digest.hex()
-    path.write_bytes(b"pixels")
+    path.write_bytes(bytes(3 * image.height * image.width))
     return msgspec.structs.replace(image, pixels=str(path))
 
 
@@ -332,6 +334,52 @@ def test_pixels_that_are_lost_on_the_way_are_refused(tmp_path: Path) -> None:
     errors = [h.finishes[rid].error for rid in ("gone", "elsewhere")]
     assert [error.status for error in errors if error is not None] == [503, 501]
     assert "send the request again" in h.finishes["gone"].error.message  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("left", [None, 5])
+def test_pixels_that_vanish_end_only_the_requests_that_need_them(left: int | None, tmp_path: Path) -> None:
+    """The file is gone, or cut short, when the image is to be encoded."""
+    links = tmp_path / "links"
+    h = ImageHarness(max_context=96, num_slots=200, links=str(links), max_gap_ms=50.0)
+    h.show("text", [7, 8, 9], max_tokens=40, ignore_eos=True)
+    h.turn()
+    shown, whole = stored(BOOK, tmp_path), stored(CAT, tmp_path)
+    for rid, image in (("lost", shown), ("again", shown), ("other", whole)):
+        h.show(rid, [1, image, 5])
+    for path in (links / shown.digest.hex(), Path(shown.pixels)):
+        if left is None:
+            path.unlink()
+        else:
+            path.write_bytes(bytes(left))
+    while h.scheduler.waiting or h.scheduler.active:
+        h.now += 0.06
+        h.turn()
+    for rid in ("lost", "again"):
+        error = h.finishes[rid].error
+        assert error is not None
+        assert (error.status, error.code, error.param) == (503, "busy", "images")
+    for rid in ("text", "other"):
+        h.assert_seen(rid)
+    assert h.scheduler.counters.cache_resets.total() == 0
+
+
+def test_a_step_that_cannot_read_pixels_ends_only_the_requests_that_need_them() -> None:
+    """The file was there when the step was decided. All other requests are computed again."""
+    h = ImageHarness(max_context=96, num_slots=400, max_running_requests=8)
+    h.show("text", [7, 8, 9], max_tokens=40, ignore_eos=True)
+    for rid, image in (("lost", BOOK), ("other", CAT)):
+        h.show(rid, [1, image, 5])
+    h.show("later", [2, BOOK, 5])
+    assert h.submit()
+    batch = h.inflight.popleft()
+    (lost,) = (each for each in h.part.pool.encodings if each.image.digest == BOOK.digest)
+    ended = h.scheduler.fail(batch, "gone", h.now, lost_input=lost.number)
+    h.take()
+    assert {req.rid for req in ended} == {"lost", "later"}
+    assert h.finishes["lost"].error == h.finishes["later"].error == PIXELS_LOST
+    h.drain()
+    for rid in ("text", "other"):
+        h.assert_seen(rid)
 
 
 def test_a_new_scheduler_removes_the_names_of_the_last(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from radixrt.messages.wire import unpack_i32
 from radixrt.models.model_config import ModelSpec
 from radixrt.models.vision.divided import encode_divided
 from radixrt.models.vision.load import load_tower
+from radixrt.models.vision.parts import CHANNELS
 from radixrt.models.vision.tower import Encoding, VisionTower
 from radixrt.models.vision_spec import VisionSpec
+from radixrt.parts.media.runner.pixels import PixelReader
 from radixrt.parts.media.runner.tower_graphs import CAPTURE_AT, TowerGraphs
 from radixrt.parts.media.settings import IMAGES_IN_POOL
 from radixrt.runner.runner_config import RunnerConfig
@@ -33,21 +36,34 @@ class ImageEncoder:
         num_rows: rows of the encoder pool.
         group: the ranks that share the images of a step.
         progress: called before each image, or each block of a tower on a CPU.
+        captures: capture the tower in CUDA graphs.
+
+    Attributes:
+        flops_per_s: see `InputReader`.
     """
 
     def __init__(
         self, tower: VisionTower | None, spec: VisionSpec, num_rows: int, group: TPGroup,
-        progress: Callable[[], None],
+        progress: Callable[[], None], *, captures: bool = False,
     ) -> None:  # fmt: skip
         self._tower, self._spec, self._group, self._progress = tower, spec, group, progress
         self._device = device = group.device
         self._uploader = Uploader(device)
-        self._num_rows = num_rows
+        self._graphs: TowerGraphs | None = None
+        side = spec.patch * spec.merge
+        # The largest image: the only size, or as many tokens as the pool is made for.
+        self._side = spec.image_size or side * max(1, int((num_rows / IMAGES_IN_POOL) ** 0.5))
+        largest = spec.image_size**2 if spec.image_size else num_rows // IMAGES_IN_POOL * side**2
+        self._reader = PixelReader(device, 0 if tower is None else CHANNELS * largest)
         self._begun: tuple[int, Encoding] | None = None
+        self.flops_per_s = 0.0
         self._pool: torch.Tensor | None = None
         if tower is not None:
             dtype = tower.context.activation_dtype
             self._pool = torch.zeros(num_rows, tower.out_columns, dtype=dtype, device=device)
+            if device.type == "cuda" and captures:
+                self._graphs = TowerGraphs(tower, device)
+                tower.replay = self._graphs.encode
 
     @staticmethod
     def of(
@@ -71,9 +87,8 @@ class ImageEncoder:
                 show_progress=config.show_progress,
                 ops=ops,
             )
-            if device.type == "cuda" and config.cuda_graph != "off":
-                tower.replay = TowerGraphs(tower, device).encode
-        return ImageEncoder(tower, spec.vision, config.image_rows, group, progress)
+        captures = config.cuda_graph != "off"
+        return ImageEncoder(tower, spec.vision, config.image_rows, group, progress, captures=captures)
 
     def of_step(self, sections: dict[str, bytes], batches: BatchBuilder) -> StepInputs | None:
         """As `InputReader.of_step`."""
@@ -81,6 +96,8 @@ class ImageEncoder:
         if section is None:
             return None
         if self._tower is not None and section.encode:
+            if self._graphs is not None:
+                self._graphs.may_capture = not section.is_awaited
             self._encode(self._tower, section.encode)
         if section.offsets:
             batches.set_offsets(*unpack_i32(section.offsets).reshape(-1, 2).T)
@@ -97,13 +114,21 @@ class ImageEncoder:
         return StepInputs(places, rows, tuple(added), on_axes)
 
     def measure(self) -> None:
-        """Encode an image of the most tokens, or one of the only size."""
+        """Encode an image of the most tokens, or one of the only size, and measure the speed."""
         if self._tower is None:
             return
-        side = self._spec.patch * self._spec.merge
-        height = self._spec.image_size or side * max(1, int((self._num_rows / IMAGES_IN_POOL) ** 0.5))
+        pixels = torch.zeros(self._side, self._side, CHANNELS, dtype=torch.uint8, device=self._device)
         for _ in range(CAPTURE_AT):  # a graph takes memory too
-            self._tower.encode(torch.zeros(height, height, 3, dtype=torch.uint8, device=self._device))
+            self._tower.encode(pixels)
+        torch.cuda.synchronize(self._device)
+        started = time.perf_counter()
+        self._tower.encode(pixels)
+        torch.cuda.synchronize(self._device)
+        self.flops_per_s = self._spec.flops(self._side, self._side) / (time.perf_counter() - started)
+
+    def idle_work(self) -> bool:
+        """Capture one more graph of the tower; see `InputReader.idle_work`."""
+        return self._graphs is not None and self._graphs.capture_next()
 
     def reset(self) -> None:
         """As `InputReader.reset`."""
@@ -116,14 +141,14 @@ class ImageEncoder:
         whole = [piece for piece in pieces if piece.count == tower.num_blocks and self._device.type == "cuda"]
         if whole:
             self._progress()
-            rows = encode_divided(tower, [self._pixels(piece) for piece in whole], self._group)
+            rows = encode_divided(tower, [self._reader.read(piece) for piece in whole], self._group)
             for piece, each in zip(whole, rows, strict=True):
                 self._write(piece, each)
         for piece in pieces:
             if piece in whole:
                 continue
             if piece.first == 0:
-                self._begun = piece.key, tower.begin(self._pixels(piece))
+                self._begun = piece.key, tower.begin(self._reader.read(piece))
             assert self._begun is not None
             assert self._begun[0] == piece.key, "pieces of two images are mixed"
             encoding = self._begun[1]
@@ -138,11 +163,3 @@ class ImageEncoder:
         """Write the rows of an image into the pool."""
         assert self._pool is not None
         self._pool[piece.row : piece.row + len(rows)] = rows
-
-    def _pixels(self, piece: EncodePiece) -> torch.Tensor:
-        """Return uint8 [height, width, 3] on the device."""
-        data = np.frombuffer(bytearray(piece.data), np.uint8) if piece.data else np.fromfile(piece.pixels, np.uint8)
-        pixels = torch.from_numpy(data).view(piece.height, piece.width, 3)
-        if self._device.type != "cuda":
-            return pixels
-        return pixels.pin_memory().to(self._device, non_blocking=True)

@@ -20,6 +20,9 @@ MAX_GRAPHS = 8
 MAX_PATCHES = 6144
 """Images with more patches take the device longer than the host."""
 
+Size = tuple[int, int]
+"""Height and width of an image in pixels."""
+
 
 class _Graph(NamedTuple):
     graph: torch.cuda.CUDAGraph
@@ -32,15 +35,20 @@ class TowerGraphs:
 
     Args:
         tower: a tower on a CUDA device.
+
+    Attributes:
+        may_capture: a missing graph may be captured at once, because no decode row waits. Otherwise the image is
+            encoded kernel by kernel, and `capture_next` captures the graph.
     """
 
     def __init__(self, tower: VisionTower, device: torch.device) -> None:
         self._tower, self._device = tower, device
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._graphs: OrderedDict[tuple[int, int], _Graph] = OrderedDict()
-        self._seen: Counter[tuple[int, int]] = Counter()
+        self._graphs: OrderedDict[Size, _Graph] = OrderedDict()
+        self._seen: Counter[Size] = Counter()
         self._failed = False
+        self.may_capture = True
 
     def encode(self, pixels: torch.Tensor) -> torch.Tensor | None:
         """Return the rows of an image as `VisionTower.encode`; None if the caller must compute them.
@@ -53,9 +61,7 @@ class TowerGraphs:
             return None
         if size not in self._graphs:
             self._seen[size] += 1
-            if self._seen[size] < CAPTURE_AT:
-                return None
-            if not self._capture(size, pixels):
+            if self._seen[size] < CAPTURE_AT or not self.may_capture or not self._capture(size):
                 return None
         self._graphs.move_to_end(size)
         found = self._graphs[size]
@@ -63,12 +69,17 @@ class TowerGraphs:
         found.graph.replay()
         return found.rows.clone()
 
-    def _capture(self, size: tuple[int, int], pixels: torch.Tensor) -> bool:
+    def capture_next(self) -> bool:
+        """Capture one more graph that images have asked for; return False if there is none."""
+        wanted = [size for size, count in self._seen.items() if count >= CAPTURE_AT and size not in self._graphs]
+        return bool(wanted) and not self._failed and self._capture(wanted[0])
+
+    def _capture(self, size: Size) -> bool:
         """Capture the encoding of images of a size; return False if that fails."""
         stream = self._stream
-        stream.wait_stream(torch.cuda.current_stream(self._device))
         try:
-            static = pixels.clone()
+            static = torch.zeros(*size, 3, dtype=torch.uint8, device=self._device)
+            stream.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(stream):
                 self._tower.encode_directly(static)  # kernels are loaded, and tables of the size are made
             torch.cuda.synchronize(self._device)
