@@ -19,27 +19,33 @@ buffer has ended long before."""
 
 
 class PinnedRing:
-    """Ring of page-locked host buffers, each of which grows as needed.
+    """Ring of page-locked host buffers of one size, which all grow together: the allocation of page-locked memory waits
+    for the device, so there should be few, and none after the largest step at the start.
 
     Args:
         count: number of buffers.
-        size: bytes that each buffer has at first.
+        size: bytes of each buffer at first.
     """
 
     def __init__(self, count: int = RING, size: int = 0) -> None:
-        self._buffers = [torch.empty(size, dtype=torch.uint8, pin_memory=size > 0) for _ in range(count)]
-        self._copied: list[torch.cuda.Event | None] = [None] * count
+        self._count = count
         self._next = 0
+        self._resize(size)
+
+    def _resize(self, size: int) -> None:
+        # Torch keeps memory that a copy in flight reads.
+        self._memory = torch.empty(self._count, size, dtype=torch.uint8, pin_memory=size > 0)
+        self._copied: list[torch.cuda.Event | None] = [None] * self._count
 
     def take(self, size: int) -> torch.Tensor:
         """Return uint8 [size] that no copy is reading. After enqueuing its copy, call `enqueued`."""
-        self._next = (self._next + 1) % len(self._buffers)
+        self._next = (self._next + 1) % self._count
+        if self._memory.shape[1] < size:
+            self._resize(max(2 * size, 4096))
         copied = self._copied[self._next]
         if copied is not None:
             copied.synchronize()
-        if self._buffers[self._next].numel() < size:
-            self._buffers[self._next] = torch.empty(max(2 * size, 4096), dtype=torch.uint8, pin_memory=True)
-        return self._buffers[self._next][:size]
+        return self._memory[self._next, :size]
 
     def enqueued(self) -> None:
         """Record that the copy from the last buffer is in the current stream."""
@@ -51,11 +57,15 @@ class PinnedRing:
 
 class Uploader:
     """Copies arrays to the device. On the CPU the tensors share the arrays' memory; to CUDA, all arrays of a call are
-    copied by a single asynchronous copy."""
+    copied by a single asynchronous copy.
 
-    def __init__(self, device: torch.device) -> None:
+    Args:
+        size: bytes of the largest call, if no step at the start makes it.
+    """
+
+    def __init__(self, device: torch.device, size: int = 0) -> None:
         self._device = device
-        self._ring = PinnedRing() if device.type == "cuda" else None
+        self._ring = PinnedRing(size=size) if device.type == "cuda" else None
 
     def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[torch.Tensor]:
         """Return a tensor on the device for each array, of the same shape and dtype."""

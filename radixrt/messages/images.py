@@ -8,6 +8,7 @@ at most -2: -1 stands for a token that is not known yet, and all other values ar
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator
 
 import msgspec
 import numpy as np
@@ -46,6 +47,16 @@ class RowImage(msgspec.Struct, frozen=True, array_like=True):
     def end(self) -> int:
         """Position behind the image's last key."""
         return self.start + self.count
+
+
+def images_to_encode(images: Iterable[RowImage], cached: int) -> Iterator[RowImage]:
+    """Yield the images of a row that must be encoded if the keys and values of its first `cached` tokens are cached:
+    those with positions behind, each picture once."""
+    seen: set[bytes] = set()
+    for image in images:
+        if image.end > cached and image.digest not in seen:
+            seen.add(image.digest)
+            yield image
 
 
 def image_keys(digest: bytes, count: int) -> Int32Array:

@@ -83,6 +83,16 @@ class Request(Message, frozen=True, array_like=True, tag=True):
         """Id of the request."""
         return self.envelope.rid
 
+    @property
+    def images(self) -> list[RowImage]:
+        """The images of all rows. Those of later rows count as behind the first row: a cached beginning of the first
+        row has none of them, unless the first row shows them too."""
+        first, *others = self.rows
+        shown = {image.digest for image in first.images}
+        later = [image for row in others for image in row.images if image.digest not in shown]
+        end = self.num_tokens
+        return [*first.images, *(msgspec.structs.replace(image, start=end) for image in later)]
+
     @staticmethod
     def generate(
         rid: str,

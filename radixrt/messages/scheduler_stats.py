@@ -205,12 +205,14 @@ class MediaStats(msgspec.Struct, frozen=True, array_like=True):
         rows, rows_used: rows of the pool, and those that an image has.
         encoded: images that were encoded since the scheduler started.
         reused: images of requests that were in the pool already.
+        position_s: predicted seconds of encoding, for each position of the last images.
     """
 
     rows: int
     rows_used: int
     encoded: int
     reused: int
+    position_s: float = 0.0
 
 
 class SchedulerStats(Message, frozen=True, array_like=True, tag=True):

@@ -176,7 +176,7 @@ class Placement:
         hits = self.hits(request, decoding)
         answers = []
         for number, load in decoding.items():
-            work = Work(request.length - hits.get(number, 0), request.length, request.output)
+            work = Work(request.length - hits.get(number, 0), request.length, request.output, request.arrival.images)
             transfer = self.transfers.of_prompt(request, source, load, hits.get(number, 0))
             price = price_s(load, work) if transfer is None else self._moved_price_s(load, work, transfer)
             answers.append(_Answer(price, load, work, transfer))
@@ -185,7 +185,7 @@ class Placement:
     def _work(self, request: RoutedRequest, load: ReplicaLoad, hit: int) -> Work:
         """Return the request's work on a replica that has the first `hit` tokens."""
         output = 1.0 if self.roles.prefills(request, load) else request.output
-        return Work(request.length - hit, request.length, output)
+        return Work(request.length - hit, request.length, output, request.arrival.images)
 
     def hits(self, request: RoutedRequest, loads: Iterable[int]) -> dict[int, int]:
         """Return the number of cached input tokens on each replica; replicas without any may be missing."""
@@ -283,7 +283,7 @@ class Placement:
             hits = {replica: self._nearly(request, replica, hits.get(replica, 0)) for replica in loads}
             # The first branch decides for all of the fork.
             shared = granules * GRANULE_TOKENS
-            branch = Work(max(request.length - shared, 1), request.length, output)
+            branch = Work(max(request.length - shared, 1), request.length, output, request.arrival.images)
             left = self._forks[key] = divide_fork(loads, hits, shared, branch, hint.siblings)
             if len(self._forks) > MAX_PROGRAMS:
                 self._forks.popitem(last=False)

@@ -1,7 +1,7 @@
 """Prices of replicas for a request, in seconds: the delay of the request, and the delay of all other requests.
 
-    own       prompts ahead of the request and its own miss, each with the decode rows of the same steps; waiting for a
-              row and for slots; the request's own decode steps
+    own       prompts ahead of the request and its own miss, each with the decode rows of the same steps, and the
+              encoding of their images; waiting for a row and for slots; the request's own decode steps
     others    time that the request's miss and decode rows add to the steps of every request on the replica; half as
               much again for a miss that evicts prefixes which other requests would have hit
 
@@ -36,17 +36,19 @@ def wait_s(load: ReplicaLoad, work: Work, *, is_first: bool = False, coming: int
     started = open_rows - load.unstarted_rows
     step_s = times.step + times.row * started + times.context * load.context
     tokens, rows = load.unstarted_tokens + work.miss, open_rows + 1 + coming
+    encode = load.unstarted_encode + work.encode
     slots = load.reachable - coming * work.output
     if not is_first:
         queue = load.queue
         tokens += queue.tokens
+        encode += queue.encode
         rows += queue.size
         slots -= queue.slots
     # Prompt tokens before the first output, each chunk in a step with the rows that decode.
-    wait = tokens * times.token
+    wait = tokens * times.token + encode * load.position_s
     if started:
         chunks_s = times.seconds_beside_rows(started, load.context, info.max_gap_s)
-        chunks = max(tokens / info.chunked_prefill_size, tokens * times.token / chunks_s)
+        chunks = max(tokens / info.chunked_prefill_size, wait / chunks_s)
         wait += (chunks + 0.5) * step_s
     # Number of open requests that must end before this request has a row and slots. They end evenly over time.
     ends: float = rows - info.max_running_requests
@@ -61,12 +63,13 @@ def wait_s(load: ReplicaLoad, work: Work, *, is_first: bool = False, coming: int
 def price_s(load: ReplicaLoad, work: Work, *, is_first: bool = False) -> float:
     """Return the price of a replica for a request; see the module's docstring."""
     times, count = load.times, len(load.open) + load.queue.size
-    miss, length, output = work
+    miss, length, output, _ = work
     row_s = times.row + times.context * length
     step_s = times.step + times.row * count + times.context * load.context + row_s
     miss_s = miss * times.token
     if load.free < miss:
         miss_s *= EVICTION
+    miss_s += work.encode * load.position_s
     return wait_s(load, work, is_first=is_first) + output * step_s + count * (miss_s + output * row_s)
 
 
@@ -92,12 +95,14 @@ def divide_fork(
         load, times = loads[replica], loads[replica].times
         prefix = max(shared - hits.get(replica, 0), 0)
         row_s = times.row + times.context * branch.length
-        first_s = wait_s(load, Work(prefix + branch.miss, branch.length, branch.output))
-        last_s = wait_s(load, Work(prefix + count * branch.miss, branch.length, count * branch.output))
+        of_first = Work(prefix + branch.miss, branch.length, branch.output, branch.images)
+        encode_s = (of_first.encode + (count - 1) * branch.encode) * load.position_s
+        first_s = wait_s(load, of_first)
+        last_s = wait_s(load, Work(prefix + count * branch.miss, branch.length, count * branch.output)) + encode_s
         others = len(load.open) + load.queue.size
         step_s = times.step + times.row * others + times.context * load.context
         own = (first_s + last_s) / 2 + branch.output * (step_s + count * row_s)
-        miss_s = (prefix + count * branch.miss) * times.token * (EVICTION if load.free < prefix else 1.0)
+        miss_s = (prefix + count * branch.miss) * times.token * (EVICTION if load.free < prefix else 1.0) + encode_s
         return count * own + others * (miss_s + count * branch.output * row_s)
 
     # For each number of replicas, branches go part by part to the replica whose price rises the least.

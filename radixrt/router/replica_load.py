@@ -57,12 +57,15 @@ class ReplicaLoad:
         queue: requests that are bound to the replica and wait in the router.
         unstarted_rows, unstarted_tokens: number of open requests without output, and of input tokens to compute for
             these requests.
+        unstarted_encode: positions of images to encode for them.
         context: sum of the lengths of open requests with output.
         outputs: sum of the expected outputs of open requests.
         reachable: free and evictable slots, less the slots that open requests are expected to take yet.
         free: free slots.
         fitted: model of step times from the replica's scheduler; None before the scheduler has fitted one.
         times: model that prices use: the mean over all replicas (`share_times`).
+        position_s: predicted seconds of encoding a position of an image: the mean over all replicas (`share_times`).
+        encoding_s: the same of this replica alone (`MediaStats.position_s`).
         measured: `TierStats.fetch_token_s` of the replica's scheduler; empty before its first fetch.
         fetch_token_s: predicted seconds of a fetched token by tier, which prices use: the mean over all replicas
             (`share_times`). A missing tier counts as free, so that a first fetch is tried.
@@ -84,6 +87,8 @@ class ReplicaLoad:
         self.fitted: StepTimes | None = None
         self.unstarted_rows = 0
         self.unstarted_tokens = 0
+        self.unstarted_encode = 0
+        self.position_s = self.encoding_s = 0.0
         self.context = 0
         self.outputs = 0.0
         self.reachable = float(info.num_slots)
@@ -103,7 +108,10 @@ class ReplicaLoad:
         rows, info = len(self.open), self.info
         if not rows:
             return ""
-        if self.unstarted_tokens >= AHEAD_STEPS * info.chunked_prefill_size:
+        ahead: float = self.unstarted_tokens
+        if self.unstarted_encode:
+            ahead += self.unstarted_encode * self.position_s / self.times.token
+        if ahead >= AHEAD_STEPS * info.chunked_prefill_size:
             return "prompts"
         if rows >= info.max_running_requests:
             return "requests"
@@ -157,6 +165,7 @@ class ReplicaLoad:
         self.sampled.add(request.rid, request.work.output)
         self.unstarted_rows += 1
         self.unstarted_tokens += request.work.miss
+        self.unstarted_encode += request.work.encode
         self.outputs += request.work.output
         self.reachable -= request.slots
 
@@ -165,6 +174,7 @@ class ReplicaLoad:
         request.has_started = True
         self.unstarted_rows -= 1
         self.unstarted_tokens -= request.work.miss
+        self.unstarted_encode -= request.work.encode
         self.context += request.work.length
 
     def ended(self, request: RoutedRequest) -> None:
@@ -178,6 +188,7 @@ class ReplicaLoad:
         else:
             self.unstarted_rows -= 1
             self.unstarted_tokens -= request.work.miss
+            self.unstarted_encode -= request.work.encode
         self.reachable += request.slots
 
     def reported(self, stats: SchedulerStats) -> None:
@@ -187,17 +198,22 @@ class ReplicaLoad:
         self.reachable = stats.slots_free + stats.slots_evictable - taken
         if stats.load is not None and stats.load.step_times is not None and stats.load.step_times.extend_steps:
             self.fitted = stats.load.step_times
+        if stats.media is not None:
+            self.encoding_s = stats.media.position_s
         if stats.tiers is not None:
             self.measured = stats.tiers.fetch_token_s
 
 
 def share_times(loads: Collection[ReplicaLoad]) -> None:
-    """Give all replicas the mean of the models of step times that replicas have fitted, and of the times of fetches
-    that replicas have measured.
+    """Give all replicas the means of the models of step times that replicas have fitted, and of the times of encoding
+    and of fetches that replicas have measured.
 
     Replicas run on equal devices, so differences between the models are noise, which would outweigh most prefixes. A
     replica without a model would look better or worse than it is.
     """
+    encoding = [load.encoding_s for load in loads if load.encoding_s]
+    for load in loads if encoding else ():
+        load.position_s = sum(encoding) / len(encoding)
     fetches = [load.measured for load in loads if load.measured]
     if fetches:
         token_s = {tier: sum(each[tier] for each in fetches) / len(fetches) for tier in fetches[0]}

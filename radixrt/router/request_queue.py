@@ -11,13 +11,14 @@ granule counts once in the queue's tokens, and the rest of the requests move up 
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, takewhile
 
 from sortedcontainers import SortedKeyList
 
 from radixrt.mem_cache.granules import GRANULE_TOKENS
+from radixrt.messages.images import images_to_encode
 from radixrt.router.replica_index import Prefix
 from radixrt.router.routed_request import RoutedRequest, Work
 from radixrt.scheduler.queue_order import MATCH_UNIT, PATIENCE_S
@@ -34,16 +35,19 @@ class RequestQueue:
         size: number of requests, as `len`.
         tokens: input tokens that the replica will compute for the requests.
         outputs: sum of the requests' expected outputs.
+        encode: positions of the images that the replica will encode for the requests.
     """
 
     def __init__(self, *, has_states: bool = False) -> None:
         self.tokens = 0
         self.outputs = 0.0
+        self.encode = 0
         self.size = 0
         self._ordered = SortedKeyList(key=_order)
         self._arrivals: OrderedDict[str, RoutedRequest] = OrderedDict()
         self._has_states = has_states
         self._missed: dict[int, int] = {}  # number of requests that miss a granule, by hash
+        self._images: Counter[tuple[str, bytes]] = Counter()  # number of requests that need an image, by namespace
         self._waiting: dict[
             int, dict[str, RoutedRequest]
         ] = {}  # by the hash of the first granule that the requests miss
@@ -143,7 +147,20 @@ class RequestQueue:
                 tokens += GRANULE_TOKENS
         self.tokens += change * tokens
         self.outputs += change * request.work.output
+        if request.work.images:
+            self._count_images(request, change)
         self.size += change
+
+    def _count_images(self, request: RoutedRequest, change: int) -> None:
+        """As `_count`. An image that several requests need is encoded once."""
+        work, namespace = request.work, request.arrival.namespace
+        for image in images_to_encode(work.images, work.length - work.miss):
+            key = namespace, image.digest
+            self._images[key] += change
+            if not self._images[key]:
+                del self._images[key]
+            if self._images[key] == max(change, 0):
+                self.encode += change * image.count
 
 
 def _order(request: RoutedRequest) -> tuple[int, bool, int, int, int]:

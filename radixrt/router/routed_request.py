@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from radixrt.messages.images import RowImage, images_to_encode
 from radixrt.messages.parts import Timings, Usage
 from radixrt.messages.request import Request
 from radixrt.messages.scheduler import TokenDelta
@@ -25,11 +26,18 @@ class Work(NamedTuple):
         miss: input tokens that the replica has to compute.
         length: input tokens.
         output: expected output tokens.
+        images: images of the input.
     """
 
     miss: int
     length: int
     output: float
+    images: Sequence[RowImage] = ()
+
+    @property
+    def encode(self) -> int:
+        """Positions of the images that the replica has to encode, because it misses positions of theirs."""
+        return sum(image.count for image in images_to_encode(self.images, self.length - self.miss))
 
 
 class Prefill(NamedTuple):

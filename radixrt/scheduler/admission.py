@@ -149,12 +149,16 @@ class Admission:
         """Return how many of `wanted` tokens the chunk of a row with other inputs can have."""
         assert req.inputs is not None
         seconds = self._pacing.input_seconds(budget, self._step_time)
-        reach = req.inputs.reach(start, wanted, seconds)
+        # Beside decode rows, the tokens get steps of their own at first, which teach their time.
+        teaches = seconds < math.inf and self._step_time.times.extend_steps < TEACHING_STEPS
+        if teaches and not budget.is_new and not budget.inputs_s:
+            return 0
+        reach = req.inputs.reach(start, wanted, seconds, must=budget.is_new)
         if not reach.seconds or seconds == math.inf:
-            return reach.tokens
+            return 0 if teaches and budget.inputs_s else reach.tokens
         budget.spend_seconds(reach.seconds)
-        if self._step_time.times.extend_steps < TEACHING_STEPS:
-            return 0  # beside the decode rows, the tokens get a step of their own, which teaches their time
+        if teaches:
+            return 0
         return max(min(reach.tokens, budget.tokens_behind(start)), 0)
 
     def _admit(

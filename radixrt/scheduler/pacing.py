@@ -12,8 +12,6 @@ from radixrt.scheduler.req import Req
 MIN_CHUNK_TOKENS = 64
 """Chunks that are bounded by their time have a multiple of MIN_CHUNK_TOKENS tokens, except the last chunk of a
 prompt."""
-MIN_STEPS = 3
-"""Number of steps with prompts that the model of their time needs: of three, one may compile kernels."""
 
 
 class HasTimes(Protocol):
@@ -32,11 +30,13 @@ class StepBudget:
         tokens: maximum number of tokens.
 
     Attributes:
+        is_new: nothing was spent.
         inputs_s: predicted seconds of the step's work on other inputs than tokens.
     """
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
+        self.is_new = True
         self.inputs_s = 0.0
 
     @property
@@ -55,11 +55,14 @@ class StepBudget:
 
     def spend_seconds(self, seconds: float) -> None:
         """Subtract the predicted time of work on other inputs than tokens from the budget."""
-        self.inputs_s += seconds
+        if seconds:
+            self.inputs_s += seconds
+            self.is_new = False
 
     def spend(self, start: int, tokens: int) -> None:
         """Subtract a chunk of `tokens` tokens at position `start` from the budget."""
         self._tokens -= tokens
+        self.is_new = False
 
 
 class TimedBudget(StepBudget):
@@ -74,7 +77,6 @@ class TimedBudget(StepBudget):
     def __init__(self, tokens: int, seconds: float, times: StepTimes) -> None:
         super().__init__(tokens)
         self._seconds, self._times = seconds, times
-        self._is_new = True
 
     @property
     def seconds(self) -> float:
@@ -85,19 +87,17 @@ class TimedBudget(StepBudget):
         # The positive root of pair / 2 * n^2 + token * n = seconds, in a form that bears a pair of almost 0.
         fitting = int(2 * self.seconds / (token + math.sqrt(token * token + 2 * pair * self.seconds)))
         fitting -= fitting % MIN_CHUNK_TOKENS
-        if self._is_new:
+        if self.is_new:
             fitting = max(fitting, MIN_CHUNK_TOKENS)
         return min(self._tokens, fitting)
 
     def spend(self, start: int, tokens: int) -> None:
         super().spend(start, tokens)
-        self._is_new = False
         self._spend(tokens * (self._times.token + self._times.pair * (start + tokens / 2)))
 
     def spend_seconds(self, seconds: float) -> None:
         super().spend_seconds(seconds)
         if seconds:
-            self._is_new = False
             self._spend(seconds)
 
     def _spend(self, seconds: float) -> None:
@@ -170,7 +170,8 @@ class Pacing:
 
     def _budget_beside_rows(self, max_tokens: int, step_time: HasTimes) -> StepBudget:
         """Return the budget that the decode rows of the next step leave."""
-        if not self._bounds_gaps or (times := step_time.times).extend_steps < MIN_STEPS:
+        # One step is enough. If it compiled kernels, the next chunks are small, and teach the time of such chunks.
+        if not self._bounds_gaps or not (times := step_time.times).extend_steps:
             return StepBudget(max_tokens)
         return TimedBudget(max_tokens, self._seconds_beside_rows(times), times)
 

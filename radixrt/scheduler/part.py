@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from radixrt.mem_cache.results import InsertResult
 from radixrt.mem_cache.tree_node import TreeNode
+from radixrt.messages.images import RowImage
 from radixrt.messages.parts import Finish, FinishError
 from radixrt.messages.request import Request, Row
 from radixrt.messages.runner import PartOrder, StepOutput
@@ -157,6 +158,11 @@ class Part:
 
     def queued(self, req: Req, row: Row, message: Request, now: float) -> None:
         """Note a request, or a row of a group, that is about to join the queue."""
+
+    def input_seconds(self, images: Sequence[RowImage], namespace: str, cached: int) -> float:
+        """Return the predicted seconds of the part's work for a prompt with images, whose first `cached` tokens are
+        cached."""
+        return 0.0
 
     def may_admit(self, req: Req, room: int, now: float) -> bool:
         """Return False to leave a waiting request in the queue during this step. The method changes no state.
@@ -367,6 +373,7 @@ class Parts:
         self._off: set[tuple[Part, str]] = set()
         self.refuse = self._overridden("refuse")
         self.queued = self._overridden("queued")
+        self.input_seconds = self._overridden("input_seconds")
         self.turns = self._overridden("turns")
         self.gives_way = self._overridden("gives_way")
         self.may_admit = tuple(part for part in self.all if _overrides(part, "may_admit"))

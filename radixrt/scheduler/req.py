@@ -174,13 +174,18 @@ class Inputs(Protocol):
         """Return how many of the row's first `matched` tokens, which are cached, the row may reuse."""
         ...
 
-    def reach(self, start: int, wanted: int, seconds: float) -> Reach:
+    def reach(self, start: int, wanted: int, seconds: float, *, must: bool) -> Reach:
         """Return how many of `wanted` tokens from position `start` on the next step can compute, and begin the work
         that these tokens need.
 
         Args:
             seconds: time that the step has left for such work.
+            must: begin some work even if it takes longer.
         """
+        ...
+
+    def seconds(self, cached: int) -> float:
+        """Return the predicted seconds of the work for the inputs behind the row's first `cached` tokens."""
         ...
 
     def lost(self, number: int) -> FinishError | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from radixrt.messages.images import RowImage
 from radixrt.messages.request import Request
 from radixrt.messages.scheduler_stats import LoadStats, SchedulerStats, StepTimes
 from radixrt.messages.wire import pack_i32
@@ -23,6 +24,10 @@ def request(rid: str, work: Work) -> RoutedRequest:
     )  # fmt: skip
     made.work = work
     return made
+
+
+def image(start: int, count: int, digest: bytes = b"a") -> RowImage:
+    return RowImage(start, count, 1, count, 32, 32 * count, digest, "")
 
 
 def loaded(rows: int, work: Work, *, started: bool = True) -> ReplicaLoad:
@@ -115,3 +120,65 @@ def test_replicas_have_one_time_for_a_fetched_token() -> None:
     share_times(loads)
     for load in loads:
         assert load.fetch_token_s == pytest.approx({"host": 2e-6, "disk": 4e-6, "peer": 4e-6})
+
+
+def test_an_image_costs_its_encoding_where_its_positions_are_missed() -> None:
+    """64 tokens behind an image of 1,000: a replica that has all but the last 64 tokens, and others."""
+    text, shown = Work(1064, 1064, 10), Work(1064, 1064, 10, (image(0, 1000),))
+    cached, half = shown._replace(miss=64), shown._replace(miss=500)
+    assert [work.encode for work in (text, shown, half, cached)] == [0, 1000, 1000, 0]
+    for rows in (0, 3):
+        load = loaded(rows, Work(100, 1000, 50))
+        load.position_s = 1e-4
+        assert wait_s(load, shown) >= wait_s(load, text) + 0.1
+        assert price_s(load, shown) - price_s(load, text) >= 0.1 * (1 + rows)
+        assert price_s(load, cached) == price_s(load, text._replace(miss=64))
+        assert price_s(load, half) - price_s(load, text._replace(miss=500)) >= 0.1 * (1 + rows)
+
+
+def test_a_picture_goes_to_its_prefix_although_that_replica_is_busier() -> None:
+    """The prefix alone would not be worth the wait."""
+    busy, idle = loaded(7, Work(3000, 6000, 500)), loaded(0, Work(0, 0, 0))
+    shown = Work(1064, 1064, 10, (image(0, 1000),))
+    for position_s, is_cheaper in ((0.0, False), (2e-3, True)):
+        busy.position_s = idle.position_s = position_s
+        assert (price_s(busy, shown._replace(miss=64)) < price_s(idle, shown)) == is_cheaper
+
+
+def test_encodings_ahead_are_waited_for_until_the_first_output() -> None:
+    load = loaded(3, Work(1000, 1000, 50, (image(0, 900),)), started=False)
+    load.position_s = 1e-3
+    assert load.unstarted_encode == 2700
+    assert wait_s(load, Work(100, 1000, 50)) > 2.7
+    for each in list(load.open.values())[:2]:
+        each.has_started = True
+        load.started(each)
+    load.ended(each)
+    assert load.unstarted_encode == 900
+    load.ended(next(iter(each for each in load.open.values() if not each.has_started)))
+    assert load.unstarted_encode == 0
+
+
+def test_encodings_count_as_prompts_ahead() -> None:
+    load = loaded(2, Work(1000, 1000, 50, (image(0, 900),)), started=False)
+    assert load.shortage == ""
+    load.position_s = 20 * TIMES.token
+    assert load.shortage == "prompts"
+
+
+def test_a_fork_stays_with_an_image_that_others_would_encode() -> None:
+    """Images of the branches themselves are encoded wherever a branch goes."""
+    loads = {i: ReplicaLoad(ReplicaInfo(900_000, 256, 8192, times=TIMES), 1, 0.0) for i in range(4)}
+    shared, own = (Work(200, 4296, 96, (image(*span),)) for span in ((0, 4000), (4100, 150)))
+    assert len(divide_fork(loads, {2: 4096}, 4096, shared, 8)) == 4
+    for load in loads.values():
+        load.position_s = 1e-4
+    assert divide_fork(loads, {2: 4096}, 4096, shared, 8) == {2: 8}
+    assert len(divide_fork(loads, {2: 4096}, 4096, own, 8)) == 4
+
+
+def test_replicas_have_one_time_of_encoding() -> None:
+    loads = [ReplicaLoad(INFO, epoch, 0.0) for epoch in (1, 2, 3)]
+    loads[0].encoding_s, loads[1].encoding_s = 1e-3, 3e-3
+    share_times(loads)
+    assert [load.position_s for load in loads] == [2e-3] * 3

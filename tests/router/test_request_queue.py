@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from radixrt.messages.images import RowImage
 from radixrt.messages.request import Request
 from radixrt.messages.wire import pack_i32
 from radixrt.router.request_queue import RequestQueue
@@ -96,3 +97,20 @@ def test_what_requests_share_counts_for_each_where_it_is_no_hit_without_a_state(
         queue.add(request(seq))
     assert queue.tokens == 200
     assert not queue.shared(request(3).prefix, 0)
+
+
+def test_an_image_of_several_requests_counts_once() -> None:
+    queue = RequestQueue()
+    shown, other = RowImage(0, 50, 5, 10, 160, 320, b"a", ""), RowImage(50, 20, 4, 5, 128, 160, b"b", "")
+    requests = [request(1), request(2), request(3, hit=60)]
+    for each in requests:
+        each.work = each.work._replace(images=(shown, other))
+    requests[0].work = requests[0].work._replace(images=(shown,))
+    counts = []
+    for each in requests:
+        queue.add(each)
+        counts.append(queue.encode)
+    for each in requests:
+        queue.remove(each)
+        counts.append(queue.encode)
+    assert counts == [50, 70, 70, 70, 20, 0]

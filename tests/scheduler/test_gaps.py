@@ -52,7 +52,7 @@ def test_nothing_is_bounded_without_rows_without_an_option_and_without_data() ->
     alone.rows([])
     unbounded.rows(rows(8))
     unknown.rows(rows(8))
-    new = SimpleNamespace(times=msgspec.structs.replace(TIMES, extend_steps=2))
+    new = SimpleNamespace(times=msgspec.structs.replace(TIMES, extend_steps=0))
     for pacing, times in ((alone, FITTED), (unbounded, FITTED), (unknown, new)):
         assert pacing.budget(8192, times, []).tokens_behind(0) == 8192
         assert pacing.chunk_tokens(8192, times) == 8192

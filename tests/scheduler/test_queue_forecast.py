@@ -108,3 +108,15 @@ def test_waits_never_fall_along_the_queue() -> None:
         waits = [at.admit(prompt(rng.randint(0, 400), rng.randint(0, 50), rng.randint(0, 900))) for _ in range(40)]
         assert waits == sorted(waits)
         assert waits[0] >= 0.0
+
+
+def test_other_inputs_take_their_seconds() -> None:
+    """The image of a request takes as long as four steps, which the next prompt waits for."""
+    times = StepTimes(step=1.0, row=0.0, context=0.0, extend=0.0, token=0.01, pair=0.0)
+    at = forecast(times, max_rows=64)
+    shown = prompt(100, output=50)._replace(inputs_s=8.0)
+    assert at.prompt_seconds(shown) == at.prompt_seconds(prompt(100)) + 8.0
+    at.admit(shown)
+    beside = forecast(times, max_rows=64)
+    beside.admit(prompt(100, output=50))
+    assert at.admit(prompt(1)) == pytest.approx(beside.admit(prompt(1)) + 8.0 + 4.0)

@@ -65,6 +65,10 @@ class EncoderPool:
             self._encodings[key] = found
         return found
 
+    def has(self, key: Key) -> bool:
+        """Return whether the pool has an image, which then leaves no later."""
+        return key in self._encodings
+
     def add(self, key: Key, image: RowImage, is_held: Callable[[Encoding], bool]) -> Encoding | None:
         """Give an image rows, for which others may leave the pool.
 

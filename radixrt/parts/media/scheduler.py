@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from radixrt.errors import InvariantError
-from radixrt.messages.images import PROVEN_KEYS, RowImage
+from radixrt.messages.images import PROVEN_KEYS, RowImage, images_to_encode
 from radixrt.messages.parts import FINISH_ERROR, Finish, FinishError
 from radixrt.messages.request import Request, Row
 from radixrt.messages.runner import StepOutput
@@ -31,6 +31,11 @@ from radixrt.scheduler.kv_manager import DecodeRows
 from radixrt.scheduler.part import Core, End, Part, Section
 from radixrt.scheduler.req import Reach, Req
 from radixrt.scheduler.schedule_batch import ByKind, Chunk, ScheduleBatch
+
+USUAL_SIDE = 16
+"""Positions along each axis of the image that counts as usual before the first one."""
+RECENT_IMAGES = 64
+"""Number of images over which the mean work of a position is taken."""
 
 
 class _Sent(NamedTuple):
@@ -66,9 +71,13 @@ class RowImages:
                 return image.start
         return matched
 
-    def reach(self, start: int, wanted: int, seconds: float) -> Reach:
+    def reach(self, start: int, wanted: int, seconds: float, *, must: bool) -> Reach:
         """As `Inputs.reach`."""
-        return self._part.reach(self._req, self.within(start, start + wanted), start, wanted, seconds)
+        return self._part.reach(self._req, self.within(start, start + wanted), start, wanted, seconds, must=must)
+
+    def seconds(self, cached: int) -> float:
+        """As `Inputs.seconds`."""
+        return self._part.input_seconds(self.images, self._req.namespace, cached)
 
     def lost(self, number: int) -> FinishError | None:
         """As `Inputs.lost`."""
@@ -99,6 +108,9 @@ class Media(Part):
         self._settings, self._vision = settings, settings.vision
         self.pool = EncoderPool(settings.rows)
         self.times = TowerTimes(settings.flops_per_s, settings.image_s, settings.block_s)
+        side = self._vision.image_size or USUAL_SIDE * self._vision.patch * self._vision.merge
+        rows, columns = self._vision.grid(side, side)
+        self._position = NO_WORK.plus(self._whole(side, side), 1 / (rows * columns))  # mean of each position
         self._step = 0  # number of sections
         self._pieces: list[EncodePiece] = []  # work of the next step
         self._work = NO_WORK  # of `_pieces`
@@ -130,6 +142,14 @@ class Media(Part):
                         status=400,
                     )
         return None
+
+    def input_seconds(self, images: Sequence[RowImage], namespace: str, cached: int) -> float:
+        """Return the predicted seconds of the tower for the images that the cache and the pool do not have."""
+        return sum(
+            self.times.seconds(self._whole(image.height, image.width))
+            for image in images_to_encode(images, cached)
+            if not self.pool.has((namespace, image.digest))
+        )
 
     def queued(self, req: Req, row: Row, message: Request, now: float) -> None:
         if row.images:
@@ -206,7 +226,9 @@ class Media(Part):
 
     # --- steps ---
 
-    def reach(self, req: Req, images: Sequence[RowImage], start: int, wanted: int, seconds: float) -> Reach:
+    def reach(
+        self, req: Req, images: Sequence[RowImage], start: int, wanted: int, seconds: float, *, must: bool
+    ) -> Reach:
         """Encode the images of a chunk as far as the time allows; see `Inputs.reach`.
 
         Args:
@@ -216,7 +238,7 @@ class Media(Part):
         for image in images:
             encoding = self._encoding_of(req, image)
             if encoding is not None and encoding.blocks < self._vision.depth:
-                spent += self._advance(encoding, seconds - spent)
+                spent += self._advance(encoding, seconds - spent, must=must and not spent)
             if encoding is None or encoding.blocks < self._vision.depth:
                 return Reach(max(image.start - start, 0), spent)
             encoding.step = self._step
@@ -249,19 +271,24 @@ class Media(Part):
             found.users.append((req, image.end))
         return found
 
-    def _advance(self, encoding: Encoding, seconds: float) -> float:
-        """Add blocks of the tower to the next step: at least one block to a step without any, even if it takes longer
-        than `seconds`; return their predicted time."""
+    def _advance(self, encoding: Encoding, seconds: float, *, must: bool) -> float:
+        """Add blocks of the tower to the next step, and return their predicted time.
+
+        Args:
+            must: add at least one block, even if it takes longer than `seconds`.
+        """
         image, settings = encoding.image, self._settings
         count = self._vision.depth - encoding.blocks
         while count and self.times.seconds(work := self._work_of(encoding, count)) > seconds:
             count -= 1
         if not count:
-            if self._pieces:
+            if not must:
                 return 0.0
             count, work = 1, self._work_of(encoding, 1)
         path, data = self._links.path(image), b""
         if not encoding.blocks:
+            rest = self._position.plus(self._whole(image.height, image.width), -1 / image.count)
+            self._position = self._position.plus(rest, -1 / min(self.encoded_images, RECENT_IMAGES))
             self._links.hold(image)
             self._begins.append(image.digest)
             if not settings.shares_memory:
@@ -286,6 +313,10 @@ class Media(Part):
         if encoding.blocks == self._vision.depth:
             self._begun = None
         return self.times.seconds(work)
+
+    def _whole(self, height: int, width: int) -> TowerWork:
+        """Return the work of an image of a size in pixels."""
+        return TowerWork(1, self._vision.depth, self._vision.flops(height, width))
 
     def _work_of(self, encoding: Encoding, count: int) -> TowerWork:
         """Return the work of the next blocks of an image."""
@@ -366,7 +397,8 @@ class Media(Part):
             self.times.learn(kept.work, step_time.last_s, step_time.times.seconds(*shape))
 
     def stats(self, now: float) -> dict[str, MediaStats]:
-        return {"media": MediaStats(self.pool.size, self.pool.used, self.encoded_images, self.reused_images)}
+        counts = self.pool.size, self.pool.used, self.encoded_images, self.reused_images
+        return {"media": MediaStats(*counts, position_s=self.times.seconds(self._position))}
 
     def check(self) -> None:
         """Check that the encodings have rows of their own."""

@@ -27,13 +27,13 @@ class TowerWork(NamedTuple):
         flops: floating-point operations of the matrix products.
     """
 
-    images: int = 0
-    blocks: int = 0
+    images: float = 0.0
+    blocks: float = 0.0
     flops: float = 0.0
 
-    def plus(self, other: TowerWork) -> TowerWork:
-        """Return the sum of both."""
-        return TowerWork(self.images + other.images, self.blocks + other.blocks, self.flops + other.flops)
+    def plus(self, other: TowerWork, share: float = 1.0) -> TowerWork:
+        """Return the sum of this work and a share of another."""
+        return TowerWork(*(own + share * more for own, more in zip(self, other, strict=True)))
 
 
 NO_WORK = TowerWork()

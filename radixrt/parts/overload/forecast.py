@@ -29,6 +29,7 @@ class Work(NamedTuple):
         rows: number of sequences of these tokens; several for a request without sampling.
         group_pairs: sum over the tokens to compute of the number of positions that the token attends to, for several
             sequences; those of one sequence follow from `prefill` and `length`.
+        inputs_s: predicted seconds of work on other inputs than tokens.
     """
 
     prefill: float
@@ -37,6 +38,7 @@ class Work(NamedTuple):
     slots: float
     rows: int = 1
     group_pairs: float = 0.0
+    inputs_s: float = 0.0
 
     @property
     def pairs(self) -> float:
@@ -107,20 +109,24 @@ class QueueForecast:
         chunks = self._chunks(work)
         steps = max(chunks, 1.0)
         extend = self._times.extend
-        return extend * chunks + steps * (
-            self._times.bounded_chunk_seconds(work.prefill / steps, work.pairs / steps) - extend
-        )
+        tokens_s = self._times.bounded_chunk_seconds(work.prefill / steps, work.pairs / steps) - extend
+        return extend * chunks + steps * tokens_s + work.inputs_s
 
     def _chunks(self, work: Work) -> float:
         """Return the number of steps that a request's prompt fills, by tokens or by rows."""
         chunks = work.prefill / self._chunk_tokens
         return chunks if work.rows == 1 else max(chunks, work.rows / self._max_rows)
 
+    def _input_steps(self, work: Work) -> float:
+        """Return the number of steps that are filled by work on other inputs, each with the time of a full chunk."""
+        tokens = self._chunk_tokens
+        return work.inputs_s / self._times.seconds(0, 0, tokens, tokens * tokens / 2) if work.inputs_s else 0.0
+
     def _start(self, work: Work) -> None:
         """Let a request begin at the current step of the forecast."""
         times, steps = self._times, self._steps
         if work.prefill > 0:
-            self._prompts_until = max(self._prompts_until, steps) + self._chunks(work)
+            self._prompts_until = max(self._prompts_until, steps) + self._chunks(work) + self._input_steps(work)
             self._prompt_s += self.prompt_seconds(work)
             if math.floor(steps) > self._extended_at:
                 self._extended_at = math.floor(steps)

@@ -7,11 +7,13 @@ seconds, and requests that arrive meanwhile are appended.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from radixrt.config import SchedulerConfig
+from radixrt.messages.images import RowImage
 from radixrt.messages.request import Request
 from radixrt.messages.scheduler_stats import LoadStats
 from radixrt.messages.wire import Int32Array
@@ -48,6 +50,7 @@ class Arrival(NamedTuple):
         max_output: maximum number of output tokens.
         group: the request, if it has several rows; `ids` are those of the first one.
         tenant: name of the request's API key; "" for none.
+        images: images of all rows; see `Request.images`.
     """
 
     rid: str
@@ -59,6 +62,7 @@ class Arrival(NamedTuple):
     timeout_s: float
     group: Request | None = None
     tenant: str = ""
+    images: Sequence[RowImage] = ()
 
 
 def arrival_of(message: Request, max_len: int, timeout_s: float) -> Arrival:
@@ -85,6 +89,7 @@ def arrival_of(message: Request, max_len: int, timeout_s: float) -> Arrival:
         timeout_s,
         message if len(message.rows) > 1 else None,
         envelope.tenant,
+        message.images,
     )
 
 
@@ -163,6 +168,9 @@ class LoadPredictor:
             work = self._work(length, cached, arrival.max_output, sampled=0)
         else:
             work = self._group_work(arrival.group, 0, cached)
+        if arrival.images:
+            inputs = (each(arrival.images, arrival.namespace, cached) for each in self._parts.input_seconds)
+            work = work._replace(inputs_s=sum(inputs))
         following = forecast.with_next(work)
         wait = self._wait_s(arrival, following.clock, following.clock - forecast.clock)
         step_s = max(self._step_time.recent_turn_s, following.step_s)
@@ -284,7 +292,8 @@ class LoadPredictor:
         for req, reserve in zip(active, reserves, strict=True):
             prefill = req.known_len - kv.computed_len(req) if req.state is ReqState.PREFILL else 0
             output = self._outputs.expected(req.max_len - req.prompt_len, req.seq_len - req.prompt_len)
-            forecast.run(Work(prefill, req.known_len, output, share * req.kv.length + reserve))
+            inputs_s = 0.0 if req.inputs is None else req.inputs.seconds(kv.computed_len(req))
+            forecast.run(Work(prefill, req.known_len, output, share * req.kv.length + reserve, inputs_s=inputs_s))
         return forecast
 
     # --- work of one request ---
@@ -300,6 +309,10 @@ class LoadPredictor:
         return prefix_hashes(ids, namespace) if self._kv.cache.shares else []
 
     def _work_of(self, req: Req, cached: int) -> Work:
+        work = self._tokens_of(req, cached)
+        return work if req.inputs is None else work._replace(inputs_s=req.inputs.seconds(cached))
+
+    def _tokens_of(self, req: Req, cached: int) -> Work:
         if req.member is not None:
             group = self._requests.groups[req.member.group]
             if len(group.message.rows) > 1:

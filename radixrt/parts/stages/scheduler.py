@@ -11,8 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from radixrt.scheduler.pacing import MIN_STEPS, HasTimes, Pacing, StepBudget, TimedBudget
+from radixrt.scheduler.pacing import HasTimes, Pacing, StepBudget, TimedBudget
 from radixrt.scheduler.req import Req
+
+MIN_STEPS = 8
+"""Number of steps with prompts that the model of their time needs, before bursts are divided by it."""
 
 
 class StagePacing(Pacing):

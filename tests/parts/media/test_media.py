@@ -53,7 +53,8 @@ def test_the_same_picture_is_encoded_once_and_its_prefix_hits() -> None:
         h.drain()
         h.assert_seen(f"r{number}")
     assert h.runner.encoded == [BOOK.pixels]
-    assert h.part.stats(0.0)["media"] == MediaStats(rows=32, rows_used=BOOK.count, encoded=1, reused=0)
+    found = h.part.stats(0.0)["media"]
+    assert found == MediaStats(rows=32, rows_used=BOOK.count, encoded=1, reused=0, position_s=found.position_s)
     assert h.usages["r1"].cached_tokens == h.usages["r2"].cached_tokens - 1 == 1 + BOOK.count
 
 
@@ -211,8 +212,10 @@ def test_an_interrupted_encoding_gives_way_to_another() -> None:
     req = h.scheduler.waiting[0]
     req.kv.req_pool_idx = 1  # as if it were active
     images = req.inputs.images
-    assert h.part.reach(req, images, 0, 14, 1e-12).tokens == 1  # one block of the tower
-    assert h.part.reach(req, images, 0, 14, 1e-12).tokens == 1  # one block a step
+    begun = h.part.reach(req, images, 0, 14, 1e-12, must=True)  # one block of the tower
+    assert begun.tokens == 1
+    assert begun.seconds > 0
+    assert h.part.reach(req, images, 0, 14, 1e-12, must=False) == (1, 0.0)
     req.kv.req_pool_idx = 0
     h.show("b", [3, CAT, 4])
     h.drain()

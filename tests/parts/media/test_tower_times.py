@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from radixrt.messages.request import Envelope, Request
+from radixrt.messages.wire import pack_i32
 from radixrt.models.vision_spec import VisionSpec
 from radixrt.parts.media.tower_times import NO_WORK, TowerTimes, TowerWork
-from tests.parts.media.fake_tower import BLOCKS, TOWER, ImageHarness, picture
+from radixrt.parts.overload.prediction import arrival_of
+from radixrt.parts.overload.scheduler import Overload
+from radixrt.sampling_params import SamplingParams
+from tests.parts.media.fake_tower import BLOCKS, TOWER, ImageHarness, joined, picture
 from tests.parts.media.test_media import sections
 
 WORK = TowerWork(images=2, blocks=10, flops=4e9)
@@ -121,3 +127,49 @@ def test_a_step_says_whether_decode_rows_wait() -> None:
     h.show("beside", [1, picture(2, 2, 2), 2], max_tokens=1)
     step(h)
     assert [section.is_awaited for section in sections(h) if section.encode] == [False, True]
+
+
+def test_a_forecast_counts_the_images_that_are_in_neither_cache_nor_pool() -> None:
+    h = ImageHarness(num_slots=200, max_context=96)
+    large, small = picture(1, 3, 4), picture(2, 2, 2)
+    h.part.times = TowerTimes(1e3, image_s=1.0, block_s=0.5)
+    alone = {
+        image.digest: 1.0 + BLOCKS * 0.5 + TOWER.flops(image.height, image.width) / 1e3 for image in (large, small)
+    }
+    _, images = joined([1, large, 2, small, large, 3])
+    both = alone[large.digest] + alone[small.digest]
+    for cached, expected in ((0, both), (12, both), (13, both), (18, alone[large.digest]), (30, 0.0)):
+        assert h.part.input_seconds(images, "", cached) == pytest.approx(expected), cached
+    h.show("r", [1, large, 2], max_tokens=1)
+    req = h.scheduler.waiting[0]
+    assert req.inputs is not None
+    assert req.inputs.seconds(0) == pytest.approx(alone[large.digest])
+    assert req.inputs.seconds(13) == 0.0
+    h.drain()
+    assert h.part.input_seconds(images, "", 0) == pytest.approx(alone[small.digest])
+    assert h.part.input_seconds(images, "other", 0) == pytest.approx(both)
+
+
+def test_the_time_of_a_position_follows_the_images() -> None:
+    h = ImageHarness(num_slots=800, max_context=96)
+    h.part.times = TowerTimes(1e3, image_s=2.0)
+    usual = h.part.stats(0.0)["media"].position_s
+    assert usual == pytest.approx((2.0 + TOWER.flops(16, 16) / 1e3) / 256)
+    for number in range(100):
+        h.show(f"r{number}", [1, picture(number, 1, 2), 2], max_tokens=1)
+        h.drain()
+    assert h.part.stats(0.0)["media"].position_s == pytest.approx((2.0 + TOWER.flops(1, 2) / 1e3) / 2)
+
+
+def test_a_request_with_a_slow_image_is_predicted_to_take_longer() -> None:
+    waits = []
+    for flops_per_s in (1e9, 1e3):
+        h = busy(prompts=12)
+        h.part.times = TowerTimes(flops_per_s)
+        predictor = h.scheduler.part(Overload).load
+        ids, images = joined([1, picture(1, 3, 4), 2])
+        made = Request.continue_prompt(Envelope("r"), pack_i32(ids), SamplingParams(max_tokens=1))
+        message = msgspec.structs.replace(made, rows=[msgspec.structs.replace(made.rows[0], images=images)])
+        found = predictor.predict(arrival_of(message, 200, 60.0), h.now, 0)
+        waits.append(found.service_s)
+    assert waits[1] - waits[0] == pytest.approx(TOWER.flops(3, 4) / 1e3, rel=0.01)

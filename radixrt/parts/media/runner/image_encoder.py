@@ -27,6 +27,9 @@ from radixrt.parts.media.runner.tower_graphs import CAPTURE_AT, TowerGraphs
 from radixrt.parts.media.settings import IMAGES_IN_POOL
 from radixrt.runner.runner_config import RunnerConfig
 
+COLUMNS = 5
+"""Numbers of a token that a step brings: its index, its row of the pool, and three rotary positions."""
+
 
 class ImageEncoder:
     """Encodes the images of steps, and keeps their rows. The `InputReader` of a model with a vision tower.
@@ -37,6 +40,7 @@ class ImageEncoder:
         group: the ranks that share the images of a step.
         progress: called before each image, or each block of a tower on a CPU.
         captures: capture the tower in CUDA graphs.
+        max_tokens: new tokens of a step.
 
     Attributes:
         flops_per_s: see `InputReader`.
@@ -44,11 +48,11 @@ class ImageEncoder:
 
     def __init__(
         self, tower: VisionTower | None, spec: VisionSpec, num_rows: int, group: TPGroup,
-        progress: Callable[[], None], *, captures: bool = False,
+        progress: Callable[[], None], *, captures: bool = False, max_tokens: int = 0,
     ) -> None:  # fmt: skip
         self._tower, self._spec, self._group, self._progress = tower, spec, group, progress
         self._device = device = group.device
-        self._uploader = Uploader(device)
+        self._uploader = Uploader(device, COLUMNS * 8 * max_tokens)
         self._graphs: TowerGraphs | None = None
         side = spec.patch * spec.merge
         # The largest image: the only size, or as many tokens as the pool is made for.
@@ -87,8 +91,10 @@ class ImageEncoder:
                 show_progress=config.show_progress,
                 ops=ops,
             )
-        captures = config.cuda_graph != "off"
-        return ImageEncoder(tower, spec.vision, config.image_rows, group, progress, captures=captures)
+        return ImageEncoder(
+            tower, spec.vision, config.image_rows, group, progress,
+            captures=config.cuda_graph != "off", max_tokens=config.max_step_tokens,
+        )  # fmt: skip
 
     def of_step(self, sections: dict[str, bytes], batches: BatchBuilder) -> StepInputs | None:
         """As `InputReader.of_step`."""
