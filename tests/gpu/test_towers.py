@@ -12,6 +12,7 @@ import torch
 
 from radixrt.models.model_config import load_model_spec
 from radixrt.models.vision.load import load_tower
+from radixrt.models.vision.together import encode_together
 from radixrt.parts.media.runner.tower_graphs import TowerGraphs
 from tests.models.vision.reference import random_pixels
 from tests.models.vision.test_towers import sizes_of, tower_of
@@ -70,12 +71,26 @@ def test_graphs_are_captured_at_once_or_later(tmp_path: Path) -> None:
     with torch.inference_mode():
         graphs.may_capture = False
         for size in (first, second, first):
-            assert graphs.encode(pixels[size]) is None
+            assert graphs.encode([pixels[size]]) is None
         assert graphs.capture_next()
         assert not graphs.capture_next()  # one image of the second size has asked for no graph
-        captured = graphs.encode(pixels[first])
+        captured = graphs.encode([pixels[first]])
         graphs.may_capture = True
-        at_once = graphs.encode(pixels[second])
+        at_once = graphs.encode([pixels[second]])
         for size, rows in ((first, captured), (second, at_once)):
             assert rows is not None
             torch.testing.assert_close(rows, tower.encode_directly(pixels[size]))
+
+
+def test_several_images_have_a_graph(tmp_path: Path) -> None:
+    from radixrt.layers.cuda_ops import CudaOps
+
+    folder = make_tiny_vision_model(tmp_path, "smolvlm")
+    tower = load_tower(folder, load_model_spec(folder), dtype="bfloat16", device="cuda", ops=CudaOps())
+    tower.replay = TowerGraphs(tower, torch.device("cuda")).encode
+    with torch.inference_mode():
+        for seed in range(3):
+            shown = [random_pixels(64, 64, 10 * seed + i).cuda() for i in range(7)]
+            for rows, pixels in zip(encode_together(tower, shown), shown, strict=True):
+                alone = tower.encode_directly(pixels).float()
+                assert (rows.float() - alone).norm() < 0.02 * alone.norm()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from radixrt.distributed.parallel import TPGroup
+from radixrt.models.vision.together import encode_together
 from radixrt.models.vision.tower import VisionTower
 
 
@@ -20,7 +21,7 @@ def encode_divided(tower: VisionTower, images: Sequence[torch.Tensor], group: TP
         images: pixels, see `VisionTower.begin`.
     """
     if group.size == 1 or len(images) < 2:
-        return [tower.encode(pixels) for pixels in images]
+        return encode_together(tower, images)
     sizes = [(pixels.shape[0], pixels.shape[1]) for pixels in images]
     counts = [rows * columns for rows, columns in (tower.spec.grid(*size) for size in sizes)]
     shares = divide([tower.spec.flops(*size) for size in sizes], group.size)
@@ -29,8 +30,9 @@ def encode_divided(tower: VisionTower, images: Sequence[torch.Tensor], group: TP
     device = images[0].device
     own = torch.zeros(most, tower.out_columns, dtype=tower.context.activation_dtype, device=device)
     place = 0
-    for i in shares[group.rank]:
-        own[place : place + counts[i]] = tower.encode(images[i])
+    share = shares[group.rank]
+    for i, rows in zip(share, encode_together(tower, [images[i] for i in share]), strict=True):
+        own[place : place + counts[i]] = rows
         place += counts[i]
     gathered = group.all_gather_rows(own).view(group.size, most, -1)
     found: dict[int, torch.Tensor] = {}

@@ -49,7 +49,8 @@ class Idefics3Tower(VisionTower):
 
     def project(self, x: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
         (rows, columns), side = grid, self.spec.merge
-        squares = self.last_norm(x).view(rows, side, columns, side, -1).transpose(1, 2).reshape(rows * columns, -1)
+        patches = self.last_norm(x).view(-1, rows, side, columns, side, x.shape[1])
+        squares = patches.transpose(2, 3).reshape(-1, side**2 * x.shape[1])
         projected: torch.Tensor = self.proj(squares)
         return projected
 

@@ -55,7 +55,9 @@ class LlavaTower(VisionTower):
         return self.first_norm(x), None
 
     def project(self, x: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
-        rows: torch.Tensor = self.fc2(F.gelu(self.fc1(x[1:] if self.class_row is not None else x)))
+        if self.class_row is not None:
+            x = x.view(-1, 1 + grid[0] * grid[1], x.shape[1])[:, 1:].flatten(0, 1)
+        rows: torch.Tensor = self.fc2(F.gelu(self.fc1(x)))
         return rows
 
     def unused(self, name: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -130,6 +131,18 @@ class BlockNames:
     feed_forward: tuple[str, str]
 
 
+class Run(NamedTuple):
+    """Images of one size, one after the other, in the rows of a tower.
+
+    Attributes:
+        count: number of images.
+        patches: rows of each image.
+    """
+
+    count: int
+    patches: int
+
+
 class Block(nn.Module):
     """Attention over all patches of an image, then a feed-forward, each behind a layer norm and added to its input."""
 
@@ -148,11 +161,12 @@ class Block(nn.Module):
         self.fc1 = context.linear([outer], spec.intermediate, spec.hidden)
         self.fc2 = context.linear([inner], spec.hidden, spec.intermediate)
 
-    def forward(self, x: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rotary: Rotary | None, runs: Sequence[Run]) -> torch.Tensor:
         """[n, hidden] -> [n, hidden].
 
         Args:
             rotary: of the n patches; None for a tower without a rotary embedding.
+            runs: the images of these patches, in order.
         """
         heads, dim = self._spec.heads, self._spec.head_dim
         qkv = self.qkv(self.norm1(x)).view(-1, 3 * heads, dim)
@@ -160,11 +174,20 @@ class Block(nn.Module):
             q, k, v = qkv.split(heads, dim=1)
         else:
             q, k, v = self._rotate(qkv, rotary)
-        q, k, v = (each.to(self._dtype).transpose(0, 1)[None] for each in (q, k, v))
-        mixed = F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1).flatten(1)
-        x = x + self.proj(mixed.to(x.dtype))
+        x = x + self.proj(self._attend(q, k, v, runs).to(x.dtype))
         fed: torch.Tensor = self.fc2(self._activated(self.norm2(x)))
         return x + fed
+
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, runs: Sequence[Run]) -> torch.Tensor:
+        """Return the attention [n, hidden] of each image's patches to those of the same image."""
+        mixed, first = [], 0
+        for count, patches in runs:
+            stop = first + count * patches
+            parts = (each[first:stop].to(self._dtype).unflatten(0, (count, patches)) for each in (q, k, v))
+            found = F.scaled_dot_product_attention(*(each.transpose(1, 2) for each in parts))
+            mixed.append(found.transpose(1, 2).flatten(2).flatten(0, 1))
+            first = stop
+        return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
 
     def _rotate(self, qkv: torch.Tensor, rotary: Rotary) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return q, k and v [n, heads, head_dim], of which q and k are rotated in float32."""
@@ -202,6 +225,14 @@ class Rotary:
 
     positions: torch.Tensor
     table: torch.Tensor
+
+
+def joined(rotaries: Sequence[Rotary]) -> Rotary:
+    """Return the rotary embedding of the patches of several images, one image after the other."""
+    if len(rotaries) == 1:
+        return rotaries[0]
+    table = torch.cat([each.table for each in rotaries])
+    return Rotary(torch.arange(len(table), device=table.device), table)
 
 
 def rotary_of(rows: torch.Tensor, columns: torch.Tensor, head_dim: int, theta: float) -> Rotary:

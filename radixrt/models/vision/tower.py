@@ -1,9 +1,10 @@
-"""`VisionTower`: encodes one image at a time, in pieces of blocks if need be."""
+"""`VisionTower`: encodes images, several together or, if need be, one in pieces of blocks."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
 
 import torch
 from torch import nn
@@ -15,14 +16,15 @@ from radixrt.layers.ops import LayerOps
 from radixrt.models.decoder_spec import TensorNames
 from radixrt.models.precision import Precision, torch_dtype
 from radixrt.models.vision.normalization import Normalization
-from radixrt.models.vision.parts import Block, PatchEmbedding, Rotary, TowerContext, TowerPart
+from radixrt.models.vision.parts import Block, PatchEmbedding, Rotary, Run, TowerContext, TowerPart, joined
 from radixrt.models.vision_spec import VisionSpec
 
 
 class VisionTower(nn.Module, ABC):
     """A tower. Parameters start on the meta device; `radixrt.models.vision.load` sets them.
 
-    Nothing waits for the device, and an image's rows depend on its pixels alone.
+    Nothing waits for the device. An image's rows depend on its pixels alone, and on the images that are encoded with it
+    by no more than rounding.
 
     Args:
         precision: dtypes of the computation.
@@ -33,7 +35,7 @@ class VisionTower(nn.Module, ABC):
         blocks: the blocks, in order; made by subclasses.
         names: how the tensors of a checkpoint are named.
         prefixes: beginnings of the names of the tower's tensors.
-        replay: encodes images of some sizes from captured graphs; returns None for other images.
+        replay: encodes images of one size from a captured graph; returns None for images without a graph.
     """
 
     names: TensorNames
@@ -46,7 +48,7 @@ class VisionTower(nn.Module, ABC):
         dtype, activation_dtype = torch_dtype(precision.dtype), torch_dtype(precision.activations)
         self.spec = spec
         self.context = TowerContext(spec, dtype, activation_dtype, ops, ModelFormats(None, ops))
-        self.replay: Callable[[torch.Tensor], torch.Tensor | None] | None = None
+        self.replay: Callable[[Sequence[torch.Tensor]], torch.Tensor | None] | None = None
         self._normalization = normalization
         self._scale: torch.Tensor
         self._shift: torch.Tensor
@@ -62,32 +64,35 @@ class VisionTower(nn.Module, ABC):
         return self.spec.out_columns
 
     @torch.inference_mode()
-    def begin(self, pixels: torch.Tensor) -> Encoding:
-        """Begin to encode an image.
+    def begin(self, *images: torch.Tensor) -> Encoding:
+        """Begin to encode images together.
 
         Args:
-            pixels: uint8 [H, W, 3] on the tower's device, processed for this model.
+            images: uint8 [H, W, 3] on the tower's device, processed for this model.
 
         Raises:
-            ValueError: the model has no images of this size.
+            ValueError: the model has no images of such a size.
         """
+        return Encoding(self, [self._normal(pixels) for pixels in images])
+
+    def _normal(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Return the normalized pixels of an image, float32 [3, H, W]."""
         height, width, _ = pixels.shape
         size, side = self.spec.image_size, self.spec.patch * self.spec.merge
         fits = height % side == width % side == 0 if size is None else height == width == size
         if not fits or min(height, width) < side:
             wanted = f"{size} x {size}" if size else f"multiples of {side}"
             raise ValueError(f"an image has {height} x {width} pixels; the tower encodes {wanted}")
-        normal = pixels.permute(2, 0, 1).float() * self._scale + self._shift
-        return Encoding(self, normal)
+        return pixels.permute(2, 0, 1).float() * self._scale + self._shift
 
-    def encode(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Return the rows [n, out_columns] of an image; pixels as of `begin`."""
-        rows = None if self.replay is None else self.replay(pixels)
-        return self.encode_directly(pixels) if rows is None else rows
+    def encode(self, *images: torch.Tensor) -> torch.Tensor:
+        """Return the rows [n, out_columns] of images, one image after the other; images as of `begin`."""
+        rows = None if self.replay is None else self.replay(images)
+        return self.encode_directly(*images) if rows is None else rows
 
-    def encode_directly(self, pixels: torch.Tensor) -> torch.Tensor:
+    def encode_directly(self, *images: torch.Tensor) -> torch.Tensor:
         """As `encode`, kernel by kernel."""
-        encoding = self.begin(pixels)
+        encoding = self.begin(*images)
         encoding.run(0, self.num_blocks)
         return encoding.rows()
 
@@ -101,10 +106,10 @@ class VisionTower(nn.Module, ABC):
 
     @abstractmethod
     def project(self, x: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
-        """Return the rows [n, out_size] of the last block's output [P, hidden].
+        """Return the rows [n, out_size] of the last block's output [P, hidden], of images of one size.
 
         Args:
-            grid: rows and columns of positions.
+            grid: rows and columns of the positions of each image.
         """
 
     def deepstack(self, index: int, x: torch.Tensor) -> torch.Tensor:
@@ -134,12 +139,19 @@ class VisionTower(nn.Module, ABC):
 
 
 class Encoding:
-    """An image that is being encoded: the output of the last block that has run, and the deepstack rows so far."""
+    """Images that are being encoded: the output of the last block that has run, and the deepstack rows so far."""
 
-    def __init__(self, tower: VisionTower, pixels: torch.Tensor) -> None:
+    def __init__(self, tower: VisionTower, images: Sequence[torch.Tensor]) -> None:
         self._tower, self._done = tower, 0
-        self._grid = tower.spec.grid(*pixels.shape[1:])
-        self._x, self._rotary = tower.embed(pixels)
+        xs, rotaries = zip(*(tower.embed(pixels) for pixels in images), strict=True)
+        self._x = torch.cat(xs) if len(xs) > 1 else xs[0]
+        self._rotary = None if rotaries[0] is None else joined(rotaries)
+        self._runs: list[Run] = []
+        self._grids: list[tuple[int, int]] = []  # of the images of each run
+        sizes = ((tuple(pixels.shape[1:]), len(x)) for pixels, x in zip(images, xs, strict=True))
+        for (size, patches), run in groupby(sizes):
+            self._runs.append(Run(len(list(run)), patches))
+            self._grids.append(tower.spec.grid(*size))
         self._deepstack: list[torch.Tensor] = []
 
     @torch.inference_mode()
@@ -151,15 +163,17 @@ class Encoding:
         for i in range(first, first + count):
             block = self._tower.blocks[i]
             assert isinstance(block, Block)
-            self._x = block(self._x, self._rotary)
+            self._x = block(self._x, self._rotary, self._runs)
             if i in taken:
                 self._deepstack.append(self._tower.deepstack(taken.index(i), self._x))
         self._done += count
 
     @torch.inference_mode()
     def rows(self) -> torch.Tensor:
-        """Return the image's rows [n, out_columns], after the last block: of each position the row that replaces its
+        """Return the images' rows [n, out_columns], after the last block: of each position the row that replaces its
         embedding, then its deepstack rows."""
         if self._done != self._tower.num_blocks:
             raise ValueError(f"{self._done} of {self._tower.num_blocks} blocks have run")
-        return torch.cat((self._tower.project(self._x, self._grid), *self._deepstack), dim=1)
+        xs = self._x.split([count * patches for count, patches in self._runs])
+        rows = [self._tower.project(x, grid) for x, grid in zip(xs, self._grids, strict=True)]
+        return torch.cat((torch.cat(rows) if len(rows) > 1 else rows[0], *self._deepstack), dim=1)

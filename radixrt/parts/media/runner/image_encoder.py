@@ -20,6 +20,7 @@ from radixrt.models.model_config import ModelSpec
 from radixrt.models.vision.divided import encode_divided
 from radixrt.models.vision.load import load_tower
 from radixrt.models.vision.parts import CHANNELS
+from radixrt.models.vision.together import CALL_PATCHES
 from radixrt.models.vision.tower import Encoding, VisionTower
 from radixrt.models.vision_spec import VisionSpec
 from radixrt.parts.media.runner.pixels import PixelReader
@@ -120,12 +121,15 @@ class ImageEncoder:
         return StepInputs(places, rows, tuple(added), on_axes)
 
     def measure(self) -> None:
-        """Encode an image of the most tokens, or one of the only size, and measure the speed."""
+        """Encode an image of the most tokens, or as many of the only size as a call has, and measure the speed."""
         if self._tower is None:
             return
         pixels = torch.zeros(self._side, self._side, CHANNELS, dtype=torch.uint8, device=self._device)
         for _ in range(CAPTURE_AT):  # a graph takes memory too
             self._tower.encode(pixels)
+        rows, columns = self._spec.grid(self._side, self._side)
+        together = CALL_PATCHES // (rows * columns * self._spec.merge**2)
+        self._tower.encode_directly(*[pixels] * max(1, together))
         torch.cuda.synchronize(self._device)
         started = time.perf_counter()
         self._tower.encode(pixels)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,13 +16,13 @@ from radixrt.runner.graphs.captures import begin_capture
 logger = logging.getLogger(__name__)
 
 CAPTURE_AT = 2
-"""Number of the image of a size for which the size is captured: many programs show pictures of one size."""
+"""Number of the call for which its size is captured: many programs show pictures of one size."""
 MAX_GRAPHS = 8
-MAX_PATCHES = 6144
-"""Images with more patches take the device longer than the host."""
+MAX_FLOPS = 8e12
+"""Calls of more operations take the device longer than the host."""
 
-Size = tuple[int, int]
-"""Height and width of an image in pixels."""
+Size = tuple[int, int, int]
+"""Height and width of an image in pixels, and the number of images."""
 
 
 class _Graph(NamedTuple):
@@ -50,14 +51,15 @@ class TowerGraphs:
         self._failed = False
         self.may_capture = True
 
-    def encode(self, pixels: torch.Tensor) -> torch.Tensor | None:
-        """Return the rows of an image as `VisionTower.encode`; None if the caller must compute them.
+    def encode(self, images: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """Return the rows of images of one size as `VisionTower.encode`; None if the caller must compute them.
 
         Args:
-            pixels: see `VisionTower.begin`.
+            images: see `VisionTower.begin`.
         """
-        size = pixels.shape[0], pixels.shape[1]
-        if self._failed or size[0] * size[1] > MAX_PATCHES * self._tower.spec.patch**2:
+        height, width, _ = images[0].shape
+        size = height, width, len(images)
+        if self._failed or len(images) * self._tower.spec.flops(height, width) > MAX_FLOPS:
             return None
         if size not in self._graphs:
             self._seen[size] += 1
@@ -65,7 +67,8 @@ class TowerGraphs:
                 return None
         self._graphs.move_to_end(size)
         found = self._graphs[size]
-        found.pixels.copy_(pixels)
+        for target, pixels in zip(found.pixels, images, strict=True):
+            target.copy_(pixels)
         found.graph.replay()
         return found.rows.clone()
 
@@ -76,17 +79,17 @@ class TowerGraphs:
 
     def _capture(self, size: Size) -> bool:
         """Capture the encoding of images of a size; return False if that fails."""
-        stream = self._stream
+        stream, (height, width, count) = self._stream, size
         try:
-            static = torch.zeros(*size, 3, dtype=torch.uint8, device=self._device)
+            static = torch.zeros(count, height, width, 3, dtype=torch.uint8, device=self._device)
             stream.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(stream):
-                self._tower.encode_directly(static)  # kernels are loaded, and tables of the size are made
+                self._tower.encode_directly(*static)  # kernels are loaded, and tables of the size are made
             torch.cuda.synchronize(self._device)
             with torch.cuda.stream(stream):
                 graph = begin_capture(self._pool)
                 try:
-                    rows = self._tower.encode_directly(static)
+                    rows = self._tower.encode_directly(*static)
                 finally:
                     graph.capture_end()
         except RuntimeError as error:
