@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -95,15 +96,33 @@ class StepInputs:
 
     Attributes:
         places: [m], ascending indices of the new tokens whose embeddings `rows` replace.
-        rows: [m, hidden].
-        added: for each of the first layers, [m, hidden]: added to the hidden states of `places` after the layer.
+        source: [m], their rows of `pool`.
+        pool: [n, hidden * (1 + k)]; the rows may be written until the step's layers run. None on a pipeline stage
+            behind the first.
+        hidden: size of the hidden states.
         positions: [3, T], rotary positions on three axes; None if a token has one position, that of the batch.
     """
 
     places: torch.Tensor
-    rows: torch.Tensor
-    added: tuple[torch.Tensor, ...] = ()
+    source: torch.Tensor
+    pool: torch.Tensor | None
+    hidden: int
     positions: torch.Tensor | None = None
+
+    @cached_property
+    def _read(self) -> tuple[torch.Tensor, ...]:
+        assert self.pool is not None, "the first stage has the inputs"
+        return torch.split(self.pool[self.source], self.hidden, dim=1)
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """[m, hidden], read from the pool at the first use."""
+        return self._read[0]
+
+    @property
+    def added(self) -> tuple[torch.Tensor, ...]:
+        """For each of the first k layers, [m, hidden]: added to the hidden states of `places` after the layer."""
+        return self._read[1:]
 
 
 @dataclass(frozen=True)

@@ -409,6 +409,16 @@ class ModelRunner:
             Logits and hidden states. There are no logits before the last stage, and for a staged step `sample` fetches
             the logits from the graph's buffer.
         """
+        output = self._forward(batch, arrived)
+        # Work on inputs that no token of this step reads. The step's copies to the device do not wait for it.
+        self._compute_inputs()
+        return output
+
+    def _compute_inputs(self) -> None:
+        if self._inputs is not None:
+            self._inputs.compute()
+
+    def _forward(self, batch: ForwardBatch | StagedStep, arrived: Callable[[], None] | None) -> LogitsProcessorOutput:
         nothing = torch.empty(0, 0, device=self.device)
         if isinstance(batch, ForwardBatch) and batch.mode is ForwardMode.IDLE:
             return LogitsProcessorOutput(torch.empty(0, self.vocab_size, device=self.device), nothing)
@@ -426,6 +436,8 @@ class ModelRunner:
         narrowed = hidden is None and (batch.narrowed is not None or batch.mode is ForwardMode.DECODE)
         if hidden is None:
             self._attention.prepare(batch)
+            if batch.inputs is not None:
+                self._compute_inputs()
             hidden = None if self._cpu_graphs is None else self._cpu_graphs.forward(batch)
         if hidden is None:
             hidden = self._model.forward(batch.input_ids, batch.positions, batch, self._attention, received)

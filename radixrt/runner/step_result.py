@@ -119,10 +119,15 @@ class InputReader(Protocol):
     flops_per_s: float
 
     def of_step(self, sections: dict[str, bytes], batches: BatchBuilder) -> StepInputs | None:
-        """Do the work that a step asks for; return the inputs of its tokens, None for a step of tokens alone.
+        """Return the inputs of a step's tokens, None for a step of tokens alone; `compute` does the work for them.
 
         Args:
             batches: owner of the rows' rotary offsets.
+        """
+        ...
+
+    def compute(self) -> None:
+        """Do the work that the last step asks for.
 
         Raises:
             InputLostError: an input cannot be read.

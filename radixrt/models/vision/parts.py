@@ -135,11 +135,11 @@ class Run(NamedTuple):
     """Images of one size, one after the other, in the rows of a tower.
 
     Attributes:
-        count: number of images.
+        images: number of images.
         patches: rows of each image.
     """
 
-    count: int
+    images: int
     patches: int
 
 
@@ -181,10 +181,10 @@ class Block(nn.Module):
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, runs: Sequence[Run]) -> torch.Tensor:
         """Return the attention [n, hidden] of each image's patches to those of the same image."""
         mixed, first = [], 0
-        for count, patches in runs:
-            stop = first + count * patches
-            parts = (each[first:stop].to(self._dtype).unflatten(0, (count, patches)) for each in (q, k, v))
-            found = F.scaled_dot_product_attention(*(each.transpose(1, 2) for each in parts))
+        for images, patches in runs:
+            stop, shape = first + images * patches, (images, patches, *q.shape[1:])
+            own = [each[first:stop].to(self._dtype).view(shape).transpose(1, 2) for each in (q, k, v)]
+            found = F.scaled_dot_product_attention(own[0], own[1], own[2])
             mixed.append(found.transpose(1, 2).flatten(2).flatten(0, 1))
             first = stop
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed)

@@ -26,7 +26,7 @@ def encode_together(tower: VisionTower, images: Sequence[torch.Tensor]) -> list[
     found: dict[int, torch.Tensor] = {}
 
     def take(call: Sequence[int], rows: torch.Tensor) -> None:
-        found.update(zip(call, rows.split([counts[i] for i in call]), strict=True))
+        found.update(zip(call, torch.split(rows, [counts[i] for i in call]), strict=True))
 
     loose: list[int] = []
     for _, group in groupby(sorted(range(len(images)), key=sizes.__getitem__), key=sizes.__getitem__):

@@ -174,6 +174,6 @@ class Encoding:
         embedding, then its deepstack rows."""
         if self._done != self._tower.num_blocks:
             raise ValueError(f"{self._done} of {self._tower.num_blocks} blocks have run")
-        xs = self._x.split([count * patches for count, patches in self._runs])
+        xs = self._x.split([images * patches for images, patches in self._runs])
         rows = [self._tower.project(x, grid) for x, grid in zip(xs, self._grids, strict=True)]
         return torch.cat((torch.cat(rows) if len(rows) > 1 else rows[0], *self._deepstack), dim=1)

@@ -60,6 +60,7 @@ class ImageEncoder:
         self._side = spec.image_size or side * max(1, int((num_rows / IMAGES_IN_POOL) ** 0.5))
         largest = spec.image_size**2 if spec.image_size else num_rows // IMAGES_IN_POOL * side**2
         self._reader = PixelReader(device, 0 if tower is None else CHANNELS * largest)
+        self._pieces: list[EncodePiece] = []  # of the step that is being launched
         self._begun: tuple[int, Encoding] | None = None
         self.flops_per_s = 0.0
         self._pool: torch.Tensor | None = None
@@ -102,10 +103,9 @@ class ImageEncoder:
         section = decode(sections, MEDIA, MediaSection)
         if section is None:
             return None
-        if self._tower is not None and section.encode:
-            if self._graphs is not None:
-                self._graphs.may_capture = not section.is_awaited
-            self._encode(self._tower, section.encode)
+        self._pieces = section.encode
+        if self._graphs is not None:
+            self._graphs.may_capture = not section.is_awaited
         if section.offsets:
             batches.set_offsets(*unpack_i32(section.offsets).reshape(-1, 2).T)
         if not section.places and not section.positions:
@@ -115,10 +115,13 @@ class ImageEncoder:
         ]
         places, source, positions = self._uploader.upload(columns)
         on_axes = positions.view(3, -1) if section.positions else None
-        if self._pool is None:
-            return StepInputs(places, torch.empty(0, device=self._device), (), on_axes)
-        rows, *added = torch.split(self._pool[source], self._spec.out_size, dim=1)
-        return StepInputs(places, rows, tuple(added), on_axes)
+        return StepInputs(places, source, self._pool, self._spec.out_size, on_axes)
+
+    def compute(self) -> None:
+        """As `InputReader.compute`."""
+        pieces, self._pieces = self._pieces, []
+        if self._tower is not None and pieces:
+            self._encode(self._tower, pieces)
 
     def measure(self) -> None:
         """Encode an image of the most tokens, or as many of the only size as a call has, and measure the speed."""
@@ -142,7 +145,7 @@ class ImageEncoder:
 
     def reset(self) -> None:
         """As `InputReader.reset`."""
-        self._begun = None
+        self._pieces, self._begun = [], None
 
     def _encode(self, tower: VisionTower, pieces: Sequence[EncodePiece]) -> None:
         """Compute the pieces of a step, and write the rows of images whose last block is among them."""

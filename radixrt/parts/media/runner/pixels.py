@@ -55,7 +55,7 @@ def _filled(target: torch.Tensor, piece: EncodePiece) -> torch.Tensor:
     """Return a uint8 tensor in host memory that was filled with the pixels of an image."""
     try:
         with io.BytesIO(piece.data) if piece.data else open(piece.pixels, "rb", buffering=0) as file:
-            count = file.readinto(target.numpy())
+            count = file.readinto(target.numpy().data)
     except OSError as error:
         raise InputLostError(piece.key, f"the pixels of an image cannot be read: {error.strerror}") from error
     if count != target.numel():
