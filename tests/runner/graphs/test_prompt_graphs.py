@@ -187,7 +187,9 @@ def test_requested_graphs_are_captured_before_all_others(runner: Any) -> None:
         order.append(requested)
         return not requested
 
-    graphs: Any = SimpleNamespace(_graphs=SimpleNamespace(capture_next=capture_next), _prompt_graphs=made.graphs)
+    graphs: Any = SimpleNamespace(
+        _graphs=SimpleNamespace(capture_next=capture_next), _prompt_graphs=made.graphs, _inputs=None
+    )
     assert made.graphs.forward(prompt(made.builder, 33)) is None
     assert ModelRunner._capture_next(graphs)
     assert [len(batch.input_ids) for batch in model.inputs[1::2]] == [40]
