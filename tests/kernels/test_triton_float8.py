@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
+from radixrt.distributed.partial_sum import PartialSum
+from radixrt.kernels.float8_rows import Float8Rows
 from radixrt.kernels.triton.skinny_gemm_config import Config
+from radixrt.layers.cuda_ops import CudaOps
 from radixrt.layers.formats.codes import Codes, dequantize
 from radixrt.layers.formats.cuda_codes import fragment_codes
 from tests.kernels.test_triton_codes import activations, make
@@ -83,6 +86,29 @@ def test_an_activation_in_float8_is_the_activation_quantized(triton_device: str,
     gate_up[1] = 0.0
     expected = quantize.quantize_rows(activation.silu_and_mul(gate_up), group=group)
     assert_same(activation.silu_and_mul_float8(gate_up, group), expected)
+
+
+class Doubling:
+    """Two ranks with equal addends, without a fused kernel."""
+
+    communicator = None
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return x + x
+
+
+def test_addends_of_ranks_are_summed_before_the_norm(triton_device: str) -> None:
+    residual, x = activations(triton_device, 6, 256), activations(triton_device, 5, 256).repeat(2, 1)[:6]
+    weight, ops = activations(triton_device, 1, 256)[0], CudaOps()
+    expected = ops.add_rms_norm(residual.clone(), x + x, weight, 1e-6, x.dtype)
+    others = (weight, 1e-6, x.dtype, cast(Any, Doubling()))
+    found = ops.all_reduce_add_rms_norm_float8(residual.clone(), PartialSum(x), *others, 0)
+    assert isinstance(found, Float8Rows)
+    assert (values_of(found) - expected.float()).norm() <= 0.08 * expected.float().norm()
+    # A norm in another dtype than the residual's has no such kernel.
+    wide = ops.all_reduce_add_rms_norm_float8(residual.float(), PartialSum(x), *others, 0)
+    assert isinstance(wide, torch.Tensor)
+    torch.testing.assert_close(wide.float(), expected.float(), rtol=2**-6, atol=1e-2)
 
 
 def test_no_rows(triton_device: str) -> None:

@@ -6,7 +6,8 @@ are split over programs too (split-K): each leaves its float32 partial sums in a
 tile adds them up, always in the same order. Sums are rounded once, and their order depends on sizes alone.
 
 A weight may be `PackedWeights` of 8 or 4 bits, which are converted in registers: the tensor cores then take the weight
-from registers, and the tokens from shared memory.
+from registers, and the tokens from shared memory. If the tokens are in float8, the tensor cores multiply e4m3 codes as
+they are.
 """
 
 from __future__ import annotations
