@@ -14,9 +14,6 @@ NAMES = {"tokenizer": "tokenizer", "router": "router", "scheduler": "scheduler",
 FRONT_KINDS = ("tokenizer", "router")
 """Kinds of the processes that replicas share."""
 
-EARLY = "--early"
-"""Argument of a ModelRunner's process that imports torch before the process reads its settings."""
-
 MISTAKE = 2
 """Exit code of a worker that cannot start because an option or the model is at fault."""
 

@@ -29,7 +29,7 @@ from radixrt.channel import Inbox, Outbox, TaggedInbox, TaggedOutbox, ZmqInbox, 
 from radixrt.config import Config, make_config
 from radixrt.distributed.rank_info import RankInfo, answering_rank, rank_from_environment
 from radixrt.engine import assembly
-from radixrt.engine.endpoints import EARLY, MISTAKE, Endpoints, process_name
+from radixrt.engine.endpoints import MISTAKE, Endpoints, process_name
 from radixrt.engine.settings import EngineSettings
 from radixrt.errors import ConfigError, ModelLoadError, RadixRTError
 from radixrt.heartbeat import Heartbeat, open_heartbeat
@@ -345,18 +345,26 @@ def report_errors(name: str) -> Iterator[None]:
     os._exit(code)  # not sys.exit: library threads and unsent messages must not keep a failed worker alive
 
 
-def main(kind: str, *, early: bool) -> None:
+def _read_message() -> dict[str, Any]:
+    """Read a message of the main process; exit where stdin is closed."""
+    line = sys.stdin.readline()
+    if not line:
+        sys.exit()
+    message: dict[str, Any] = json.loads(line)
+    return message
+
+
+def main(kind: str) -> None:
     gc.disable()  # until all is loaded: a quarter of the time of importing torch would be garbage collection
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the main process decides
     with report_errors(kind):
         start_log = StartLog()
-        if early:
+        given = _read_message()
+        has_torch = "early" in given
+        if has_torch:  # the settings follow
             load_torch(start_log)
             start_log.begin("settings")
-        line = sys.stdin.readline()
-        if not line:
-            return
-        given = json.loads(line)
+            given = _read_message()
         replica: int | None = given["replica"]
         config = make_config(**given["config"])
         settings = EngineSettings.from_dict(given["settings"])
@@ -373,10 +381,10 @@ def main(kind: str, *, early: bool) -> None:
             open_heartbeat(Endpoints(given["folder"]).heartbeats, given["slot"]),
             start_log,
             None if given["tiers"] is None else TierSettings(**given["tiers"]),
-            has_torch=early,
+            has_torch=has_torch,
         )
         RUN[base](setup)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], early=EARLY in sys.argv[2:])
+    main(sys.argv[1])

@@ -12,7 +12,7 @@ import threading
 from functools import cached_property
 from typing import Any
 
-from radixrt.engine.endpoints import EARLY, MISTAKE, is_runner, process_name
+from radixrt.engine.endpoints import MISTAKE, is_runner, process_name
 from radixrt.errors import EngineError
 from radixrt.kernels.threads import without_openmp_bindings
 from radixrt.os_process import child_command, end_group
@@ -41,7 +41,7 @@ class WorkerProcess:
         replica: number of the replica that the worker belongs to, if there are replicas.
         early: the worker, a ModelRunner on a CPU, imports torch before it reads its settings.
 
-    The worker waits for its settings, which `tell` sends as the first message.
+    The worker waits for its settings, which the caller sends with `tell`.
     """
 
     is_local = True
@@ -55,7 +55,7 @@ class WorkerProcess:
         if sys.stderr.isatty():
             environment.setdefault("COLUMNS", str(shutil.get_terminal_size().columns))  # for progress bars
         self._process = subprocess.Popen(
-            child_command("radixrt.engine.process", kind, *([EARLY] if early else [])),
+            child_command("radixrt.engine.process", kind),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -66,6 +66,8 @@ class WorkerProcess:
         self._tail = b""
         self._reader = threading.Thread(target=self._pass_stderr, name=f"radixrt-stderr-{kind}", daemon=True)
         self._reader.start()
+        if early:
+            self.tell({"early": True})
 
     @property
     def pid(self) -> int:
