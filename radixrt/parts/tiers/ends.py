@@ -118,7 +118,22 @@ class PageEnds:
         """
         return len(tokens) - cached
 
+    def stored(self, length: int) -> int:
+        """Return the number of places that a tier needs for a prefix of so many tokens."""
+        return length - length % self._page
+
     # --- out of the pool ---
+
+    def room(self, end: TreeNode, others: Collection[TreeNode]) -> int:
+        """Return the number of places that a tier needs for the prefix that ends in a node of the pool, besides the
+        places of other prefixes.
+
+        Args:
+            others: all nodes on the paths to the ends of the other prefixes.
+        """
+        path = end.path()
+        shared = sum(node.num_tokens for node in path if node in others)
+        return self.stored(sum(node.num_tokens for node in path)) - shared // self._page * self._page
 
     @property
     def has_evicted(self) -> bool:
@@ -198,8 +213,11 @@ class StateEnds(PageEnds):
     # --- in tiers ---
 
     def key(self, tokens: Int32Array) -> Int32Array:
-        behind = self._rows + -(len(tokens) + self._rows) % self._page
+        behind = self.stored(len(tokens)) - len(tokens)
         return np.concatenate([tokens, np.full(behind, STATE_TOKEN, np.int32)])
+
+    def stored(self, length: int) -> int:
+        return -(-(length + self._rows) // self._page) * self._page
 
     def length(self, key: Int32Array) -> int:
         return int(np.count_nonzero(key != STATE_TOKEN))

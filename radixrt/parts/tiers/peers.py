@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from radixrt.mem_cache.allocator import Int32Array
 from radixrt.mem_cache.tree_node import RETAIN_DONE, TreeNode, path_of
 from radixrt.messages.kv_moves import KEY_BYTES
@@ -125,11 +127,13 @@ class Peers:
         return ()
 
     def _hand_over(self, message: HandOver, now: float) -> tuple[()]:
-        left, leaves = message.tokens, list[TreeNode]()
+        left, leaves, nodes = message.tokens, list[TreeNode](), set[TreeNode]()
         for leaf in self._ends.warmest() if self._core.scheduler.has_runner else ():
-            left -= len(path_of(leaf)[0])
-            if leaf.retention != RETAIN_DONE and left >= 0:
+            room = self._ends.room(leaf, nodes)
+            if leaf.retention != RETAIN_DONE and room <= left:
+                left -= room
                 leaves.append(leaf)
+                nodes.update(leaf.path())
         under_way = len(leaves)
 
         def copied(tokens: Int32Array, namespace: str) -> None:
@@ -199,10 +203,13 @@ class Peers:
 
     def take_handed(self, now: float) -> None:
         """Copy prefixes that other replicas hand over, while no other move towards the pool has to wait for that. No
-        prefix of this replica is evicted for them."""
+        prefix of this replica is evicted for them. A prefix waits for a copy of its first page, which it shares."""
         while self._handed and self._links.has_room():
-            message = self._handed.popleft()
+            message = self._handed[0]
             key, pages = unpack_i32(message.token_ids), unpack_i32(message.pages)
+            if any(np.array_equal(pull.tokens[: self._host.page], key[: self._host.page]) for pull in self._pulls):
+                return
+            self._handed.popleft()
             if not (self._core.scheduler.has_runner and len(key) and self._fits(message)):
                 self.outgoing.append(PrefixTaken(message.source))
             else:

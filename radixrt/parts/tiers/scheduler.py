@@ -163,6 +163,7 @@ class Tiers(Part):
         self._loaded: set[str] = set()  # requests whose prefix came from disk into the host tier
         self._copied, self._saved = _Known(), _Known()
         self._leaving: set[TreeNode] = set()  # leaves that are being copied or saved
+        self._behind: list[tuple[TreeNode, Callable[[], None]]] = []  # held nodes to copy for other replicas
         self._evicted = 0  # tokens that the pool had evicted at the last step
         self._host_evicted = 0
         self._idle_since: float | None = None
@@ -376,7 +377,22 @@ class Tiers(Part):
         return [end for end in ends if end.retention != RETAIN_DONE and not any(end in each for each in known)]
 
     def _copy_for_peer(self, node: TreeNode, then: Callable[[], None]) -> None:
-        self._copy_leaf(node, evicts=True, then=then)
+        """Copy the prefix that ends in a node to the host tier, behind the copies that share most of it."""
+        if self._ends.overlaps(node, self._leaving):
+            self._ends.hold(node)
+            self._behind.append((node, then))
+        else:
+            self._copy_leaf(node, evicts=True, then=then)
+
+    def _copy_behind(self) -> None:
+        """Copy the prefixes that have waited for another copy, which has ended."""
+        behind, self._behind = self._behind, []
+        for node, then in behind:
+            self._ends.let_go(node)
+            if self._dropping:
+                then()
+            else:
+                self._copy_for_peer(node, then)
 
     def _copy_leaf(self, leaf: TreeNode, *, evicts: bool, then: Callable[[], None] = lambda: None) -> None:
         """Begin to copy the prefix that ends in a leaf, or in any other node, of the pool to the host tier.
@@ -415,6 +431,7 @@ class Tiers(Part):
                 self._copied.nodes.add(leaf)  # also if it failed: memory that cannot be used fails again at once
             copies.end(arrival, copied=ok)
             then()
+            self._copy_behind()
 
         columns = [(pack_i32(slots[arrival.start :]), 4), (pack_i32(arrival.slots), 4)]
         self._start(MoveKind.OUT, columns, len(arrival.slots), 1, ended, release)

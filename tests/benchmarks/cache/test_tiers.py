@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from benchmarks.cache import tiers
 from benchmarks.cache.tiers import OPTIMUM, POLICIES, SHAPES, TRACES, Case, run, simulate
 from benchmarks.cache.tiers_optimum import PAGE, Pages
 from benchmarks.cache.tiers_traces import Call, Session, Wave
@@ -66,3 +69,12 @@ def test_a_policy_finds_no_more_than_the_optimum() -> None:
         rates[policy] = float(cells[0].rstrip("%"))
     # The optimum counts whole pages, the scheduler counts tokens.
     assert max(rates.values()) <= rates[OPTIMUM] + 1.5
+
+
+def test_plots_show_every_policy_beside_the_optimum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "HOSTS", (1.0, 4.0))
+    written = tiers.plot(tmp_path, {"agents": 2})
+    assert [path.name for path in written] == ["tiers-agents-hits.svg", "tiers-agents-sessions.svg"]
+    for path in written:
+        text = path.read_text()
+        assert all(policy in text for policy in tiers.PLOTTED)

@@ -398,6 +398,75 @@ def test_all_states_of_a_replica_that_leaves_go_to_another() -> None:
     pair.check()
 
 
+NESTED = [[9] * 80, [9] * 200, [9] * 270]
+"""Prompts of which each begins with the tokens before the last one of the prompt before."""
+
+
+def nested(rows: int, **options: Any) -> Pair:
+    """Return replicas of which the first one has the prompts NESTED, each with a state."""
+    pair = Pair(rows=rows, **options)
+    for prompt in NESTED:
+        pair.compute(pair.a, [*prompt, 5])
+        pair.a.drain()
+        pair.b.may_compute("", [*prompt, 5])
+    return pair
+
+
+def kept_of(h: TieredHarness) -> list[int]:
+    """Number of tokens of each of NESTED that the host tier has, up to a state."""
+    return [h.tiers.kept(np.array([*prompt, 5], np.int32), "")["host"] for prompt in NESTED]
+
+
+@pytest.mark.parametrize("rows", [1, 5, 100])
+def test_states_on_one_path_are_all_handed_over(rows: int) -> None:
+    pair = nested(rows, host_pages=60)
+    pair.a.handle(HandOver(10_000))
+    pair.run(400)
+    pair.check()
+    assert pair.handed_over == 1
+    assert kept_of(pair.b) == [80, 200, 270]
+    assert sum(isinstance(message, PrefixTaken) for message in pair.b.messages) == 3
+
+
+def test_prefixes_with_a_common_begin_are_pulled_once() -> None:
+    pair = nested(5, host_pages=60)
+    pair.a.handle(HandOver(10_000))
+    pair.run(400)
+    pair.check()
+    pulled = sum(len(order.pages) // 4 for order in pair.b.sent_orders(KVPull))
+    assert pulled == 5 + 1 + 1, "270 tokens and a state, and for the others the last page with the state"
+
+
+def test_what_a_state_takes_counts_when_a_replica_hands_over() -> None:
+    for room, expected in (
+        ((6 + 2 + 2) * PAGE, [80, 200, 270]),  # pages of 270 tokens and a state; of the others the pages of the state
+        ((6 + 2 + 2) * PAGE - 1, [0, 200, 270]),
+        (6 * PAGE, [0, 0, 270]),
+        (6 * PAGE - 1, [0, 200, 200]),
+        (3 * PAGE - 1, [0, 0, 0]),
+    ):
+        pair = nested(100, host_pages=60)
+        pair.a.handle(HandOver(room))
+        pair.run(400)
+        pair.check()
+        assert pair.handed_over == 1
+        assert kept_of(pair.b) == expected, room
+
+
+def test_a_prefix_whose_copy_overlaps_another_one_is_answered_once_it_is_copied() -> None:
+    pair = nested(5, host_pages=60)
+    pair.b.handle(PrefixComing("r4", 200))
+    pair.b.handle(PrefixComing("r5", 80))
+    long, short = (pair.compute(pair.b, [*prompt, 5]) for prompt in NESTED[1::-1])
+    assert (long, short) == ("r4", "r5")
+    for rid, prompt in ((long, NESTED[1]), (short, NESTED[0])):
+        pair.a.handle(PrefixAsk(rid, pack_i32(prompt)))
+    pair.run()
+    pair.check()
+    assert (pair.b.usages[long].cached_tokens, pair.b.usages[short].cached_tokens) == (200, 80)
+    assert set(pair.fetched(long)) == set(pair.fetched(short)) == {"peer"}
+
+
 @pytest.mark.parametrize("rows", [0, 5])
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("seed", range(12))
@@ -429,6 +498,11 @@ def test_random_events(seed: int, ranks: int, rows: int) -> None:
             pair.b.now += LATE_S
         elif kind < 0.72:
             pair.a.restart_scheduler()
+        elif kind < 0.75:
+            pair.a.handle(HandOver(random.choice([200, 400, 10_000])))
+            for namespace, sequences in pair.a.sequences.items():
+                for tokens in sequences:
+                    pair.b.may_compute(namespace, tokens.tolist())
         else:
             for _ in range(random.randrange(12)):
                 pair.a.turn()
