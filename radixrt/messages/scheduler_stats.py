@@ -188,6 +188,7 @@ class TierStats(msgspec.Struct, frozen=True, array_like=True):
         fetched_tokens: cached prompt tokens that were fetched for a request, by tier; "peer" for another replica.
         fetch_token_s: predicted seconds of a token that comes into the KV pool, by tier, "peer" too; empty before the
             first one.
+        state_tokens: tokens that take as long as a state of recurrent layers, which moves with a prefix.
     """
 
     tokens_total: dict[str, int] = {}
@@ -196,6 +197,7 @@ class TierStats(msgspec.Struct, frozen=True, array_like=True):
     refused: dict[str, int] = {}
     fetched_tokens: dict[str, int] = {}
     fetch_token_s: dict[str, float] = {}
+    state_tokens: int = 0
 
 
 class MediaStats(msgspec.Struct, frozen=True, array_like=True):

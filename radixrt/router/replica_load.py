@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from radixrt.config.roles import Role
-from radixrt.messages.scheduler_stats import SchedulerStats, StepTimes
+from radixrt.messages.scheduler_stats import SchedulerStats, StepTimes, TierStats
 from radixrt.router.output_tokens import OutputTokens
 from radixrt.router.request_queue import RequestQueue
 from radixrt.router.routed_request import RoutedRequest
@@ -66,7 +66,7 @@ class ReplicaLoad:
         times: model that prices use: the mean over all replicas (`share_times`).
         position_s: predicted seconds of encoding a position of an image: the mean over all replicas (`share_times`).
         encoding_s: the same of this replica alone (`MediaStats.position_s`).
-        measured: `TierStats.fetch_token_s` of the replica's scheduler; empty before its first fetch.
+        tiers: latest report on the replica's tiers; without figures before the first.
         fetch_token_s: predicted seconds of a fetched token by tier, which prices use: the mean over all replicas
             (`share_times`). A missing tier counts as free, so that a first fetch is tried.
         prefilling: number of open requests whose prompts the replica computes for other replicas.
@@ -93,9 +93,18 @@ class ReplicaLoad:
         self.outputs = 0.0
         self.reachable = float(info.num_slots)
         self.free = float(info.num_slots)
-        self.measured: Mapping[str, float] = {}
+        self.tiers = TierStats()
         self.fetch_token_s: Mapping[str, float] = {}
         self.prefilling = self.prefills = 0
+
+    def move_s(self, tier: str, tokens: int) -> float:
+        """Return the predicted seconds in which a prefix, with the state behind it if there are states, comes from a
+        tier into the pool.
+
+        Args:
+            tokens: tokens of the prefix that move.
+        """
+        return (tokens + self.tiers.state_tokens) * self.fetch_token_s.get(tier, 0.0)
 
     @property
     def takes_new(self) -> bool:
@@ -201,7 +210,7 @@ class ReplicaLoad:
         if stats.media is not None:
             self.encoding_s = stats.media.position_s
         if stats.tiers is not None:
-            self.measured = stats.tiers.fetch_token_s
+            self.tiers = stats.tiers
 
 
 def share_times(loads: Collection[ReplicaLoad]) -> None:
@@ -214,7 +223,7 @@ def share_times(loads: Collection[ReplicaLoad]) -> None:
     encoding = [load.encoding_s for load in loads if load.encoding_s]
     for load in loads if encoding else ():
         load.position_s = sum(encoding) / len(encoding)
-    fetches = [load.measured for load in loads if load.measured]
+    fetches = [load.tiers.fetch_token_s for load in loads if load.tiers.fetch_token_s]
     if fetches:
         token_s = {tier: sum(each[tier] for each in fetches) / len(fetches) for tier in fetches[0]}
         for load in loads:

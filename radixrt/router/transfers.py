@@ -120,7 +120,7 @@ class Transfers:
                 continue
             end = self.kept(request, tier, (target.number,)).get(target.number, 0)
             if end - hit >= GRANULE_TOKENS:
-                seconds = (end - hit) * target.fetch_token_s.get(tier, 0.0)
+                seconds = target.move_s(tier, end - hit)
                 others = 0 if tier == DISK else len(target.open)
                 yield _transfer(target.number, target, end, hit, seconds, others)
 
@@ -166,7 +166,7 @@ class Transfers:
 
     def _pull(self, source: int, target: ReplicaLoad, end: int, hit: int) -> Transfer | None:
         """Return a transfer of the tokens [hit, end) from another replica; None if computing them takes less time."""
-        seconds = self._answer_s(source) + (end - hit) * target.fetch_token_s.get(PEER, 0.0)
+        seconds = self._answer_s(source) + target.move_s(PEER, end - hit)
         return _transfer(source, target, end, hit, seconds, len(target.open))
 
     def _answer_s(self, replica: int) -> float:

@@ -6,7 +6,7 @@ import pytest
 
 from radixrt.messages.images import RowImage
 from radixrt.messages.request import Request
-from radixrt.messages.scheduler_stats import LoadStats, SchedulerStats, StepTimes
+from radixrt.messages.scheduler_stats import LoadStats, SchedulerStats, StepTimes, TierStats
 from radixrt.messages.wire import pack_i32
 from radixrt.router.prices import divide_fork, price_s, wait_s
 from radixrt.router.replica_load import ReplicaInfo, ReplicaLoad, share_times
@@ -115,11 +115,13 @@ def test_replicas_have_one_time_for_a_fetched_token() -> None:
     loads = [ReplicaLoad(INFO, epoch, 0.0) for epoch in (1, 2, 3)]
     share_times(loads)
     assert not loads[2].fetch_token_s
-    loads[0].measured = {"host": 1e-6, "disk": 3e-6, "peer": 2e-6}
-    loads[1].measured = {"host": 3e-6, "disk": 5e-6, "peer": 6e-6}
+    loads[0].tiers = TierStats(fetch_token_s={"host": 1e-6, "disk": 3e-6, "peer": 2e-6})
+    loads[1].tiers = TierStats(fetch_token_s={"host": 3e-6, "disk": 5e-6, "peer": 6e-6}, state_tokens=10)
     share_times(loads)
     for load in loads:
         assert load.fetch_token_s == pytest.approx({"host": 2e-6, "disk": 4e-6, "peer": 4e-6})
+    assert loads[1].move_s("disk", 90) == pytest.approx(4e-4)
+    assert loads[2].move_s("disk", 100) == pytest.approx(4e-4)
 
 
 def test_an_image_costs_its_encoding_where_its_positions_are_missed() -> None:

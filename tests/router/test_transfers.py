@@ -8,6 +8,7 @@ import pytest
 
 from radixrt.messages.peers import HandedOver, HandOver, PrefixAsk, PrefixComing, PrefixPages, PrefixTaken
 from radixrt.messages.scheduler import AbortReq
+from radixrt.messages.scheduler_stats import TierStats
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.parts.tiers.policy import PEER
 from tests.router.fake_fleet import FakeFleet
@@ -88,6 +89,18 @@ def test_keys_and_values_without_a_state_are_not_asked_for() -> None:
     fleet = Fleet(num_states=24)
     fleet.ask(prompt=[*PREFIX[:350], 3])
     assert not fleet.peer_messages
+    fleet.drain()
+    fleet.assert_answer("a")
+
+
+@pytest.mark.parametrize(("state_tokens", "moves"), [(300, True), (500, False)])
+def test_a_state_takes_the_time_of_its_tokens(state_tokens: int, moves: bool) -> None:
+    fleet = Fleet(num_states=24)
+    load = fleet.router.placement.loads[1]
+    load.fetch_token_s = {PEER: 0.5 * load.times.token}
+    load.tiers = TierStats(state_tokens=state_tokens)  # 384 tokens take as long to compute as 768 tokens to move
+    fleet.ask()
+    assert bool(fleet.peer_messages) == moves
     fleet.drain()
     fleet.assert_answer("a")
 

@@ -55,17 +55,20 @@ class TierCounters:
         used: Mapping[str, int],
         fetched: Mapping[str, int],
         token_s: Mapping[str, float] | None = None,
+        state_tokens: int = 0,
     ) -> TierStats:
         """Return a snapshot with copies of all counts.
 
         Args:
             total, used: places by tier, and tokens that the tier keeps.
             fetched: cached prompt tokens that were fetched for a request, by tier.
-            token_s: see `TierStats.fetch_token_s`.
+            token_s, state_tokens: see `TierStats`.
         """
         moves = {
             kind: MoveStats(each.bytes, each.finished, each.failed, each.seconds.copy())
             for kind, each in self._moves.items()
             if each.finished or each.failed
         }
-        return TierStats(dict(total), dict(used), moves, dict(self._refused), dict(fetched), dict(token_s or {}))
+        return TierStats(
+            dict(total), dict(used), moves, dict(self._refused), dict(fetched), dict(token_s or {}), state_tokens
+        )

@@ -557,7 +557,7 @@ class Tiers(Part):
         total = {tier.name: tier.allocator.num_slots for tier in tiers}
         used = {tier.name: tier.num_tokens for tier in tiers}
         fetched, token_s = self._core.counters.fetched_tokens, self.prices.fetch_token_s()
-        return {"tiers": self.moves.counters.stats(total, used, fetched, token_s)}
+        return {"tiers": self.moves.counters.stats(total, used, fetched, token_s, self._opening.state_rows)}
 
     def check(self) -> None:
         for tier in (self.host, self.disk):

@@ -367,6 +367,7 @@ def test_a_prefix_comes_with_the_state_after_its_last_token(rows: int, ranks: in
     pair.run()
     pair.check()
     assert pair.fetched(again) == {}
+    assert pair.b.tiers.stats(0.0)["tiers"].state_tokens == rows
 
 
 def test_a_prompt_that_parts_before_the_state_is_computed() -> None:
