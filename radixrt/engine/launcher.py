@@ -151,22 +151,24 @@ class Launcher:
             if self._closed:
                 return
             self._closed = True
-        self.client.fail("the engine was shut down")
-        groups = [self._supervisor, *([] if self.replicas is None else self.replicas.begin_close())]
-        # What a second signal interrupts is the saving: afterwards, everything is stopped as without one.
+        # A second signal interrupts the saving and nothing else: everything is stopped as without one.
         with contextlib.suppress(KeyboardInterrupt):
-            for group in groups if saves else ():
-                group.begin_stop()
+            with interrupts_deferred():
+                self.client.fail("the engine was shut down")
+                groups = [self._supervisor, *([] if self.replicas is None else self.replicas.begin_close())]
+                for group in groups if saves else ():
+                    group.begin_stop()
             for group in groups if saves else ():
                 group.wait_saved()
-        for group in groups:
-            group.stop_saving()
-        self._supervisor.begin_stop()
-        if self.replicas is not None:
-            self.replicas.close()
-        self._supervisor.stop()
-        if self._cluster is not None:
-            self._cluster.close()
-        self._context.term()
-        self._folder.remove()
-        atexit.unregister(self.close)
+        with contextlib.suppress(KeyboardInterrupt), interrupts_deferred():
+            for group in groups:
+                group.stop_saving()
+            self._supervisor.begin_stop()
+            if self.replicas is not None:
+                self.replicas.close()
+            self._supervisor.stop()
+            if self._cluster is not None:
+                self._cluster.close()
+            self._context.term()
+            self._folder.remove()
+            atexit.unregister(self.close)

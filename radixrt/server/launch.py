@@ -106,6 +106,9 @@ def _serve(
         code = launcher.exit_code or ExitCode.FAILED
         logger.error("exiting with code %d: %s", code, client.failure)
         return code
+    except KeyboardInterrupt:  # a signal while the engine starts, or a second one while the server ends
+        saves = False
+        raise
     finally:
         launcher.close(saves=saves)
 

@@ -18,9 +18,9 @@ PROMPT = [(17 * i * i + 5 * i) % 40_000 + 100 for i in range(2000)]
 SAMPLING = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
 
 
-def start(folder: Path) -> ServerProcess:
+def start(folder: Path, *options: str) -> ServerProcess:
     return ServerProcess(
-        "--kv-host-gib", "0.3", "--kv-disk", str(folder), "--kv-disk-gib", "0.3", "--kv-cache-tokens", "4096",
+        "--kv-host-gib", "0.3", "--kv-disk", str(folder), "--kv-disk-gib", "0.3", "--kv-cache-tokens", "4096", *options
     ).wait_ready()  # fmt: skip
 
 
@@ -78,3 +78,47 @@ def test_the_host_tier_outlives_a_process_that_is_killed(tmp_path: Path, kind: s
         assert ask(server) == (expected, 1984)
     finally:
         assert server.stop() == 0
+
+
+def test_a_second_signal_ends_the_saving(tmp_path: Path) -> None:
+    server = start(tmp_path / "kv", "--grace-s", "0")
+    try:
+        expected, _ = ask(server)
+        body = {"prompt": PROMPT[:100], "max_tokens": 1000, "ignore_eos": True, "stream": True}
+        runner = workers(server)["runner"]
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=LIMIT_S) as answer:
+            next(answer.iter_lines())
+            runner.suspend()  # a step is in flight for ever, which saving waits for
+            server.process.terminate()
+            assert wait_for(lambda: any("prefixes are being saved" in line for line in server.lines))
+            server.process.terminate()
+            assert wait_for(lambda: any("a signal has ended the saving" in line for line in server.lines))
+            runner.resume()
+        assert server.wait() == 0
+    finally:
+        server.process.kill()
+    assert not any("Traceback" in line for line in server.lines)
+    server = start(tmp_path / "kv")
+    try:
+        answer, cached = ask(server)
+        assert answer == expected
+        assert cached in range(0, 1985, 64)
+    finally:
+        assert server.stop() == 0
+
+
+def test_two_signals_at_once_leave_no_page_that_is_torn(tmp_path: Path) -> None:
+    expected = None
+    for _ in range(2):
+        server = start(tmp_path / "kv")
+        try:
+            answer, cached = ask(server)
+            assert answer == (expected or answer)
+            assert cached in range(0, 1985, 64)
+            expected = answer
+            server.process.terminate()
+            server.process.terminate()
+            assert server.wait() in (0, 130)
+        finally:
+            server.process.kill()
+        assert not any("Traceback" in line for line in server.lines)
