@@ -393,7 +393,7 @@ class Supervisor:
         scheduler.tell({"save_s": SAVE_S})
         if not poller.poll(SAVE_NOTICE_S * 1000):
             logger.info("prefixes are being saved to disk for at most %g s; a second signal ends that", SAVE_S)
-            if any(descriptor == self._no_save for descriptor, _ in poller.poll(SAVE_S * 1000)):
+            if any(descriptor == self._no_save.fileno() for descriptor, _ in poller.poll(SAVE_S * 1000)):
                 logger.info("a signal has ended the saving; what is not on disk is computed again after a restart")
 
     def _stop_workers(self) -> None:
