@@ -31,7 +31,9 @@ def gone(pid: int) -> bool:
 def workers(server: ServerProcess) -> dict[str, psutil.Process]:
     """Return a server's processes by kind: tokenizer, scheduler, runner."""
     children = psutil.Process(server.process.pid).children(recursive=True)
-    return {c.cmdline()[-1]: c for c in children if "radixrt.engine.process" in c.cmdline()}
+    lines = {child: child.cmdline() for child in children}
+    module = "radixrt.engine.process"
+    return {line[line.index(module) + 1]: child for child, line in lines.items() if module in line}
 
 
 def wait_requests(server: ServerProcess, number: int) -> None:
