@@ -34,8 +34,14 @@ class Frame:
 
     def __init__(self, returns: tuple[Return, ...]) -> None:
         self.returns = returns
-        self.best: Return | None = _first(returns)
-        self.distance: int = 0 if self.best is None else _distance(self.best)
+        # Ranks are computed once: of parts in any order, a distance takes a look at each part.
+        ranks = list(map(_rank, returns))
+        least = min(ranks, default=None)
+        self.distance: int = 0 if least is None else least[0]
+        ties = [entry for entry, rank in zip(returns, ranks, strict=True) if rank == least]
+        # Of equally short completions, one that depends on the grammar alone, and not on the order of the returns.
+        best = min(ties, key=lambda entry: entry[2].path()) if len(ties) > 1 else None
+        self.best: Return | None = best or next(iter(ties), None)
 
     def path(self) -> list[tuple[int, int]]:
         """Return the serials and counts of the return points on the shortest path to the end of everything. Frames with
@@ -51,14 +57,6 @@ class Frame:
 
 Return = tuple[Node, int, Frame]
 Item = tuple[Node, "int | Regex", Frame]
-
-
-def _first(returns: tuple[Return, ...]) -> Return | None:
-    """Return the return point with the shortest completion; of equally short ones, one that depends on the grammar
-    alone, and not on the order of the return points."""
-    least = min(map(_rank, returns), default=None)
-    ties = [entry for entry in returns if _rank(entry) == least]
-    return min(ties, key=lambda entry: entry[2].path()) if len(ties) > 1 else next(iter(ties), None)
 
 
 def _rank(entry: Return) -> tuple[int, int, int]:
