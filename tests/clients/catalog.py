@@ -42,6 +42,14 @@ def _pictures(name: str, packages: tuple[str, ...], script: str, environment: st
 
 
 LANGCHAIN = ("langchain==1.4.7", "langchain-openai==1.7.3", "langchain-anthropic==1.7.7", OPENAI, "anthropic==2.12.0")
+PYDANTIC_AI = ("pydantic-ai-slim[openai,anthropic]==2.68.0", OPENAI)
+AI_SDK = (
+    "ai@6.0.326",
+    "@ai-sdk/openai@3.0.141",
+    "@ai-sdk/openai-compatible@2.0.92",
+    "@ai-sdk/anthropic@3.0.140",
+    "zod@4.6.7",
+)
 INSTRUCTOR = ("instructor==1.17.0", "openai==3.3.0", "anthropic==2.12.0")
 
 CLIENTS = (
@@ -64,23 +72,13 @@ CLIENTS = (
     ),
     Client("instructor", INSTRUCTOR, "instructor_python.py"),
     Client("litellm", ("litellm==1.106.2", "mcp"), "litellm_python.py"),
-    Client("pydantic-ai", ("pydantic-ai-slim[openai,anthropic]==2.68.0", OPENAI), "pydantic_ai_python.py"),
+    Client("pydantic-ai", PYDANTIC_AI, "pydantic_ai_python.py"),
     Client("outlines", ("outlines==1.3.3", OPENAI), "outlines_python.py"),
     Client("guidance", ("guidance==0.3.1", OPENAI), "guidance_python.py"),
     Client("dspy", ("dspy[numpy]==3.4.1", "litellm==1.106.2", "mcp"), "dspy_python.py"),
     Client("lm-eval", ("lm-eval[api]==0.4.13",), "lm_eval_python.py"),
     Client("openai-node", ("openai@6.49.0", "zod@4.6.7"), "openai_node.mjs"),
-    Client(
-        "ai-sdk",
-        (
-            "ai@6.0.326",
-            "@ai-sdk/openai@3.0.141",
-            "@ai-sdk/openai-compatible@2.0.92",
-            "@ai-sdk/anthropic@3.0.140",
-            "zod@4.6.7",
-        ),
-        "ai_sdk.mjs",
-    ),
+    Client("ai-sdk", AI_SDK, "ai_sdk.mjs"),
     # All that Open WebUI names would be torch and more; its wheel has a shorter list, which lacks four packages.
     Client(
         "open-webui",
@@ -100,4 +98,6 @@ CLIENTS = (
     _pictures("anthropic-pictures", ("anthropic==2.12.0",), "anthropic_pictures.py", "anthropic-2"),
     _pictures("langchain-pictures", LANGCHAIN, "langchain_pictures.py", "langchain"),
     _pictures("instructor-pictures", INSTRUCTOR, "instructor_pictures.py", "instructor"),
+    _pictures("pydantic-ai-pictures", PYDANTIC_AI, "pydantic_ai_pictures.py", "pydantic-ai"),
+    _pictures("ai-sdk-pictures", AI_SDK, "ai_sdk_pictures.mjs", "ai-sdk"),
 )

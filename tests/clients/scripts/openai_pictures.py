@@ -73,7 +73,7 @@ def chat_continued():
 def chat_tool_result():
     turns = [{"role": "user", "content": "Look at the page."}]
     answer = client.chat.completions.create(
-        model=MODEL, messages=turns, tools=[LOOK], tool_choice="required", max_tokens=48
+        model=MODEL, messages=turns, tools=[LOOK], tool_choice="required", parallel_tool_calls=False, max_tokens=48
     ).choices[0]
     turns.append({"role": "assistant", "tool_calls": [call.model_dump() for call in answer.message.tool_calls]})
     shown = [{"type": "text", "text": "The page:"}, {"type": "image_url", "image_url": {"url": URLS[0]}}]
@@ -110,8 +110,9 @@ def responses_stream():
 def responses_tool_result():
     look = {"type": "function", **LOOK["function"]}
     first = client.responses.create(
-        model=MODEL, input="Look at the page.", tools=[look], tool_choice="required", max_output_tokens=64
-    )
+        model=MODEL, input="Look at the page.", tools=[look], tool_choice="required", parallel_tool_calls=False,
+        max_output_tokens=64,
+    )  # fmt: skip
     calls = [item for item in first.output if item.type == "function_call"]
     shown = [{"type": "input_text", "text": "The page:"}, {"type": "input_image", "image_url": URLS[0]}]
     results = [{"type": "function_call_output", "call_id": call.call_id, "output": shown} for call in calls]
