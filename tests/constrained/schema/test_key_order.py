@@ -10,12 +10,16 @@ from typing import Any
 import jsonschema
 import pytest
 
+from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.backends.lark import to_lark
+from radixrt.constrained.compile.compiler import compile_constraint, load
 from radixrt.constrained.productions import AnyOrder
 from radixrt.constrained.recognizer import Recognizer
 from radixrt.constrained.schema import SchemaRefused, normalize
+from radixrt.constraint import Constraint, StructuredOptions
 from tests.constrained.engines import byte_ids, llguidance_matcher
 from tests.constrained.schema.text_checker import written
+from tests.constrained.vocabularies import allowed, small_vocabulary
 
 ABC: dict[str, Any] = {"type": "object", "properties": {name: {"type": "null"} for name in "abc"}}
 SCHEMAS: list[dict[str, Any]] = [
@@ -122,10 +126,54 @@ def test_sixty_four_keys_can_be_followed() -> None:
     productions = normalize(schema(64), key_order="any").productions()
     assert productions.shortest["start"] == len('{"k5":0,"k0":0}')
     assert "set_bit(63)" in to_lark(productions, {})
+    many = {**schema(65), "required": [f"k{number}" for number in range(65)]}
     with pytest.raises(
-        SchemaRefused, match=r"'properties' at '/properties/o'.*up to 64 properties.*structured.key_order"
+        SchemaRefused, match=r"'properties' at '/properties/o'.*up to 64 required properties.*structured.key_order"
     ):
-        normalize({"properties": {"o": schema(65)}}, key_order="any")
+        normalize({"properties": {"o": many}}, key_order="any")
+
+
+@pytest.mark.parametrize("bounds", [{}, {"maxProperties": 5}, {"minProperties": 4}])
+def test_more_keys_than_can_be_followed_do_not_repeat(bounds: dict[str, int]) -> None:
+    """Optional members of a wide object have no bits of their own: a guard keeps them from repeating."""
+    members = {f"k{number}": {"type": "boolean"} for number in range(90)}
+    schema = {
+        "type": "object",
+        "properties": members,
+        "required": ["k5", "k71"],
+        "additionalProperties": False,
+        **bounds,
+    }
+    normal = normalize(schema, key_order="any")
+    recognizer = Recognizer(normal.productions().prune())
+    for names in (["k71", "k5", "k0", "k89"], ["k88", "k5", "k0", "k71"]):
+        state = recognizer.advance(recognizer.start(), written(dict.fromkeys(names, True)))
+        assert state is not None
+        assert recognizer.is_complete(state)
+    state = recognizer.advance(recognizer.start(), '{"k88":true,"k5":true,"k1":true,"k2":true')
+    assert state is not None
+    assert recognizer.advance(state, "}") is None  # k71 is missing
+    validator = jsonschema.Draft202012Validator(schema)
+    backends = Backends(small_vocabulary("byte_level"))
+    options = StructuredOptions(key_order="any")
+    constraint = Constraint(kind="json_schema", source=json.dumps(schema), options=options)
+    template = load(compile_constraint(constraint, backends), backends)
+    vocabulary, rng = backends.vocabulary, random.Random(1)
+    longest = 0
+    for _ in range(12):
+        grammar, tokens = template.new(), []
+        for _ in range(rng.randrange(90)):
+            possible = sorted(allowed(grammar, vocabulary.vocab_size) - set(vocabulary.eos_ids))
+            if not possible:
+                break
+            tokens.append(rng.choice(possible))
+            assert grammar.accept(tokens[-1])
+        text = vocabulary.decode([*tokens, *grammar.closing()]).decode()
+        pairs: list[tuple[str, Any]] = json.loads(text, object_pairs_hook=list)
+        assert validator.is_valid(dict(pairs)), text
+        assert len(dict(pairs)) == len(pairs), text
+        longest = max(longest, len(pairs))
+    assert longest >= 5
 
 
 def test_listed_values_keep_their_order() -> None:

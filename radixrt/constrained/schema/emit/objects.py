@@ -4,8 +4,8 @@ With `key_order` "any", declared and undeclared members are parts in any order (
 once. Otherwise the grammar is linear in the number of members. Its states record only whether a member has been written
 yet (for the comma) or, where the number of members is bounded, how many have been.
 
-A grammar cannot remember the names of undeclared members. That none repeats is an `Obligation`, which guards enforce. A
-minimum number of members relies on it.
+A grammar cannot remember the names of undeclared members, nor those of many declared ones that come in any order. That
+none repeats is an `Obligation`, which guards enforce. A minimum number of members relies on it.
 """
 
 from __future__ import annotations
@@ -90,16 +90,28 @@ class _ObjectEmitter:
 
     def _order(self, parts: list[Part], low: int, high: int | None) -> Expr:
         """Return the parts in any order. Raises Unsupported if they are more than can be counted."""
-        order = AnyOrder(tuple(parts), low, high)
-        if Argument(Tally.of(order)).problem is not None:
-            raise self._cannot_order(f"it has {len(self._plan.members)} of them, with the bounds on their number")
-        return order
+        for some in (parts, self._optional_together(parts)):
+            order = AnyOrder(tuple(some), low, high)
+            if Argument(Tally.of(order)).problem is None:
+                return order
+        raise self._cannot_order(f"it requires {self._plan.required}, with the bounds on their number")
+
+    def _optional_together(self, parts: list[Part]) -> list[Part]:
+        """Return the parts with one part for all members that may be missing. Guards see to it that none repeats."""
+        options = [part for part in parts if (part.low, part.high) == (0, 1)]
+        others = [part for part in parts if (part.low, part.high) != (0, 1)]
+        if not options or not self._emitter.guarded:
+            return parts
+        counts = self._plan.low > max(1, self._plan.required)
+        self._emitter.oblige(Obligation("keys", counts=counts, finite=True))
+        first, later = alt(*[part.first for part in options]), alt(*[part.later for part in options])
+        return [*others, Part(first, later, 0, None)]
 
     def _cannot_order(self, reason: str) -> Unsupported:
         return Unsupported(
             self._pointer,
             "properties",
-            f'with key_order "any", up to {MAX_BITS} properties of an object can be followed, and {reason}',
+            f'with key_order "any", up to {MAX_BITS} required properties of an object can be followed, and {reason}',
             'Leave structured.key_order at "schema", or put some of the properties into an object of their own.',
             droppable=False,
         )
