@@ -29,16 +29,6 @@ DATE_IN_ANY_YEAR = (
     r"|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
 )
 WITHOUT_ZONE = rf"^{DATE_IN_ANY_YEAR}T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{{1,6}})?$"
-ANY_ADDRESS: JsonSchemaValue = {"type": "string", "anyOf": [{"format": "ipv4"}, {"format": "ipv6"}]}
-FORMATS: dict[str, JsonSchemaValue] = {
-    **{f"uuid{v}": {"format": "uuid", "pattern": f"^.{{14}}{v}.{{4}}[89abAB]"} for v in range(1, 9)},
-    **{f"ipv4{what}": {"format": "ipv4"} for what in ("network", "interface")},
-    **{f"ipv6{what}": {"format": "ipv6"} for what in ("network", "interface")},
-    **{f"ipvany{what}": ANY_ADDRESS for what in ("address", "network", "interface")},
-    "base64": {"pattern": "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"},
-    "base64url": {"pattern": "^([A-Za-z0-9_-]{4})*([A-Za-z0-9_-]{2}==|[A-Za-z0-9_-]{3}=)?$"},
-}
-"""Replacements for formats that only pydantic knows; each admits the same strings or fewer."""
 
 FINITE: JsonSchemaValue = {"type": "number", "minimum": -(10**308), "maximum": 10**308}
 """Numbers that become a finite float."""
@@ -79,11 +69,6 @@ def _also_pattern(schema: JsonSchemaValue, *patterns: str) -> JsonSchemaValue:
 
 class _Generator(GenerateJsonSchema):
     # The base class calls these methods by name; each one narrows the result of the base class.
-
-    def generate_inner(self, schema: Any) -> JsonSchemaValue:
-        out = super().generate_inner(schema)
-        known = FORMATS.get(out.get("format", "")) if out.get("type") == "string" else None
-        return out if known is None else {k: v for k, v in out.items() if k != "format"} | known
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False  # a title derived from a name adds nothing to the name

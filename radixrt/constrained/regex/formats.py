@@ -1,4 +1,4 @@
-"""The formats of JSON Schema as languages of string values.
+"""The formats of JSON Schema, and those of pydantic's types, as languages of string values.
 
 A string in a language always satisfies its format. The reverse does not hold everywhere: where a format requires more
 than a regular language can express (the validity of internationalized labels, lengths over several parts), or lets in
@@ -174,6 +174,18 @@ def _uri_template() -> str:
     return rf"(?:{literal}|\{{[+#./;?&]?{variable}(?:,{variable})*\}})*"
 
 
+_HEX: Final = "[0-9A-Fa-f]"
+
+
+def _uuid_of(version: int) -> Callable[[], str]:
+    return lambda: f"{_HEX}{{8}}-{_HEX}{{4}}-{version}{_HEX}{{3}}-[89ABab]{_HEX}{{3}}-{_HEX}{{12}}"
+
+
+def _base64(characters: str) -> str:
+    char = f"[A-Za-z0-9{characters}]"
+    return f"(?:{char}{{4}})*(?:{char}{{2}}==|{char}{{3}}=)?"
+
+
 _PATTERNS: Final[dict[str, Callable[[], str]]] = {
     "date": lambda: _DATE,
     "time": lambda: _TIME,
@@ -194,6 +206,13 @@ _PATTERNS: Final[dict[str, Callable[[], str]]] = {
     "iri": lambda: _resource(_WIDE, _PRIVATE, relative=False),
     "iri-reference": lambda: _resource(_WIDE, _PRIVATE, relative=True),
     "uri-template": _uri_template,
+    # What pydantic calls its own types. An address is a network and an interface too.
+    **{f"uuid{version}": _uuid_of(version) for version in range(1, 9)},
+    **{f"ipv4{what}": lambda: _IPV4 for what in ("network", "interface")},
+    **{f"ipv6{what}": lambda: _IPV6 for what in ("network", "interface")},
+    **{f"ipvany{what}": lambda: f"{_IPV4}|{_IPV6}" for what in ("address", "network", "interface")},
+    "base64": lambda: _base64("+/"),
+    "base64url": lambda: _base64("_-"),
 }
 
 
