@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from radixrt.constrained.backends.lark import to_lark
+from radixrt.constrained.backends.widening import widened
 from radixrt.constrained.schema import EmptySchema, Limits, NormalSchema, SchemaRefused, normalize
 from radixrt.explain.value_check import accepts
 from tests.constrained.engines import llguidance_accepts
@@ -103,6 +104,8 @@ def test_llguidance_reads_the_productions_in_the_same_way() -> None:
             continue
         if normal is None:
             continue
+        if widened(normal.productions()) is not normal.productions():
+            continue  # the masks are narrowed
         checker, lark = TextChecker(normal), to_lark(normal.productions(), {})
         for test in tests:
             value = arranged(normal.graph, test["data"]) if test["valid"] else test["data"]

@@ -29,6 +29,7 @@ from functools import lru_cache
 import numpy as np
 
 from radixrt.constrained.backends.lark import MAX_OPTIONS
+from radixrt.constrained.backends.widening import widened
 from radixrt.constrained.grammar import Bitmask, bitmask_words
 from radixrt.constrained.matcher import LIBRARY, MAX_MASK_S, BackendName, GrammarBackend, GrammarError, Matcher
 from radixrt.constrained.productions import Alt, AnyOrder, NotExpressible, Productions, Rep
@@ -64,6 +65,7 @@ class Choice:
         load_s: seconds that the library took to load the grammar; None for a plain grammar, which was not loaded.
         mask_s: seconds of a probed mask, on average; None for a plain grammar.
         serialized: see `XgrammarBackend`; None for llguidance and for grammars that load fast.
+        is_wide: the library's grammar has more texts than the productions; see `widening`.
     """
 
     backend: BackendName
@@ -72,6 +74,7 @@ class Choice:
     load_s: float | None = None
     mask_s: float | None = None
     serialized: str | None = None
+    is_wide: bool = False
 
 
 class Backends:
@@ -120,17 +123,19 @@ class Backends:
             name, why = wanted, "the caller's choice"
         backend = self.get(name)
         try:
-            source = backend.write(productions)
+            wide = widened(productions)
+            source = backend.write(wide)
         except NotExpressible as error:
             raise GrammarError(f"{name} cannot express it: {error}") from None
-        if name == "llguidance" and not thorough and len(source) <= MAX_PLAIN_CHARS and is_plain(productions):
-            return Choice(name, source, why)
+        is_wide = wide is not productions
+        if name == "llguidance" and not thorough and len(source) <= MAX_PLAIN_CHARS and is_plain(wide):
+            return Choice(name, source, why, is_wide=is_wide)
         started = time.perf_counter()
         matcher = backend.load(source)
         load_s = time.perf_counter() - started
         mask_s = probe(matcher, self.vocabulary, shortest)
         serialized = backend.serialize(matcher) if load_s > SLOW_LOAD_S else None
-        return Choice(name, source, why, load_s, mask_s, serialized)
+        return Choice(name, source, why, load_s, mask_s, serialized, is_wide)
 
 
 def is_plain(productions: Productions) -> bool:

@@ -19,8 +19,9 @@ from itertools import pairwise
 from radixrt.constrained.productions import NO_TEXT, Expr, Lit, NotExpressible, Productions, Ref, Seq, Term, alt
 from radixrt.constrained.productions.maximal_munch import Terminal, followers, terminals_of
 from radixrt.constrained.regex import EMPTY, CharSet, Regex, chars, derive
-from radixrt.constrained.regex.automaton import MAX_STATES, Dfa
+from radixrt.constrained.regex.automaton import Dfa
 from radixrt.constrained.regex.derivatives import first
+from radixrt.constrained.regex.multiples import MAX_STATES
 from radixrt.constrained.regex.nodes import Alternate, Complement, Concat, Intersect, Words
 from radixrt.constrained.regex.search import without_listed
 

@@ -29,6 +29,7 @@ class CompiledConstraint(msgspec.Struct, frozen=True, kw_only=True, omit_default
             loaded.
         mask_s: mean seconds of a probed mask; None for a plain grammar.
         obligations: conditions that the productions do not express; guards enforce them.
+        is_wide: the library's grammar has more texts than the productions; its masks are narrowed.
     """
 
     backend: BackendName
@@ -43,6 +44,7 @@ class CompiledConstraint(msgspec.Struct, frozen=True, kw_only=True, omit_default
     load_s: float | None
     mask_s: float | None
     obligations: tuple[Obligation, ...] = ()
+    is_wide: bool = False
 
     @property
     def min_tokens(self) -> int:

@@ -101,6 +101,7 @@ def compile_constraint(
         load_s=choice.load_s,
         mask_s=choice.mask_s,
         obligations=parsed.obligations,
+        is_wide=choice.is_wide,
     )
 
 
@@ -128,6 +129,7 @@ def load(compiled: CompiledConstraint, backends: Backends) -> GrammarTemplate:
         specials=compiled.specials,
         make_completions=lambda: make_completions(Productions.decode(compiled.productions), vocabulary),
         masks=backends.masks,
+        is_wide=compiled.is_wide,
     )
 
 

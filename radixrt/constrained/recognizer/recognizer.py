@@ -13,15 +13,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from radixrt.constrained.productions import Productions
 from radixrt.constrained.productions.expressions import Special, checked
 from radixrt.constrained.recognizer.frames import Closure, Frame, Item, RecognizerTooComplex, Return
 from radixrt.constrained.recognizer.pushdown import SPECIAL, TEXT, Pieces, Program, Spelling, joined
-from radixrt.constrained.regex import EMPTY, EPSILON, CharSet, Regex, RegexTooComplex, derive, is_empty
+from radixrt.constrained.regex import EMPTY, EPSILON, CharSet, Regex, RegexTooComplex, derive, has_remainder, is_empty
 from radixrt.constrained.regex.algebra import concat, repeat
-from radixrt.constrained.regex.charset import partition
+from radixrt.constrained.regex.charset import DIGITS, partition
+from radixrt.constrained.regex.derivatives import first
 from radixrt.constrained.regex.nodes import Concat, Repeat
 from radixrt.errors import InvariantError
 
@@ -47,6 +48,20 @@ class Closing:
 
     pieces: Pieces
     characters: int
+
+
+class NumberAt(NamedTuple):
+    """The numbers with remainders that a text is in, or before.
+
+    Attributes:
+        languages: of the rests of such numbers.
+        is_unfinished: the text is within such a number, which may not end there.
+        others_read_digits: a digit may also be a part of something else.
+    """
+
+    languages: list[Regex]
+    is_unfinished: bool
+    others_read_digits: bool
 
 
 class State:
@@ -228,6 +243,20 @@ class Recognizer:
                 sets.append(CharSet.of(node.text[progress]))
         following = [(one, self.advance(state, chr(one.edges[0]))) for one in (partition(sets) if sets else ())]
         return [(one, after) for one, after in following if after is not None]
+
+    def number_at(self, state: State) -> NumberAt:
+        """Return the numbers with remainders that may come next in a state."""
+        languages: list[Regex] = []
+        is_unfinished = others_read_digits = False
+        for node, progress, _ in state.items:
+            if isinstance(progress, int):
+                others_read_digits |= node.kind == TEXT and node.text[progress].isdigit()
+            elif has_remainder(progress):
+                languages.append(progress)
+                is_unfinished |= progress is not node.regex and not progress.nullable
+            else:
+                others_read_digits |= bool(first(progress) & DIGITS)
+        return NumberAt(languages, is_unfinished, others_read_digits)
 
     def marked_rules(self, state: State, char: str) -> set[str]:
         """Return the marked rules of which a text begins in this state with a character. The texts of marked rules

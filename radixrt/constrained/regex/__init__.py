@@ -8,8 +8,9 @@ from radixrt.constrained.regex.derivatives import derive, matches, remainder
 from radixrt.constrained.regex.formats import FORMATS
 from radixrt.constrained.regex.interning import ANY, ANY_CHAR
 from radixrt.constrained.regex.json_text import json_string
+from radixrt.constrained.regex.multiples import has_remainder, multiple_of, multiples_between, without_remainders
 from radixrt.constrained.regex.nodes import EMPTY, EPSILON, Regex, RegexTooComplex
-from radixrt.constrained.regex.numbers import integer_range, multiple_of, number_range
+from radixrt.constrained.regex.numbers import integer_range, number_range
 from radixrt.constrained.regex.parse import parse_regex
 from radixrt.constrained.regex.product import divide
 from radixrt.constrained.regex.search import (
@@ -41,6 +42,7 @@ __all__ = [
     "divide",
     "encode",
     "enumerate_strings",
+    "has_remainder",
     "integer_range",
     "intersect",
     "is_disjoint",
@@ -51,6 +53,7 @@ __all__ = [
     "literals",
     "matches",
     "multiple_of",
+    "multiples_between",
     "number_range",
     "optional",
     "parse_regex",
@@ -58,4 +61,5 @@ __all__ = [
     "repeat",
     "shortest_length",
     "shortest_string",
+    "without_remainders",
 ]

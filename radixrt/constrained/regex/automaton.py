@@ -9,17 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
 
 from radixrt.constrained.regex.algebra import alternate, chars, concat, repeat
 from radixrt.constrained.regex.charset import CharSet
 from radixrt.constrained.regex.derivatives import derive
 from radixrt.constrained.regex.nodes import EMPTY, EPSILON, Regex
-
-MAX_STATES: Final = 1_200
-"""States of the largest automaton that is written as rules of a grammar. The multiples of n have up to n states, and a
-number of 308 digits, which becomes rules beside multiples, has 616."""
-
 
 _Arrows = tuple[tuple[tuple[CharSet, int], ...], ...]
 """For each state, the character sets that lead on and where to."""

@@ -24,12 +24,14 @@ from radixrt.constrained.regex.interning import (
     repeat_node,
 )
 from radixrt.constrained.regex.nodes import (
+    ANY_DIGITS_LEFT,
     EMPTY,
     EPSILON,
     Alternate,
     Chars,
     Complement,
     Concat,
+    DigitsLeft,
     Intersect,
     Regex,
     RegexTooComplex,
@@ -154,7 +156,8 @@ def _derive_remainder(node: Remainder, char: str) -> Regex:
     if char in DIGITS:
         digit = ord(char) - 48
         if not node.point:
-            return remainder(node.divisor, node.carry * 10 + digit, node.scale)
+            left = node.left if node.left == ANY_DIGITS_LEFT else node.left.after(char)
+            return EMPTY if left is None else remainder(node.divisor, node.carry * 10 + digit, node.scale, left=left)
         if node.scale:
             return remainder(node.divisor, node.carry * 10 + digit, node.scale - 1, point=True)
         return remainder(node.divisor, node.carry, 0, point=True) if digit == 0 else EMPTY
@@ -309,10 +312,19 @@ def _without_repeat(item: Chars, low: int, high: int | None) -> Regex:
 
 
 def remainder(
-    divisor: int, carry: int = 0, scale: int | None = None, *, point: bool = False, pending: bool = False
+    divisor: int,
+    carry: int = 0,
+    scale: int | None = None,
+    *,
+    point: bool = False,
+    pending: bool = False,
+    left: DigitsLeft = ANY_DIGITS_LEFT,
 ) -> Regex:
     """Return the continuations of a decimal number that make it a multiple of divisor / 10**scale; see `Remainder`."""
     carry %= divisor
+    if left != ANY_DIGITS_LEFT:
+        digits = left.completion(divisor, carry)
+        return EMPTY if digits is None else remainder_node(divisor, carry, None, False, False, len(digits), left)
     if divisor == 1 and not point and scale is None:
         return _ANY_DIGITS
     if scale is None and not point:

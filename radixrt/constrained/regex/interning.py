@@ -11,10 +11,12 @@ from typing import Any, Final, cast
 
 from radixrt.constrained.regex.charset import EVERY, CharSet
 from radixrt.constrained.regex.nodes import (
+    ANY_DIGITS_LEFT,
     Alternate,
     Chars,
     Complement,
     Concat,
+    DigitsLeft,
     Intersect,
     Regex,
     Remainder,
@@ -87,8 +89,16 @@ def complement_node(item: Regex) -> Regex:
     return _intern((4, item.serial), Complement, item)
 
 
-def remainder_node(divisor: int, carry: int, scale: int | None, point: bool, pending: bool, min_length: int) -> Regex:
-    fields = (divisor, carry, scale, point, pending, min_length)
+def remainder_node(
+    divisor: int,
+    carry: int,
+    scale: int | None,
+    point: bool,
+    pending: bool,
+    min_length: int,
+    left: DigitsLeft = ANY_DIGITS_LEFT,
+) -> Regex:
+    fields = (divisor, carry, scale, point, pending, min_length, left)
     return _intern((5, *fields), Remainder, *fields)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import reduce
 from itertools import count
 from operator import attrgetter
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 from radixrt.constrained.regex.charset import DIGITS, EVERY, NONE, CharSet, partition
 
@@ -269,28 +269,95 @@ class Complement(Regex):
         return EVERY
 
 
+class DigitsLeft(NamedTuple):
+    """The digits that may follow the first digits of an integer between two bounds.
+
+    Attributes:
+        least, most: the number of further digits; `most` None is no bound.
+        low: where exactly `least` digits follow, the smallest of them; "" if any may.
+        high: where exactly `most` digits follow, the largest of them; "" if any may.
+    """
+
+    least: int = 0
+    most: int | None = None
+    low: str = ""
+    high: str = ""
+
+    def after(self, digit: str) -> DigitsLeft | None:
+        """Return the digits that may follow one more digit; None if the digit may not follow."""
+        least, most, low, high = self
+        if not low:
+            least = max(least - 1, 0)
+        elif digit < low[0]:  # only longer integers are large enough
+            low = ""
+        else:
+            least, low = least - 1, low[1:].rstrip("0") and low[1:] if digit == low[0] else ""
+        if most is not None:
+            if not high:
+                most -= 1
+            elif digit > high[0]:  # only shorter integers are small enough
+                most, high = most - 2, ""
+            else:
+                most, high = most - 1, high[1:].rstrip("9") and high[1:] if digit == high[0] else ""
+            if most < least:
+                return None
+        return DigitsLeft(least, most, low, high)
+
+    def completion(self, divisor: int, carry: int) -> str | None:
+        """Return the first of the shortest digits that make an integer a multiple; None if no digits do.
+
+        Args:
+            carry: the integer so far modulo the divisor.
+        """
+        length = self.least
+        while self.most is None or length <= self.most:
+            span: int = 10**length
+            first = int(self.low or 0) if length == self.least else 0
+            last = int(self.high) if self.high and length == self.most else span - 1
+            found = first + (-carry * span - first) % divisor
+            if found <= last:
+                return f"{found:0{length}d}" if length else ""
+            length += 1
+        return None
+
+
+ANY_DIGITS_LEFT: Final = DigitsLeft()
+
+
 class Remainder(Regex):
-    """The rest of a plain decimal number that makes it a multiple of divisor / 10**scale.
+    """The rest of a plain decimal number that makes it a multiple of divisor / 10**scale. Never empty.
 
     The digits so far, read as one integer, are `carry` modulo the divisor. Before the point come digits, then perhaps
     a point and fraction digits. `scale` is how many fraction digits are still counted; further ones must be 0. With
-    scale None no point may come. Behind the point (`point`) at least one digit must follow while `pending` is set.
+    scale None no point may come, and `left` says which digits may follow. Behind the point (`point`) at least one digit
+    must follow while `pending` is set.
     """
 
-    __slots__ = ("carry", "divisor", "pending", "point", "scale")
+    __slots__ = ("carry", "divisor", "left", "pending", "point", "scale")
 
     def __init__(
-        self, divisor: int, carry: int, scale: int | None, point: bool, pending: bool, min_length: int
+        self,
+        divisor: int,
+        carry: int,
+        scale: int | None,
+        point: bool,
+        pending: bool,
+        min_length: int,
+        left: DigitsLeft = ANY_DIGITS_LEFT,
     ) -> None:
-        super().__init__(min_length == 0, True, min_length, None)
+        super().__init__(min_length == 0, True, min_length, left.most)
         self.divisor = divisor
         self.carry = carry
         self.scale = scale
         self.point = point
         self.pending = pending
+        self.left = left
+        self.dead = False
+        if scale is None and not point:
+            self.ending = left.completion(divisor, carry)
 
     def _find_alphabet(self) -> CharSet:
-        return DIGITS | CharSet.of(".")
+        return DIGITS if self.scale is None and not self.point else DIGITS | CharSet.of(".")
 
 
 def subterms(*roots: Regex) -> list[Regex]:

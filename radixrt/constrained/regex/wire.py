@@ -35,7 +35,8 @@ def _row(node: Regex, place: dict[Regex, int]) -> list[Any]:
     if isinstance(node, nodes.Repeat):
         return ["repeat", parts[0], _wide(node.low), None if node.high is None else _wide(node.high)]
     if isinstance(node, nodes.Remainder):
-        return ["remainder", str(node.divisor), str(node.carry), node.scale, node.point, node.pending, node.min_length]
+        state = [node.scale, node.point, node.pending, node.min_length]
+        return ["remainder", str(node.divisor), str(node.carry), *state, node.left]
     return [type(node).__name__.lower(), *parts]
 
 
@@ -60,7 +61,7 @@ def _node(kind: str, row: list[Any], made: list[Regex]) -> Regex:
     if kind == "repeat":
         return interning.repeat_node(made[row[0]], int(row[1]), None if row[2] is None else int(row[2]))
     if kind == "remainder":
-        return interning.remainder_node(int(row[0]), int(row[1]), *row[2:])
+        return interning.remainder_node(int(row[0]), int(row[1]), *row[2:-1], nodes.DigitsLeft(*row[-1]))
     parts = [made[at] for at in row]
     if kind == "concat":
         return interning.concat_node(parts[0], parts[1])

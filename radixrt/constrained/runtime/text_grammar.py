@@ -12,6 +12,7 @@ behind the text, and catches up in `settle`, or when the text reaches a new stat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 from radixrt.constrained.grammar import Bitmask, Grammar
@@ -19,6 +20,7 @@ from radixrt.constrained.matcher import GrammarError, Matcher
 from radixrt.constrained.runtime.closing import ParserState
 from radixrt.constrained.runtime.grammar_template import GrammarTemplate
 from radixrt.constrained.runtime.mask_cache import UNKNOWN, CachedState
+from radixrt.constrained.runtime.narrowing import Narrowing
 from radixrt.errors import InvariantError
 
 T = TypeVar("T")
@@ -36,11 +38,32 @@ MAX_HEALED = 64
 
 
 class TextTemplate(GrammarTemplate):
-    """Template of grammars that have productions and therefore a recognizer."""
+    """Template of grammars that have productions and therefore a recognizer.
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    Args:
+        is_wide: the library's grammar has more texts than the productions, so that its masks are narrowed.
+    """
+
+    def __init__(self, *args: Any, is_wide: bool = False, **options: Any) -> None:
         super().__init__(*args, **options)
         self._num_made = 0
+        self._narrowing: Narrowing | None = None
+        if is_wide:
+            self._narrowing = Narrowing(self.vocabulary, self.completions)
+            row, self.start.may_end = self.mask_at(self.start, self._prototype)
+            self.start.remember(row)
+
+    def mask_at(self, here: CachedState, matcher: Matcher) -> tuple[Bitmask, bool]:
+        """Return the mask of a parser state, and whether the text may end there.
+
+        Args:
+            matcher: in the same state.
+
+        Raises:
+            GrammarError: see `mask_of`.
+        """
+        row, may_end = self.mask_of(matcher)
+        return (row, may_end) if self._narrowing is None else self._narrowing.narrowed(row, self.parser_state(here))
 
     def new(self, stop_token_ids: Iterable[int] = ()) -> TextGrammar:
         own_ends = self.own_ends.of(stop_token_ids)
@@ -58,7 +81,7 @@ class TextGrammar(Grammar):
     """
 
     def __init__(
-        self, template: GrammarTemplate, own_ends: Bitmask | None, settle_at: int, matcher: Matcher | None = None
+        self, template: TextTemplate, own_ends: Bitmask | None, settle_at: int, matcher: Matcher | None = None
     ) -> None:
         self._own_ends = own_ends
         self._settle_at = settle_at
@@ -87,8 +110,9 @@ class TextGrammar(Grammar):
         """Return the mask of the parser state, which all requests of the constraint share."""
         template, state = self.template, self._path[-1].state
         if state is None:
-            row, self._path[-1].may_end = self._asking(template.mask_of)
-            self._path[-1].remember(row)
+            here = self._path[-1]
+            row, here.may_end = self._asking(partial(template.mask_at, here))
+            here.remember(row)
             return row
         known = self._path[-1] = template.masks.at(state)  # the entry on the path may have been evicted
         if known.row is None:
@@ -97,7 +121,7 @@ class TextGrammar(Grammar):
             small = template.completions.with_small_counts(state)
             common = known if small is state else template.masks.at(small)
             if common.row is None:
-                row, common.may_end = self._asking(template.mask_of)
+                row, common.may_end = self._asking(partial(template.mask_at, known))
                 common = template.masks.put(small, row)
             if common is not known:
                 template.masks.share(known, common)
@@ -141,11 +165,9 @@ class TextGrammar(Grammar):
         # is forced, the mask allows a single tokenization.
         if not (self._vocabulary.table[token] or token in self.template.specials):
             return False
-        if not self._asking(lambda matcher: matcher.accept(token)):
-            return False
         after = self._state_after(token)
-        if after is None:
-            raise InvariantError("the recognizer refuses a token that its library accepts")
+        if after is None or not self._asking(lambda matcher: matcher.accept(token)):
+            return False
         self.template.masks.connect(here, token, after)
         self._push(token, after)
         return True
@@ -244,7 +266,7 @@ class TextGrammar(Grammar):
     def _may_end(self) -> bool:
         here = self._path[-1]
         if here.may_end is None:
-            here.may_end = self._asking(lambda matcher: matcher.may_end())
+            here.may_end = self.template.completions.may_end(self.template.parser_state(here))
         return here.may_end
 
     def rollback(self, num_tokens: int) -> None:

@@ -46,6 +46,7 @@ from radixrt.constrained.regex import (
     literals,
     parse_regex,
     repeat,
+    without_remainders,
 )
 from radixrt.constrained.regex.derivatives import first as first_chars
 from radixrt.constrained.regex.json_text import without_following
@@ -346,7 +347,8 @@ def _is_json_token(regex: Regex) -> bool:
     try:
         if name is not None:
             return is_subset(_uncounted(name), _STRING) or is_subset(name, _STRING)
-        return any(is_subset(_uncounted(regex), kind) or is_subset(regex, kind) for kind in (_STRING, _NUMBER))
+        wide = without_remainders(regex)
+        return any(is_subset(_uncounted(wide), kind) or is_subset(wide, kind) for kind in (_STRING, _NUMBER))
     except RegexTooComplex:
         return False
 

@@ -121,4 +121,7 @@ def test_a_number_beyond_the_bound_can_still_be_required() -> None:
     low = 10 ** (MAX_DIGITS + 5)
     assert accepts({"type": "integer", "minimum": low}, str(low + 1))
     assert accepts({"const": low}, str(low))
-    assert accepts({"type": "integer", "multipleOf": 7}, "7" * (2 * MAX_DIGITS))  # multiples are as they are
+    assert accepts({"type": "integer", "multipleOf": 7}, "7" * (MAX_DIGITS + 1))
+    assert not accepts({"type": "integer", "multipleOf": 7}, "7" * (MAX_DIGITS + 2))
+    assert accepts({"type": "integer", "multipleOf": 10 ** (MAX_DIGITS + 5), "minimum": 1}, f"{low}")
+    assert accepts({"multipleOf": 0.3}, "3" * (2 * MAX_DIGITS))  # multiples of fractions are as they are

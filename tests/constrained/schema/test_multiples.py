@@ -1,36 +1,170 @@
-"""`multipleOf` with numbers that people write, through the grammar that llguidance executes."""
+"""`multipleOf`: languages, masks and completions against arithmetic.
+
+Multiples of a large number are wider in the library's grammar, whose masks the recognizer narrows (`widening`).
+"""
 
 from __future__ import annotations
 
+import json
 import random
+import re
+from functools import cache
 from typing import Any
 
 import pytest
 
-from radixrt.constrained.backends.lark import to_lark
-from radixrt.constrained.schema import normalize
+from radixrt.constrained.backends.choice import Backends
+from radixrt.constrained.backends.widening import widened
+from radixrt.constrained.compile.compiler import compile_constraint, load
+from radixrt.constrained.regex import decode, encode, matches, multiples_between, shortest_string, without_remainders
+from radixrt.constrained.regex.multiples import is_widened
+from radixrt.constrained.schema import SchemaRefused, normalize
+from radixrt.constrained.schema.emit.free_parts import MAX_DIGITS
+from radixrt.constraint import Constraint, StructuredOptions
 from radixrt.explain.value_check import accepts
-from tests.constrained.engines import llguidance_accepts
+from tests.constrained.mask_oracle import Language, check
+from tests.constrained.vocabularies import allowed, small_vocabulary
+
+SAFE = 2**53 - 1
+INTEGER = re.compile(r"0|-?[1-9][0-9]*")
+SCHEMAS: list[dict[str, Any]] = [
+    {"multipleOf": 7},
+    {"multipleOf": 60, "minimum": 1},
+    {"multipleOf": 399},
+    {"multipleOf": 3600, "minimum": 0},
+    {"multipleOf": 86400},
+    {"multipleOf": 86400, "minimum": -SAFE, "maximum": SAFE},
+    {"multipleOf": 12345, "minimum": -SAFE, "maximum": SAFE},
+    {"multipleOf": 4096, "minimum": 0, "maximum": 10**7},
+    {"multipleOf": 123457, "exclusiveMinimum": 123457, "maximum": 1_000_000_000},
+    {"multipleOf": 9973, "maximum": -9973},
+    {"multipleOf": 10**9 + 7, "minimum": 5 * (10**9 + 7), "maximum": 88 * (10**9 + 7) - 1},
+    {"multipleOf": 10**60, "minimum": 1},
+]
+
+
+@pytest.fixture(scope="module")
+def backends() -> Backends:
+    return Backends(small_vocabulary("byte_level"))
+
+
+def multiples(schema: dict[str, Any]) -> Language:
+    """The multiples that a schema allows, as texts, by arithmetic alone."""
+    step = schema["multipleOf"]
+    least = schema.get("minimum", schema.get("exclusiveMinimum", -1) + 1 if "exclusiveMinimum" in schema else None)
+    most = schema.get("maximum")
+    longest = max(MAX_DIGITS + 1, len(str(step)))
+
+    def is_any(low: int, high: int) -> bool:
+        """Return whether a multiple is within two bounds, and those of the schema."""
+        low, high = low if least is None else max(low, least), high if most is None else min(high, most)
+        return low <= high and -(-low // step) <= high // step
+
+    def has(text: str) -> bool:
+        digits = len(text.lstrip("-"))
+        if not INTEGER.fullmatch(text) or (digits > longest and (least if text[0] == "-" else most) is None):
+            return False
+        return is_any(int(text), int(text))
+
+    @cache
+    def begins(text: str) -> bool:
+        if text in ("", "-"):
+            return is_any(-(10**longest) + 1, -1) or (not text and is_any(0, 10**longest - 1))
+        if not INTEGER.fullmatch(text) or text == "0":
+            return has(text)
+        size, sign = abs(int(text)), -1 if text[0] == "-" else 1
+        for more in range(longest - len(str(size)) + 1):
+            first, last = size * 10**more, (size + 1) * 10**more - 1
+            if is_any(*sorted((sign * first, sign * last))):
+                return True
+        return False
+
+    return Language(begins, has)
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=str)
+def test_masks_have_exactly_the_tokens_that_lead_to_a_multiple(backends: Backends, schema: dict[str, Any]) -> None:
+    constraint = Constraint(kind="json_schema", source=json.dumps({"type": "integer", **schema}))
+    assert check(constraint, multiples(schema), backends) > 40
+
+
+@pytest.mark.parametrize("step", [29, 37, 64, 101, 128])
+@pytest.mark.parametrize(("low", "high"), [(-700, 1234), (None, -5), (99, None), (1, 999), (100, 100), (40, 7000)])
+def test_multiples_between_bounds_are_those_of_arithmetic(step: int, low: int | None, high: int | None) -> None:
+    language = multiples_between(step, low, high)
+    (same,) = decode(encode([language])[0])[-1:]
+    assert same is language
+    wide = without_remainders(language)
+    least, most = -8000 if low is None else low, 8000 if high is None else high
+    numbers = [number for number in range(-8000, 8001) if matches(language, str(number))]
+    assert numbers == [number for number in range(-8000, 8001) if number % step == 0 and least <= number <= most]
+    assert all(matches(wide, str(number)) for number in numbers)
+    assert not any(matches(language, text) for text in ("-0", "00", f"0{step}", f"{step}.0", ""))
+    shortest = shortest_string(language)
+    assert (shortest is None) is (not numbers)
+    if shortest is not None:
+        assert matches(language, shortest)
+        assert len(shortest) == min(len(str(number)) for number in numbers)
+
+
+def test_multiples_beside_other_values(backends: Backends) -> None:
+    """In objects and arrays, as items that must differ, beside strings, and as constants that are no multiples."""
+    number = {"type": "integer", "multipleOf": 12345, "minimum": -SAFE, "maximum": SAFE}
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"anyOf": [number, {"type": "string", "maxLength": 5}, {"const": 7}]},
+            "b": {"type": "array", "items": {**number, "multipleOf": 86400}, "minItems": 1, "uniqueItems": True},
+            "c": {"type": "number", "multipleOf": 0.0012347},
+        },
+        "required": ["a", "b", "c"],
+        "additionalProperties": False,
+    }
+    normal = normalize(schema)
+    assert widened(normal.productions()) is not normal.productions()
+    template = load(compile_constraint(Constraint(kind="json_schema", source=json.dumps(schema)), backends), backends)
+    vocabulary, chosen = backends.vocabulary, random.Random(5)
+    for _ in range(20):
+        grammar, tokens = template.new(), []
+        for _ in range(chosen.randrange(60)):
+            options = sorted(allowed(grammar, vocabulary.vocab_size) - set(vocabulary.eos_ids))
+            if not options:
+                break
+            tokens.append(chosen.choice(options))
+            assert grammar.accept(tokens[-1])
+        value = json.loads(vocabulary.decode([*tokens, *grammar.closing()]))
+        assert accepts(normal, value), value
+        assert len(set(value["b"])) == len(value["b"])
+
+
+def test_xgrammar_has_the_same_masks() -> None:
+    backends = Backends(small_vocabulary("byte_level"))
+    schema = SCHEMAS[6]
+    options = StructuredOptions(backend="xgrammar")
+    constraint = Constraint(kind="json_schema", source=json.dumps({"type": "integer", **schema}), options=options)
+    assert check(constraint, multiples(schema), backends) > 40
 
 
 @pytest.mark.parametrize(
     "schema",
     [
-        {"multipleOf": 399},
-        {"multipleOf": 1024},
-        {"multipleOf": 3600, "minimum": 0},
-        {"multipleOf": 86400},
-        {"multipleOf": 4096, "minimum": 0, "maximum": 10**7},
-        {"allOf": [{"multipleOf": 7}, {"multipleOf": 11}, {"multipleOf": 13}]},
-        {"multipleOf": 100, "not": {"multipleOf": 400}},
-        {"minimum": -(10**308), "maximum": 10**308},
+        {"type": "number", "multipleOf": 0.0012347, "maximum": 1000, "minimum": 0},
+        {"type": "integer", "minimum": 1, "allOf": [{"not": {"multipleOf": n}} for n in (3, 7, 11, 13)]},
     ],
 )
-def test_integers(schema: dict[str, Any]) -> None:
-    normal = normalize({"type": "integer", **schema}, bounded=True)
-    lark = to_lark(normal.productions().prune(), {})
-    chosen = random.Random(3)
-    step = schema.get("multipleOf", 1001)
-    numbers = [0, step, -step, step + 1, 5 * step, chosen.randrange(10**9) * step, chosen.randrange(10**6)]
-    for number in numbers:
-        assert llguidance_accepts(lark, str(number)) is accepts(normal, number), number
+def test_multiples_that_only_a_search_could_follow_are_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(SchemaRefused, match="more than 1200 states"):
+        normalize(schema)
+
+
+def test_too_many_residues_are_refused_without_an_automaton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixrt.constrained.regex.multiples.Dfa", None)
+    with pytest.raises(SchemaRefused, match="more than 1200 states"):
+        normalize({"type": "number", "minimum": 1, "allOf": [{"not": {"multipleOf": n}} for n in (3, 7, 11, 17)]})
+
+
+def test_small_automata_are_left_to_the_library() -> None:
+    assert not is_widened(multiples_between(7, 0, 10**6))
+    assert not is_widened(multiples_between(25, -SAFE, SAFE))
+    assert is_widened(multiples_between(997, None, None))
+    assert is_widened(multiples_between(1024, -SAFE, SAFE))

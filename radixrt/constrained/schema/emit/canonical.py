@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Final
 
-from radixrt.constrained.regex import Regex, RegexTooComplex, enumerate_strings, intersect, is_subset, parse_regex
+from radixrt.constrained.regex import (
+    Regex,
+    RegexTooComplex,
+    enumerate_strings,
+    intersect,
+    is_subset,
+    parse_regex,
+    without_remainders,
+)
 from radixrt.constrained.schema.emit.free_parts import MAX_DIGITS, with_bounded_digits
 from radixrt.constrained.schema.emit.plan import ArrayPlan, ObjectPlan, Plan
 from radixrt.constrained.schema.normal_form.nodes import Node
@@ -39,7 +47,7 @@ def canonical_numbers(number: Regex, most: int) -> Regex:
         return canonical
     number = with_bounded_digits(number, most)
     try:
-        if is_subset(number, canonical):
+        if is_subset(without_remainders(number), canonical):
             return number
     except RegexTooComplex:
         pass

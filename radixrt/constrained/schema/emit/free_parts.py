@@ -9,9 +9,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-from radixrt.constrained.regex import ANY_CHAR, CharSet, Regex, alternate, chars, concat, json_string, repeat
+from radixrt.constrained.regex import ANY_CHAR, CharSet, Regex, alternate, chars, concat, json_string, remainder, repeat
 from radixrt.constrained.regex.charset import DIGITS
-from radixrt.constrained.regex.nodes import Alternate, Concat, Repeat, subterms
+from radixrt.constrained.regex.nodes import Alternate, Complement, Concat, Intersect, Remainder, Repeat, subterms
 from radixrt.constrained.schema.normal_form.numbers import NUMBER_TEXT, PLAIN_NUMBER_TEXT
 
 MAX_UNDECLARED: Final = 16
@@ -40,15 +40,15 @@ _DIGITS: Final = frozenset((chars(DIGITS), chars(CharSet.of("0"))))
 def with_bounded_digits(number: Regex, most: int) -> Regex:
     """Return the texts of numbers without the texts that have more than `most` digits in a row.
 
-    A language of intersections and complements, such as multiples, is returned as it is, because the states of its
-    automaton would be multiplied by the counts.
+    Intersections and complements, such as those with multiples of decimals, are returned as they are, because the
+    states of their automata would be multiplied by the counts.
 
     Args:
         number: the texts of numbers.
         most: digits after the first digit, and digits after the point. Numbers with an exponent have at most
             MAX_SCALED_DIGITS.
     """
-    if number.has_boolean:
+    if any(isinstance(part, Intersect | Complement) for part in subterms(number)):
         return number
     if number is NUMBER_TEXT and most > MAX_SCALED_DIGITS:
         return alternate(with_bounded_digits(PLAIN_NUMBER_TEXT, most), with_bounded_digits(number, MAX_SCALED_DIGITS))
@@ -59,6 +59,9 @@ def with_bounded_digits(number: Regex, most: int) -> Regex:
             if high is None and part.item in _DIGITS:
                 high = max(part.low, most)
             bounded[part] = repeat(bounded[part.item], part.low, high)
+        elif isinstance(part, Remainder) and part.scale is None and not part.point and part.left.most is None:
+            most_left = max(part.min_length, most)
+            bounded[part] = remainder(part.divisor, part.carry, left=part.left._replace(most=most_left))
         elif isinstance(part, Concat):
             bounded[part] = concat(bounded[part.head], bounded[part.tail])
         elif isinstance(part, Alternate):

@@ -14,7 +14,7 @@ from radixrt.constrained.regex import (
     json_string,
     shortest_length,
 )
-from radixrt.constrained.regex.automaton import MAX_STATES, Dfa
+from radixrt.constrained.regex.multiples import MAX_STATES, is_too_large
 from radixrt.constrained.schema.emit.json_text import check_text
 from radixrt.constrained.schema.emit.key_classes import KeyClass, in_keys, key_classes
 from radixrt.constrained.schema.errors import Unsupported
@@ -30,7 +30,7 @@ from radixrt.constrained.schema.normal_form.nodes import (
     Node,
     ObjectShape,
 )
-from radixrt.constrained.schema.normal_form.numbers import NumberSet, fewest_states
+from radixrt.constrained.schema.normal_form.numbers import NumberSet
 from radixrt.constrained.schema.normal_form.strings import Source, StringSet
 from radixrt.constrained.schema.values import key, text_of
 
@@ -197,34 +197,16 @@ def _strings(node: Node, expansion: Expansion) -> Regex | None:
 
 
 def _numbers(node: Node, expansion: Expansion) -> tuple[Regex, ...]:
-    """Return the numbers as one language, or as several if its automaton is too large. Raises Unsupported."""
-    if not expansion.numbers:
-        return ()
+    """Return the numbers as one language; none if there are none. Raises Unsupported."""
     try:
-        found = _number_languages(expansion.numbers)
+        found = _union(expansion.numbers) if expansion.numbers else None
     except RegexTooComplex as error:
-        keyword = _number_keyword(expansion)
-        raise over_limit(node.pointer, keyword, f"it is too complex ({error})") from None
-    if found is None:
+        raise over_limit(node.pointer, _number_keyword(expansion), f"it is too complex ({error})") from None
+    if found is not None and is_too_large(found):
         reason = f"what is asked of the number takes an automaton of more than {MAX_STATES} states"
-        fix = "Take multiples of a smaller number, or bounds with few numbers between them."
+        fix = "Ask for multiples of a single integer, or for bounds with few numbers between them."
         raise Unsupported(node.pointer, _number_keyword(expansion), reason, fix)
-    return found
-
-
-@lru_cache(maxsize=MAX_KNOWN)
-def _number_languages(sets: tuple[NumberSet, ...]) -> tuple[Regex, ...] | None:
-    """Return the sets as one language, or as several; None if an automaton is too large. Raises RegexTooComplex."""
-    if fewest_states(sets) <= MAX_STATES:
-        together = _union(sets)
-        if together is None or not together.has_boolean or Dfa.of(together, MAX_STATES) is not None:
-            return () if together is None else (together,)
-    if any(fewest_states((one,)) > MAX_STATES for one in sets):
-        return None
-    found = tuple(language for one in sets if (language := _union((one,))) is not None)
-    if any(language.has_boolean and Dfa.of(language, MAX_STATES) is None for language in found):
-        return None
-    return found
+    return () if found is None else (found,)
 
 
 def _number_keyword(expansion: Expansion) -> str:

@@ -7,7 +7,7 @@ float, equal an excluded bound, because most JSON parsers turn numbers into floa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
@@ -22,6 +22,7 @@ from radixrt.constrained.regex import (
     intersect,
     literals,
     multiple_of,
+    multiples_between,
     number_range,
     parse_regex,
 )
@@ -31,8 +32,6 @@ MAX_LISTED_NUMBERS = 64
 """A set of at most this many multiples becomes a list of numbers."""
 TINIEST = Decimal("1e-30")
 """Distance from 0 of an open bound at 0, which a double distinguishes from 0."""
-MAX_PERIOD = 1_000_000
-"""Residues with a longer period are not counted."""
 NUMBER_TEXT = parse_regex(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?", search=False)
 """Any number whose exponent overflows no double; a parser would read infinity."""
 PLAIN_NUMBER_TEXT = parse_regex(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?", search=False)
@@ -116,9 +115,14 @@ class NumberSet:
             return literals([plain(point) for point in points]) if points else EMPTY
         step = self._lattice()
         whole = step is not None and step == step.to_integral_value() and self.integer is True
-        pieces = alternate(*(_integers(*piece) if whole else _decimals(*piece) for piece in self._intervals()))
-        if step is not None and not (whole and step == 1):
-            pieces = intersect(pieces, multiple_of(step, integer=whole))
+        if whole:
+            assert step is not None
+            pieces = alternate(*(_integers(int(step), *piece) for piece in self._intervals()))
+        else:
+            pieces = alternate(*(_decimals(*piece) for piece in self._intervals()))
+            if step is not None:
+                multiples = multiple_of(step)
+                pieces = multiples if pieces is NUMBER_TEXT else intersect(pieces, multiples)
         if self.integer is False:
             pieces = intersect(pieces, _fractional())
         if self.not_multiples:
@@ -208,12 +212,12 @@ def _common(left: Decimal, right: Decimal) -> Decimal:
     return _times(Decimal((0, (1,), -digits)), int(least * 10**digits))
 
 
-def _integers(low: Decimal | None, low_open: bool, high: Decimal | None, high_open: bool) -> Regex:
+def _integers(step: int, low: Decimal | None, low_open: bool, high: Decimal | None, high_open: bool) -> Regex:
     first = None if low is None else math.floor(low) + 1 if low_open else math.ceil(low)
     last = None if high is None else math.ceil(high) - 1 if high_open else math.floor(high)
     if first is not None and last is not None and first > last:
         return EMPTY
-    return integer_range(first, last)
+    return integer_range(first, last) if step == 1 else multiples_between(step, first, last)
 
 
 def _decimals(low: Decimal | None, low_open: bool, high: Decimal | None, high_open: bool) -> Regex:
@@ -246,68 +250,3 @@ def _next(bound: Decimal, towards: float) -> Decimal:
         return beyond
     neighbour = math.nextafter(nearest, towards)
     return bound if math.isinf(neighbour) else decimal_of(neighbour)
-
-
-# A lower bound on the automaton of a set, from the residues of its integers. Whether a large integer is in a set of
-# multiples and non-multiples depends on its residue alone. Two sequences of digits that differ modulo the period of the
-# set, without its factors 2 and 5, can be completed such that only one of the two is in the set; so an automaton has a
-# state for each residue. Counting residues takes microseconds, whereas an automaton with too many states is found only
-# by creating all its states.
-
-
-def fewest_states(sets: Sequence[NumberSet]) -> int:
-    """Return a lower bound on the states of an automaton for the texts of all numbers in any of the sets."""
-    unbounded = [one for one in sets if one.high is None and one.integer is not False]
-    moduli = [_modulus(number) for one in unbounded for number in (*_steps(one), *one.not_multiples)]
-    period = math.lcm(*moduli)
-    if period == 1 or period > MAX_PERIOD:
-        return 1
-    every = (1 << period) - 1
-    residues = 0
-    for one in unbounded:
-        found = every
-        for number in _steps(one):
-            found &= _multiples(_modulus(number), period)
-        for number in one.not_multiples:
-            found &= ~_multiples(_modulus(number), period)
-        residues |= found
-    for prime in _primes(period):
-        while period % prime == 0 and _repeats(residues, period, period // prime):
-            period //= prime
-            residues &= (1 << period) - 1
-    for factor in (2, 5):
-        while period % factor == 0:
-            period //= factor
-    return period
-
-
-def _steps(numbers: NumberSet) -> tuple[Decimal, ...]:
-    return () if numbers.step is None else (numbers.step,)
-
-
-def _modulus(of: Decimal) -> int:
-    """Return the least positive integer multiple. An integer is a multiple if and only if this number divides it."""
-    return Fraction(of).numerator
-
-
-def _multiples(modulus: int, period: int) -> int:
-    """Return the multiples below a period, which is a multiple itself, as bits."""
-    return ((1 << period) - 1) // ((1 << modulus) - 1)
-
-
-def _repeats(residues: int, period: int, shorter: int) -> bool:
-    """Return True if the bits below `period` are those below `shorter`, again and again."""
-    return residues >> shorter == residues & ((1 << (period - shorter)) - 1)
-
-
-def _primes(number: int) -> Iterator[int]:
-    """Yield the prime factors, each once."""
-    factor = 2
-    while number > 1:
-        if factor * factor > number:
-            factor = number
-        if number % factor == 0:
-            yield factor
-            while number % factor == 0:
-                number //= factor
-        factor += 1

@@ -1,0 +1,238 @@
+"""Multiples of a number as languages, and numbers with multiples that a library cannot execute.
+
+Where a divisor goes into a small power of ten, the last digits decide and an ordinary expression describes its
+multiples; elsewhere a `Remainder` node carries the value modulo the divisor, and the digits that the bounds leave.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from functools import lru_cache
+from math import gcd, lcm
+from typing import Final
+
+from radixrt.constrained.regex.algebra import alternate, chars, concat, literal, literals, optional, repeat
+from radixrt.constrained.regex.automaton import Dfa
+from radixrt.constrained.regex.boolean import intersect
+from radixrt.constrained.regex.charset import DIGITS, CharSet
+from radixrt.constrained.regex.derivatives import remainder
+from radixrt.constrained.regex.nodes import (
+    EPSILON,
+    Alternate,
+    Complement,
+    Concat,
+    DigitsLeft,
+    Intersect,
+    Regex,
+    RegexTooComplex,
+    Remainder,
+    Repeat,
+    subterms,
+)
+from radixrt.constrained.regex.numbers import MAX_DIGITS, integer_range
+
+MAX_DIVISOR_DIGITS: Final = 100
+MAX_STATES: Final = 1_200
+"""States of the largest automaton that is written as rules of a grammar. A number of 308 digits, which becomes rules
+beside multiples, has 616."""
+MAX_EXECUTED_STATES: Final = 64
+"""States of the largest automaton of multiples that is written as rules where the recognizer can follow them too."""
+_FEW_STATES: Final = 24
+_FEW_DIGITS: Final = 20
+_LAST_DIGITS: Final = 3
+_DIGIT: Final = chars(DIGITS)
+_DIGITS: Final = repeat(_DIGIT)
+_NONZERO: Final = chars(CharSet.of("123456789"))
+_MINUS: Final = literal("-")
+_ZERO: Final = literal("0")
+_ZEROS: Final = repeat(_ZERO)
+_POINT: Final = literal(".")
+
+
+def multiple_of(k: Decimal | int, *, integer: bool = False) -> Regex:
+    """The plain decimals that are multiples of k > 0, without exponent and with zero written without a minus.
+
+    With `integer` only those without a point.
+
+    Raises:
+        RegexTooComplex: k has more than MAX_DIVISOR_DIGITS digits.
+        ValueError: k is not above 0.
+    """
+    step = Decimal(k)
+    if not step.is_finite() or step <= 0:
+        raise ValueError("multiples are of a number above 0")
+    digits, exponent = step.as_tuple().digits, int(step.as_tuple().exponent)
+    if len(digits) + abs(exponent) > MAX_DIVISOR_DIGITS:
+        raise RegexTooComplex(f"a divisor has more than {MAX_DIVISOR_DIGITS} digits")
+    divisor, scale = int("".join(map(str, digits))), 0
+    if exponent >= 0:
+        divisor *= 10**exponent
+    else:
+        shared = gcd(divisor, 10**-exponent)
+        divisor, denominator = divisor // shared, 10**-exponent // shared
+        while 10**scale % denominator:
+            scale += 1
+        divisor *= 10**scale // denominator
+    if integer:
+        divisor, scale = divisor // gcd(divisor, 10**scale), 0
+    places = next((places for places in range(_LAST_DIGITS + 1) if 10**places % divisor == 0), None)
+    if places is not None and (scale == 0 or places <= scale <= _LAST_DIGITS or divisor == 1):
+        return _by_last_digits(divisor, places, scale, integer)
+    return _by_remainder(divisor, scale, integer)
+
+
+def _signed(positive: Regex, zero: Regex) -> Regex:
+    return alternate(zero, concat(optional(literal("-")), positive))
+
+
+def _by_last_digits(divisor: int, places: int, scale: int, integer: bool) -> Regex:
+    if scale:
+        return _by_last_fraction_digits(divisor, scale)
+    ending = EPSILON if integer else optional(concat(_POINT, repeat(_ZERO, 1)))
+    if places == 0:
+        return concat(_signed(concat(_NONZERO, _DIGITS), _ZERO), ending)
+    multiples = range(0, 10**places, divisor)
+    short = literals([str(multiple) for multiple in multiples if multiple])
+    long = concat(_NONZERO, _DIGITS, literals([f"{multiple:0{places}d}" for multiple in multiples]))
+    return concat(_signed(alternate(short, long), _ZERO), ending)
+
+
+def _by_last_fraction_digits(divisor: int, scale: int) -> Regex:
+    whole = concat(_NONZERO, _DIGITS)
+    if divisor == 1:
+        fraction = optional(concat(_POINT, repeat(_DIGIT, 1, scale), _ZEROS))
+        small = [concat(repeat(_ZERO, at, at), _NONZERO, repeat(_DIGIT, 0, scale - 1 - at)) for at in range(scale)]
+        below_one = concat(literal("0."), alternate(*small), _ZEROS)
+    else:
+        multiples = range(divisor, 10**scale, divisor)
+        digits = literals([f"{multiple:0{scale}d}".rstrip("0") for multiple in multiples])
+        below_one = concat(literal("0."), digits, _ZEROS)
+        fraction = optional(concat(_POINT, alternate(concat(digits, _ZEROS), repeat(_ZERO, 1))))
+    zero = concat(_ZERO, optional(concat(_POINT, repeat(_ZERO, 1))))
+    return _signed(alternate(concat(whole, fraction), below_one), zero)
+
+
+def _by_remainder(divisor: int, scale: int, integer: bool) -> Regex:
+    places = None if integer else scale
+    by_carry: dict[int, list[str]] = {}
+    for digit in range(1, 10):
+        by_carry.setdefault(digit % divisor, []).append(str(digit))
+    options = [
+        concat(chars(CharSet.of(digits)), remainder(divisor, carry, places)) for carry, digits in by_carry.items()
+    ]
+    for at in range(scale):
+        for carry, digits in by_carry.items():
+            rest = remainder(divisor, carry, scale - 1 - at, point=True)
+            options.append(concat(literal("0." + "0" * at), chars(CharSet.of(digits)), rest))
+    zero = _ZERO if integer else concat(_ZERO, optional(concat(_POINT, repeat(_ZERO, 1))))
+    return _signed(alternate(*options), zero)
+
+
+@lru_cache(maxsize=1024)
+def multiples_between(k: int, low: int | None, high: int | None) -> Regex:
+    """The integers from low to high, both included, that are multiples of k > 0; None is no bound. No leading zero.
+
+    Raises:
+        RegexTooComplex: k has more than MAX_DIVISOR_DIGITS digits, or a bound has more than MAX_DIGITS digits.
+    """
+    multiples = multiple_of(k, integer=True)
+    if low is None and high is None:
+        return multiples
+    digits = max(len(str(abs(bound or 0))) for bound in (low, high))
+    if digits > MAX_DIGITS:
+        raise RegexTooComplex(f"a bound has more than {MAX_DIGITS} digits")
+    if not multiples.has_boolean or (digits <= _FEW_DIGITS and Dfa.of(multiples, _FEW_STATES) is not None):
+        return intersect(integer_range(low, high), multiples)
+    options = [_ZERO] if (low or 0) <= 0 <= (high or 0) else []
+    if high is None or high > 0:
+        options.append(_positive_multiples(k, max(low or 1, 1), high))
+    if low is None or low < 0:
+        most = None if low is None else -low
+        options.append(concat(_MINUS, _positive_multiples(k, max(-(high or -1), 1), most)))
+    return alternate(*options)
+
+
+def _positive_multiples(k: int, low: int, high: int | None) -> Regex:
+    """The multiples of k from low >= 1 to high."""
+    bottom, top = str(low), "" if high is None else str(high)
+    left = DigitsLeft(len(bottom), len(top) or None, bottom, top)
+    by_rest: dict[Regex, list[str]] = {}
+    for digit in "123456789":
+        after = left.after(digit)
+        if after is not None:
+            by_rest.setdefault(remainder(k, int(digit), left=after), []).append(digit)
+    return alternate(*[concat(chars(CharSet.of(digits)), rest) for rest, digits in by_rest.items()])
+
+
+# --- terminals that a library cannot execute ---
+
+
+@lru_cache(maxsize=4096)
+def has_remainder(regex: Regex) -> bool:
+    """Return whether a `Remainder` is somewhere inside of an expression."""
+    return regex.has_boolean and any(isinstance(part, Remainder) for part in subterms(regex))
+
+
+@lru_cache(maxsize=1024)
+def is_widened(regex: Regex) -> bool:
+    """Return whether a library gets `without_remainders(regex)` in place of a language, because the language has more
+    states than MAX_EXECUTED_STATES, and the recognizer finds out in one step whether a text leads to an end."""
+    return has_remainder(regex) and not _is_searched(regex) and _has_more_states(regex, MAX_EXECUTED_STATES)
+
+
+@lru_cache(maxsize=1024)
+def is_too_large(regex: Regex) -> bool:
+    """Return whether a language with multiples can neither be executed by a library nor be narrowed."""
+    return has_remainder(regex) and _is_searched(regex) and _has_more_states(regex, MAX_STATES)
+
+
+def _is_searched(regex: Regex) -> bool:
+    """Return whether only a search says if the language of some derivative is empty: multiples in an intersection."""
+    return any(isinstance(part, Intersect | Complement) and has_remainder(part) for part in subterms(regex))
+
+
+def _has_more_states(regex: Regex, limit: int) -> bool:
+    if regex.max_length is None:
+        # A divisor without its factors 2 and 5 has as many states. Counting them is quicker than making them.
+        divisors = [part.divisor for part in subterms(regex) if isinstance(part, Remainder)]
+        if lcm(*map(_without_tens, divisors)) > limit:
+            return True
+    try:
+        return Dfa.of(regex, limit) is None
+    except RegexTooComplex:
+        return True
+
+
+def _without_tens(number: int) -> int:
+    while (shared := gcd(number, 10)) > 1:
+        number //= shared
+    return number
+
+
+def without_remainders(regex: Regex) -> Regex:
+    """Return a language with more texts and without `Remainder`: digits take the place of multiples.
+
+    Raises:
+        RegexTooComplex: such a language would have all texts.
+    """
+    made: dict[Regex, Regex] = {}
+    for part in subterms(regex):
+        if not has_remainder(part):
+            made[part] = part
+        elif isinstance(part, Remainder):
+            digits = repeat(_DIGIT, part.min_length if part.scale is None else 0, part.left.most)
+            fraction = EPSILON if part.scale is None or part.point else optional(concat(_POINT, repeat(_DIGIT, 1)))
+            made[part] = concat(digits, fraction)
+        elif isinstance(part, Intersect):
+            plain = [item for item in part.items if not has_remainder(item)]
+            others = [made[item] for item in part.items if item in made]
+            made[part] = intersect(*(plain or others))
+        elif isinstance(part, Concat):
+            made[part] = concat(made[part.head], made[part.tail])
+        elif isinstance(part, Alternate):
+            made[part] = alternate(*[made[option] for option in part.options])
+        elif isinstance(part, Repeat):
+            made[part] = repeat(made[part.item], part.low, part.high)
+    if regex not in made:
+        raise RegexTooComplex("all texts but some multiples")
+    return made[regex]
