@@ -16,6 +16,8 @@ from pydantic_core import core_schema
 
 INTEGER_KEY = "^-?(0|[1-9][0-9]*)$"
 NUMBER_KEY = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?$"
+KEYS = {"int": INTEGER_KEY, "float": NUMBER_KEY, "bool": "^(true|false)$"}
+ASCII = r"^[\x00-\x7F]*$"
 YEAR_NOT_ZERO = "^([1-9]|0[1-9]|00[1-9]|000[1-9])"
 """Excludes the year 0: Python's calendar starts with the year 1."""
 NO_LEAP_SECOND = "^([^T]*T)?[0-9]{2}:[0-9]{2}:[0-5]"
@@ -29,6 +31,12 @@ DATE_IN_ANY_YEAR = (
     r"|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
 )
 WITHOUT_ZONE = rf"^{DATE_IN_ANY_YEAR}T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{{1,6}})?$"
+
+ASCII_IN_BASE64 = {
+    "base64": "^([A-Za-f][A-HQ-Xg-nw-z01][ABEFIJMNQRUVYZcdghkloptwx0145][A-Za-z0-9+/])*$",
+    "base64url": "^([A-Za-f][A-HQ-Xg-nw-z01][ABEFIJMNQRUVYZcdghkloptwx0145][A-Za-z0-9_-])*$",
+}
+"""Whole groups of three ASCII characters, by format: a Base64Str decodes its bytes as UTF-8."""
 
 FINITE: JsonSchemaValue = {"type": "number", "minimum": -(10**308), "maximum": 10**308}
 """Numbers that become a finite float."""
@@ -70,6 +78,12 @@ def _also_pattern(schema: JsonSchemaValue, *patterns: str) -> JsonSchemaValue:
 class _Generator(GenerateJsonSchema):
     # The base class calls these methods by name; each one narrows the result of the base class.
 
+    def generate_inner(self, schema: Any) -> JsonSchemaValue:
+        out = super().generate_inner(schema)
+        pattern = ASCII_IN_BASE64.get(out.get("format", ""))
+        is_text = schema["type"] == "function-after" and schema["schema"]["type"] == "str"
+        return _also_pattern(out, pattern) if pattern is not None and is_text else out
+
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False  # a title derived from a name adds nothing to the name
 
@@ -84,7 +98,9 @@ class _Generator(GenerateJsonSchema):
 
     def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
         out = super().dict_schema(schema)
-        pattern = {"int": INTEGER_KEY, "float": NUMBER_KEY}.get(schema.get("keys_schema", {}).get("type", ""))
+        pattern = KEYS.get(schema.get("keys_schema", {}).get("type", ""))
+        if "patternProperties" in out:
+            return out | {"additionalProperties": False}
         return out if pattern is None else out | {"propertyNames": {"pattern": pattern}}
 
     def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
@@ -105,6 +121,11 @@ class _Generator(GenerateJsonSchema):
     def float_schema(self, schema: core_schema.FloatSchema) -> JsonSchemaValue:
         out = super().float_schema(schema)
         return {**FINITE, **out} if schema.get("allow_inf_nan") is False else out
+
+    def bytes_schema(self, schema: core_schema.BytesSchema) -> JsonSchemaValue:
+        """Bounds are about bytes, and JSON Schema counts characters."""
+        out = super().bytes_schema(schema)
+        return _also_pattern(out, ASCII) if "minLength" in out or "maxLength" in out else out
 
     def date_schema(self, schema: core_schema.DateSchema) -> JsonSchemaValue:
         return _also_pattern(super().date_schema(schema), YEAR_NOT_ZERO)

@@ -21,7 +21,7 @@ from radixrt.constrained.tags.structural_tag import read_structural_tag
 from radixrt.constraint import StructuredOptions
 from radixrt.errors import RequestError
 from radixrt.explain.value_check import accepts
-from tests.constrained.models.pydantic_types import SCALARS
+from tests.constrained.models.pydantic_types import OTHERS, SCALARS
 from tests.constrained.models.test_models import REFUSED, SAYS_LESS, SCHEMAS
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "structured_output.md"
@@ -152,7 +152,7 @@ def tables() -> str:
         shown = pattern.replace("|", "\\|")
         lines.append(f"| {feature} | `{shown}` | {_code(taken)}; {_code(refused)} |")
     lines += ["", "| types | |", "|---|---|"]
-    scalars = [name for name in SCALARS if name not in SAYS_LESS and name not in REFUSED]
+    scalars = [name for name in {**SCALARS, **OTHERS} if name not in SAYS_LESS and name not in REFUSED]
     lines.append(f"| pydantic, from its schema | {', '.join(scalars)}; lists, tuples, dicts, unions of them |")
     less = "; ".join(f"{name} ({why})" for name, why in SAYS_LESS.items())
     lines.append(f"| pydantic, where the schema says less than the type | {less} |")

@@ -2,29 +2,70 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import datetime
 import decimal
 import enum
 import ipaddress
+import pathlib
+import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 import annotated_types as at
 from pydantic import (
+    UUID1,
+    UUID3,
     UUID4,
+    UUID5,
+    UUID6,
+    UUID7,
+    UUID8,
     AwareDatetime,
+    Base64Bytes,
     Base64Str,
+    Base64UrlBytes,
+    Base64UrlStr,
     BaseModel,
+    ByteSize,
     ConfigDict,
     Field,
+    FiniteFloat,
     IPvAnyAddress,
+    IPvAnyInterface,
+    IPvAnyNetwork,
     Json,
+    NaiveDatetime,
+    NegativeFloat,
+    NonPositiveInt,
+    OnErrorOmit,
+    PositiveInt,
     RootModel,
+    Secret,
+    SecretBytes,
+    SecretStr,
+    SkipValidation,
+    StrictBool,
+    StrictBytes,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
     StringConstraints,
     Tag,
-)  # fmt: skip
-from pydantic.networks import AnyUrl, HttpUrl
+)
+from pydantic.networks import (
+    AnyHttpUrl,
+    AnyUrl,
+    FileUrl,
+    FtpUrl,
+    HttpUrl,
+    KafkaDsn,
+    PostgresDsn,
+    RedisDsn,
+    WebsocketUrl,
+)
 from typing_extensions import TypedDict
 
 
@@ -170,9 +211,106 @@ PATTERNS = {
 }
 
 
+class Flag(enum.IntFlag):
+    A = 1
+    B = 2
+
+
+class Word(enum.StrEnum):
+    A = "a"
+    B = "b"
+
+
+@dataclasses.dataclass
+class Record:
+    a: int
+    b: str = "x"
+
+
+class Typed(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, int]
+    a: int
+
+
+class Deep(BaseModel):
+    x: Deep | None = None
+    y: list[Deep] = Field(default=[], max_length=2)
+
+
+class Tree(RootModel[dict[str, "Tree"]]):
+    pass
+
+
+OTHERS: dict[str, Any] = {
+    **{f"{kind.__name__}": kind[int] for kind in (collections.deque, Sequence, Iterable)},
+    **{f"{kind.__name__}": kind[str, int] for kind in (collections.defaultdict, collections.OrderedDict, Mapping)},
+    "Counter": collections.Counter[str],
+    "int keys": dict[int, str],
+    "float keys": dict[float, str],
+    "bool keys": dict[bool, int],
+    "uuid keys": dict[uuid.UUID, int],
+    "date keys": dict[datetime.date, int],
+    "literal keys": dict[Literal["a", "b"], int],
+    "flag": Flag,
+    "string enum": Word,
+    "dataclass": Record,
+    "regex": re.Pattern,
+    "path": pathlib.Path,
+    "secret": SecretStr,
+    "secret bytes": SecretBytes,
+    "secret int": Secret[int],
+    "naive": NaiveDatetime,
+    "byte size": ByteSize,
+    **{f"uuid{one.__metadata__[0].uuid_version}": one for one in (UUID1, UUID3, UUID5, UUID6, UUID7, UUID8)},
+    **{
+        f"strict {one.__origin__.__name__}": one for one in (StrictInt, StrictStr, StrictFloat, StrictBool, StrictBytes)
+    },
+    "positive": PositiveInt,
+    "not positive": NonPositiveInt,
+    "negative": NegativeFloat,
+    "finite": FiniteFloat,
+    **{one.__name__: one for one in (AnyHttpUrl, FileUrl, WebsocketUrl, FtpUrl, PostgresDsn, RedisDsn, KafkaDsn)},
+    "IPv6Network": ipaddress.IPv6Network,
+    "IPv4Interface": ipaddress.IPv4Interface,
+    "IPv6Interface": ipaddress.IPv6Interface,
+    "IPvAnyNetwork": IPvAnyNetwork,
+    "IPvAnyInterface": IPvAnyInterface,
+    "base64 bytes": Base64Bytes,
+    "base64url": Base64UrlStr,
+    "base64url bytes": Base64UrlBytes,
+    "decimal step": Annotated[decimal.Decimal, Field(multiple_of=decimal.Decimal("0.01"))],
+    "hashable": Hashable,
+    "typed extra": Typed,
+    "deep": Deep,
+    "tree": Tree,
+    "int step": Annotated[int, Field(gt=1, multiple_of=3)],
+    "large step": Annotated[int, Field(multiple_of=1_000_003)],
+    "step below": Annotated[int, Field(multiple_of=12, ge=-1000)],
+    "float large step": Annotated[float, Field(multiple_of=0.037, ge=0, le=100)],
+    "bounded bytes": Annotated[bytes, Field(max_length=3)],
+    "lower": Annotated[str, StringConstraints(pattern="^a", to_lower=True, max_length=3)],
+    "strip": Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)],
+    "after a date": Annotated[datetime.date, Field(gt=datetime.date(2020, 1, 1))],
+    "longer than a day": Annotated[datetime.timedelta, Field(gt=datetime.timedelta(1))],
+    "list of pets": list[Annotated[Cat | Dog, Field(discriminator="kind")]],
+    "not validated": SkipValidation[int],
+    "omitted": OnErrorOmit[int],
+    "many literals": Literal[tuple(f"v{i}" for i in range(300))],
+    "sets in a tuple": tuple[set[int], frozenset[str]],
+    "three or four members": Annotated[dict[str, int], Field(min_length=3, max_length=4)],
+    "long": Annotated[str, Field(max_length=100_000)],
+    **{f"any {kind.__name__}": kind for kind in (list, dict, set, tuple)},
+    "no items": tuple[()],
+}
+"""Further types of the standard library and of pydantic, once each. Types that depend on the time or on files, such as
+PastDate and FilePath, have no schema that says so."""
+
+
 def types() -> Iterator[tuple[str, Any]]:
     """Yield (name, type); names are unique."""
     yield from SCALARS.items()
+    yield from OTHERS.items()
     for name, pattern in PATTERNS.items():
         yield f"pattern {name}", _pattern(pattern)
     for name in ("str", "str both", "int", "int range", "float", "date", "uuid", "enum", "closed", "literal"):

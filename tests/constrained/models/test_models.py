@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from radixrt.constrained.schema import SchemaRefused, normalize
 from radixrt.explain.value_check import accepts
 from tests.constrained.models.pydantic_types import types
-from tests.constrained.models.shares import ZOD, pydantic_problem, zod_problem
+from tests.constrained.models.shares import ZOD, pydantic_problem, schema_problem
 
 TYPES = dict(types())
 SCHEMAS: dict[str, Any] = json.loads(ZOD.read_text(encoding="utf-8"))
@@ -27,6 +27,15 @@ SAYS_LESS = {
     "base64": "the format base64 says nothing about the bytes, which a Base64Str reads as UTF-8",
     "json": "no keyword describes the text in a string",
     "dict of patterned keys": "patternProperties says nothing about other names",
+    **{f"{kind} keys": f"no keyword says that names are texts of {kind}" for kind in ("int", "float", "bool")},
+    "naive": "the format date-time has a zone",
+    **dict.fromkeys(
+        ("AnyHttpUrl", "FileUrl", "WebsocketUrl", "FtpUrl", "PostgresDsn", "RedisDsn", "KafkaDsn"),
+        "no keyword says which schemes are allowed",
+    ),
+    "base64url": "as base64",
+    "bounded bytes": "maxLength counts characters, not bytes",
+    "longer than a day": "no keyword compares durations",
 }
 """Types of which pydantic's schema admits values that pydantic refuses. The schema itself is enforced; a type that is
 given to the engine is narrowed."""
@@ -79,13 +88,23 @@ def test_pydantic(name: str) -> None:
     if name in SAYS_LESS:
         assert problem is not None, f"{name} is enforced now: remove it from SAYS_LESS"
         assert problem.startswith("answer")
-        problem = zod_problem(TypeAdapter(TYPES[name]).json_schema())
+        problem = schema_problem(TypeAdapter(TYPES[name]).json_schema())
     _check(name, problem)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_type_given_to_an_engine(name: str) -> None:
+    problem = pydantic_problem(TYPES[name], to_engine=True)
+    if name == "json":
+        assert problem is not None
+        assert problem.endswith("use its type itself")
+    else:
+        _check(name, problem)
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_zod(name: str) -> None:
-    _check(name, zod_problem(SCHEMAS[name]))
+    _check(name, schema_problem(SCHEMAS[name]))
 
 
 def test_invalid_values_are_refused() -> None:
