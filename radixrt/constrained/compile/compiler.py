@@ -87,7 +87,7 @@ def compile_constraint(
         choice = backends.choose(productions, constraint.options.backend, shortest, thorough=thorough)
     except GrammarError as error:
         raise RequestError(f"{kind} cannot be enforced: {error}", param=kind, code="grammar_too_complex") from None
-    specials = productions.layout.specials
+    specials = productions.specials
     return CompiledConstraint(
         backend=choice.backend,
         why=choice.why,
@@ -262,7 +262,7 @@ def parse_constraint(constraint: Constraint, vocabulary: Vocabulary, deadline: f
         raise RequestError(f"{kind} is too complex: {error}", param=kind, code="too_complex") from None
     except RecursionError:
         raise RequestError(f"{kind} is nested too deeply", param=kind, code="too_complex") from None
-    for special in productions.layout.specials:
+    for special in productions.specials:
         if special not in vocabulary.control_tokens:
             raise RequestError(
                 f"{kind} asks for the control token {special!r}, which this model does not have", param=kind

@@ -73,6 +73,11 @@ class Productions:
         return Layout(self.rules)
 
     @cached_property
+    def specials(self) -> list[str]:
+        """The texts of control tokens."""
+        return self.layout.specials
+
+    @cached_property
     def shortest(self) -> dict[str, int]:
         """Characters of each rule's shortest text, a control token counting as one; without rules that have no text."""
         lengths = self.layout.lengths
@@ -158,18 +163,23 @@ class Productions:
             ("term", places[expr.regex]) if type(expr) is Term else _row(expr, below)
             for expr, below in zip(layout.order, layout.below)
         ]
-        rules = list(layout.distinct(self.start).items())
-        return msgspec.msgpack.encode([self.start, rules, table, regexes])
+        lengths = self.shortest
+        rules = [(name, row, _sent(lengths.get(name))) for name, row in layout.distinct(self.start).items()]
+        return msgspec.msgpack.encode([self.start, rules, layout.specials, table, regexes])
 
     @staticmethod
     def decode(data: bytes) -> Productions:
         """The productions of `encode`. Only for trusted bytes: a malformed message raises any exception."""
-        start, rules, table, encoded = msgspec.msgpack.decode(data)
+        start, rules, specials, table, encoded = msgspec.msgpack.decode(data)
         regexes = regular.decode(encoded)
         made: list[Expr] = []
         for row in table:
             made.append(_from_row(row, made, regexes))
-        return Productions({name: made[index] for name, index in rules}, start)
+        found = Productions({name: made[index] for name, index, _ in rules}, start)
+        # Set the cached properties that a recognizer needs, so that it needs no `layout`.
+        shortest = {name: int(length) for name, _, length in rules if length is not None}
+        vars(found).update(shortest=shortest, specials=specials)
+        return found
 
 
 def length_of(expr: Expr, shortest: Mapping[str, int]) -> int | None:

@@ -139,7 +139,7 @@ class Program:
 
     def __init__(self, productions: Productions) -> None:
         self._rules = productions.rules
-        self._layout = productions.layout
+        self._productions = productions
         self._lengths: Mapping[str, int] = productions.shortest
         self._entries: dict[str, Node] = {}
         self._parts: dict[int, tuple[Expr, Node]] = {}
@@ -197,8 +197,9 @@ class Program:
             return self._call(self._length(self._lengths.get(rule)), lambda: self.entry(rule), next)
         # Deeply nested expressions become separate rules, because this method is recursive.
         if depth >= _MAX_NESTING:
-            row, place = self._layout.row(expr), self._serial // _MAX_NODES
-            return self._call(self._length(self._layout.lengths[row]), lambda: self._entry_of_part(expr, place), next)
+            layout = self._productions.layout
+            length = self._length(layout.lengths[layout.row(expr)])
+            return self._call(length, lambda: self._entry_of_part(expr), next)
         if isinstance(expr, Seq):
             for part in reversed(expr.parts):
                 next = self._compile(part, next, depth + 1)

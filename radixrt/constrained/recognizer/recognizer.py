@@ -107,7 +107,7 @@ class Recognizer:
     """
 
     def __init__(self, productions: Productions, special_ids: Mapping[str, int] | None = None) -> None:
-        for special in productions.layout.specials:
+        for special in productions.specials:
             if special_ids is not None and special not in special_ids:
                 raise InvariantError(f"{special!r} is no control token of the vocabulary")
         self._program = Program(productions)
