@@ -61,7 +61,9 @@ def _node(kind: str, row: list[Any], made: list[Regex]) -> Regex:
     if kind == "repeat":
         return interning.repeat_node(made[row[0]], int(row[1]), None if row[2] is None else int(row[2]))
     if kind == "remainder":
-        return interning.remainder_node(int(row[0]), int(row[1]), *row[2:-1], nodes.DigitsLeft(*row[-1]))
+        divisor, carry, scale, point, pending, shortest, left = row
+        left = nodes.DigitsLeft(*left)
+        return interning.remainder_node(int(divisor), int(carry), scale, point, pending, shortest, left)
     parts = [made[at] for at in row]
     if kind == "concat":
         return interning.concat_node(parts[0], parts[1])

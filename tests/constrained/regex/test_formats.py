@@ -147,4 +147,4 @@ def test_none_needs_an_intersection() -> None:
     assert not any(regex.has_boolean for regex in FORMATS.values())
     assert "email" in FORMATS
     assert "color" not in FORMATS
-    assert len(FORMATS) == 19
+    assert len(FORMATS) == 36

@@ -124,7 +124,7 @@ def test_multiples_beside_other_values(backends: Backends) -> None:
     assert widened(normal.productions()) is not normal.productions()
     template = load(compile_constraint(Constraint(kind="json_schema", source=json.dumps(schema)), backends), backends)
     vocabulary, chosen = backends.vocabulary, random.Random(5)
-    for _ in range(20):
+    for _ in range(8):
         grammar, tokens = template.new(), []
         for _ in range(chosen.randrange(60)):
             options = sorted(allowed(grammar, vocabulary.vocab_size) - set(vocabulary.eos_ids))
