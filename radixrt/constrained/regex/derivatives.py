@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import lru_cache, reduce
-from math import gcd
+from math import gcd, lcm
 from operator import attrgetter
 from typing import Any, Final
 
@@ -157,7 +157,9 @@ def _derive_remainder(node: Remainder, char: str) -> Regex:
         digit = ord(char) - 48
         if not node.point:
             left = node.left if node.left == ANY_DIGITS_LEFT else node.left.after(char)
-            return EMPTY if left is None else remainder(node.divisor, node.carry * 10 + digit, node.scale, left=left)
+            if left is None:
+                return EMPTY
+            return remainder(node.divisor, node.carry * 10 + digit, node.scale, left=left, excluded=node.excluded)
         if node.scale:
             return remainder(node.divisor, node.carry * 10 + digit, node.scale - 1, point=True)
         return remainder(node.divisor, node.carry, 0, point=True) if digit == 0 else EMPTY
@@ -319,12 +321,15 @@ def remainder(
     point: bool = False,
     pending: bool = False,
     left: DigitsLeft = ANY_DIGITS_LEFT,
+    excluded: tuple[int, ...] = (),
 ) -> Regex:
     """Return the continuations of a decimal number that make it a multiple of divisor / 10**scale; see `Remainder`."""
-    carry %= divisor
-    if left != ANY_DIGITS_LEFT:
-        digits = left.completion(divisor, carry)
-        return EMPTY if digits is None else remainder_node(divisor, carry, None, False, False, len(digits), left)
+    carry %= lcm(divisor, *excluded)
+    if left != ANY_DIGITS_LEFT or excluded:
+        digits = left.completion(divisor, carry, excluded)
+        if digits is None:
+            return EMPTY
+        return remainder_node(divisor, carry, None, False, False, len(digits), left, excluded)
     if divisor == 1 and not point and scale is None:
         return _ANY_DIGITS
     if scale is None and not point:

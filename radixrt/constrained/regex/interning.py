@@ -97,8 +97,9 @@ def remainder_node(
     pending: bool,
     min_length: int,
     left: DigitsLeft = ANY_DIGITS_LEFT,
+    excluded: tuple[int, ...] = (),
 ) -> Regex:
-    fields = (divisor, carry, scale, point, pending, min_length, left)
+    fields = (divisor, carry, scale, point, pending, min_length, left, excluded)
     return _intern((5, *fields), Remainder, *fields)
 
 

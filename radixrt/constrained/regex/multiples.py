@@ -129,38 +129,42 @@ def _by_remainder(divisor: int, scale: int, integer: bool) -> Regex:
 
 
 @lru_cache(maxsize=1024)
-def multiples_between(k: int, low: int | None, high: int | None) -> Regex:
+def multiples_between(k: int, low: int | None, high: int | None, excluded: tuple[int, ...] = ()) -> Regex:
     """The integers from low to high, both included, that are multiples of k > 0; None is no bound. No leading zero.
+
+    Args:
+        excluded: numbers of which the integers are not multiples; none of them divides k.
 
     Raises:
         RegexTooComplex: k has more than MAX_DIVISOR_DIGITS digits, or a bound has more than MAX_DIGITS digits.
     """
     multiples = multiple_of(k, integer=True)
-    if low is None and high is None:
+    if low is None and high is None and not excluded:
         return multiples
     digits = max(len(str(abs(bound or 0))) for bound in (low, high))
     if digits > MAX_DIGITS:
         raise RegexTooComplex(f"a bound has more than {MAX_DIGITS} digits")
-    if not multiples.has_boolean or (digits <= _FEW_DIGITS and Dfa.of(multiples, _FEW_STATES) is not None):
+    is_small = not multiples.has_boolean or (digits <= _FEW_DIGITS and Dfa.of(multiples, _FEW_STATES) is not None)
+    if is_small and not excluded:
         return intersect(integer_range(low, high), multiples)
-    options = [_ZERO] if (low or 0) <= 0 <= (high or 0) else []
+    options = [_ZERO] if (low or 0) <= 0 <= (high or 0) and not excluded else []
     if high is None or high > 0:
-        options.append(_positive_multiples(k, max(low or 1, 1), high))
+        options.append(_positive_multiples(k, max(low or 1, 1), high, excluded))
     if low is None or low < 0:
         most = None if low is None else -low
-        options.append(concat(_MINUS, _positive_multiples(k, max(-(high or -1), 1), most)))
+        options.append(concat(_MINUS, _positive_multiples(k, max(-(high or -1), 1), most, excluded)))
     return alternate(*options)
 
 
-def _positive_multiples(k: int, low: int, high: int | None) -> Regex:
-    """The multiples of k from low >= 1 to high."""
+def _positive_multiples(k: int, low: int, high: int | None, excluded: tuple[int, ...]) -> Regex:
+    """The multiples of k from low >= 1 to high that are multiples of no excluded number."""
     bottom, top = str(low), "" if high is None else str(high)
     left = DigitsLeft(len(bottom), len(top) or None, bottom, top)
     by_rest: dict[Regex, list[str]] = {}
     for digit in "123456789":
         after = left.after(digit)
         if after is not None:
-            by_rest.setdefault(remainder(k, int(digit), left=after), []).append(digit)
+            by_rest.setdefault(remainder(k, int(digit), left=after, excluded=excluded), []).append(digit)
     return alternate(*[concat(chars(CharSet.of(digits)), rest) for rest, digits in by_rest.items()])
 
 
@@ -194,7 +198,9 @@ def _is_searched(regex: Regex) -> bool:
 def _has_more_states(regex: Regex, limit: int) -> bool:
     if regex.max_length is None:
         # A divisor without its factors 2 and 5 has as many states. Counting them is quicker than making them.
-        divisors = [part.divisor for part in subterms(regex) if isinstance(part, Remainder)]
+        divisors = [
+            one for part in subterms(regex) if isinstance(part, Remainder) for one in (part.divisor, *part.excluded)
+        ]
         if lcm(*map(_without_tens, divisors)) > limit:
             return True
     try:

@@ -303,11 +303,13 @@ class DigitsLeft(NamedTuple):
                 return None
         return DigitsLeft(least, most, low, high)
 
-    def completion(self, divisor: int, carry: int) -> str | None:
+    def completion(self, divisor: int, carry: int, excluded: tuple[int, ...] = ()) -> str | None:
         """Return the first of the shortest digits that make an integer a multiple; None if no digits do.
 
         Args:
-            carry: the integer so far modulo the divisor.
+            carry: the integer so far modulo the divisor, and modulo each number of `excluded`.
+            excluded: numbers of which the integer may not be a multiple. They divide no multiple of one another, and
+                none divides the divisor.
         """
         length = self.least
         while self.most is None or length <= self.most:
@@ -315,6 +317,8 @@ class DigitsLeft(NamedTuple):
             first = int(self.low or 0) if length == self.least else 0
             last = int(self.high) if self.high and length == self.most else span - 1
             found = first + (-carry * span - first) % divisor
+            while found <= last and any((carry * span + found) % one == 0 for one in excluded):
+                found += divisor
             if found <= last:
                 return f"{found:0{length}d}" if length else ""
             length += 1
@@ -329,11 +333,11 @@ class Remainder(Regex):
 
     The digits so far, read as one integer, are `carry` modulo the divisor. Before the point come digits, then perhaps
     a point and fraction digits. `scale` is how many fraction digits are still counted; further ones must be 0. With
-    scale None no point may come, and `left` says which digits may follow. Behind the point (`point`) at least one digit
-    must follow while `pending` is set.
+    scale None no point may come, `left` says which digits may follow, and the number is a multiple of none of
+    `excluded`. Behind the point (`point`) at least one digit must follow while `pending` is set.
     """
 
-    __slots__ = ("carry", "divisor", "left", "pending", "point", "scale")
+    __slots__ = ("carry", "divisor", "excluded", "left", "pending", "point", "scale")
 
     def __init__(
         self,
@@ -344,6 +348,7 @@ class Remainder(Regex):
         pending: bool,
         min_length: int,
         left: DigitsLeft = ANY_DIGITS_LEFT,
+        excluded: tuple[int, ...] = (),
     ) -> None:
         super().__init__(min_length == 0, True, min_length, left.most)
         self.divisor = divisor
@@ -352,9 +357,10 @@ class Remainder(Regex):
         self.point = point
         self.pending = pending
         self.left = left
+        self.excluded = excluded
         self.dead = False
         if scale is None and not point:
-            self.ending = left.completion(divisor, carry)
+            self.ending = left.completion(divisor, carry, excluded)
 
     def _find_alphabet(self) -> CharSet:
         return DIGITS if self.scale is None and not self.point else DIGITS | CharSet.of(".")

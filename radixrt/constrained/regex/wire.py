@@ -36,7 +36,7 @@ def _row(node: Regex, place: dict[Regex, int]) -> list[Any]:
         return ["repeat", parts[0], _wide(node.low), None if node.high is None else _wide(node.high)]
     if isinstance(node, nodes.Remainder):
         state = [node.scale, node.point, node.pending, node.min_length]
-        return ["remainder", str(node.divisor), str(node.carry), *state, node.left]
+        return ["remainder", str(node.divisor), str(node.carry), *state, node.left, list(map(str, node.excluded))]
     return [type(node).__name__.lower(), *parts]
 
 
@@ -61,9 +61,9 @@ def _node(kind: str, row: list[Any], made: list[Regex]) -> Regex:
     if kind == "repeat":
         return interning.repeat_node(made[row[0]], int(row[1]), None if row[2] is None else int(row[2]))
     if kind == "remainder":
-        divisor, carry, scale, point, pending, shortest, left = row
-        left = nodes.DigitsLeft(*left)
-        return interning.remainder_node(int(divisor), int(carry), scale, point, pending, shortest, left)
+        divisor, carry, *state, left, excluded = row
+        rest = nodes.DigitsLeft(*left), tuple(map(int, excluded))
+        return interning.remainder_node(int(divisor), int(carry), state[0], state[1], state[2], state[3], *rest)
     parts = [made[at] for at in row]
     if kind == "concat":
         return interning.concat_node(parts[0], parts[1])

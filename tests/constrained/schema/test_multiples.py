@@ -23,6 +23,7 @@ from radixrt.constrained.schema.emit.free_parts import MAX_DIGITS
 from radixrt.constraint import Constraint, StructuredOptions
 from radixrt.explain.value_check import accepts
 from tests.constrained.mask_oracle import Language, check
+from tests.constrained.schema.text_checker import TextChecker
 from tests.constrained.vocabularies import allowed, small_vocabulary
 
 SAFE = 2**53 - 1
@@ -148,19 +149,51 @@ def test_xgrammar_has_the_same_masks() -> None:
 @pytest.mark.parametrize(
     "schema",
     [
-        {"type": "number", "multipleOf": 0.0012347, "maximum": 1000, "minimum": 0},
-        {"type": "integer", "minimum": 1, "allOf": [{"not": {"multipleOf": n}} for n in (3, 7, 11, 13)]},
+        {"not": {"multipleOf": 3}},
+        {"multipleOf": 100, "not": {"multipleOf": 400}, "maximum": 99_999},
+        {"multipleOf": 12, "allOf": [{"not": {"multipleOf": n}} for n in (18, 36, 20, 997)], "minimum": -5000},
+        {"minimum": 1, "maximum": 10**6, "allOf": [{"not": {"multipleOf": n}} for n in (2, 3, 5, 7, 11, 13, 6.5)]},
+        {
+            "multipleOf": 420,
+            "minimum": 10_000,
+            "not": {"anyOf": [{"multipleOf": 630}, {"enum": [10500, 10920, 11760]}]},
+        },
+        {"anyOf": [{"multipleOf": 33}, {"multipleOf": 77}], "not": {"multipleOf": 12}},
+        {"type": "number", "minimum": 1, "not": {"multipleOf": 3}},
+        {"type": "number", "multipleOf": 0.5, "not": {"multipleOf": 4}, "minimum": -90, "maximum": 90},
+        {"type": "number", "not": {"anyOf": [{"multipleOf": 7}, {"multipleOf": 11}, {"minimum": 1000}]}},
     ],
+    ids=str,
 )
-def test_multiples_that_only_a_search_could_follow_are_refused(schema: dict[str, Any]) -> None:
-    with pytest.raises(SchemaRefused, match="more than 1200 states"):
-        normalize(schema)
+def test_multiples_that_are_no_other_multiples(backends: Backends, schema: dict[str, Any]) -> None:
+    schema = {"type": "integer", **schema}
+    normal = normalize(schema)
+    checker, chosen = TextChecker(normal), random.Random(2)
+    numbers = [*range(-900, 900), *(12 * n for n in range(-900, 900, 7)), *(chosen.randrange(10**7) for _ in range(50))]
+    numbers += [10_500, 11_340, 12_600, 13_860, 10**6]
+    for number in numbers:
+        assert checker.accepts_text(str(number)) is accepts(normal, number), number
+    if schema["type"] == "number":
+        for tenths in range(-905, 905):
+            assert checker.accepts_text(str(tenths / 10)) is accepts(normal, tenths / 10), tenths / 10
+    template = load(compile_constraint(Constraint(kind="json_schema", source=json.dumps(schema)), backends), backends)
+    for _ in range(20):
+        grammar, tokens = template.new(), []
+        for _ in range(chosen.randrange(9)):
+            options = sorted(allowed(grammar, backends.vocabulary.vocab_size) - set(backends.vocabulary.eos_ids))
+            if not options:
+                break
+            tokens.append(chosen.choice(options))
+            assert grammar.accept(tokens[-1])
+        assert accepts(normal, json.loads(backends.vocabulary.decode([*tokens, *grammar.closing()])))
 
 
-def test_too_many_residues_are_refused_without_an_automaton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("radixrt.constrained.regex.multiples.Dfa", None)
+def test_multiples_that_only_a_search_could_follow_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SchemaRefused, match="more than 1200 states"):
-        normalize({"type": "number", "minimum": 1, "allOf": [{"not": {"multipleOf": n}} for n in (3, 7, 11, 17)]})
+        normalize({"type": "number", "multipleOf": 0.0012347, "maximum": 1000, "minimum": 0})
+    monkeypatch.setattr("radixrt.constrained.regex.multiples.Dfa", None)  # those without bounds are counted
+    with pytest.raises(SchemaRefused, match="more than 1200 states"):
+        normalize({"type": "number", "not": {"anyOf": [{"multipleOf": 99.5}, {"multipleOf": 41.5}]}})
 
 
 def test_small_automata_are_left_to_the_library() -> None:

@@ -98,7 +98,7 @@ def test_multiples_are_exact() -> None:
     with pytest.raises(SchemaRefused, match="'multipleOf'"):
         normalize({"type": "number", "multipleOf": 1e-300})
     with pytest.raises(SchemaRefused, match="'multipleOf' at '/items'"):
-        normalize({"type": "array", "items": {"type": "integer", "multipleOf": 99991, "not": {"multipleOf": 3}}})
+        normalize({"type": "array", "items": {"multipleOf": 0.0099991, "minimum": 0, "maximum": 1000}})
 
 
 def test_what_excludes_itself_is_seen_at_once() -> None:

@@ -61,7 +61,8 @@ def with_bounded_digits(number: Regex, most: int) -> Regex:
             bounded[part] = repeat(bounded[part.item], part.low, high)
         elif isinstance(part, Remainder) and part.scale is None and not part.point and part.left.most is None:
             most_left = max(part.min_length, most)
-            bounded[part] = remainder(part.divisor, part.carry, left=part.left._replace(most=most_left))
+            left = part.left._replace(most=most_left)
+            bounded[part] = remainder(part.divisor, part.carry, left=left, excluded=part.excluded)
         elif isinstance(part, Concat):
             bounded[part] = concat(bounded[part.head], bounded[part.tail])
         elif isinstance(part, Alternate):

@@ -18,13 +18,17 @@ from radixrt.constrained.regex import (
     Regex,
     alternate,
     complement,
+    concat,
     integer_range,
     intersect,
+    literal,
     literals,
     multiple_of,
     multiples_between,
     number_range,
+    optional,
     parse_regex,
+    repeat,
 )
 from radixrt.constrained.schema.values import decimal_of, is_integer
 
@@ -113,23 +117,37 @@ class NumberSet:
         points = self.points(MAX_LISTED_NUMBERS)
         if points is not None:
             return literals([plain(point) for point in points]) if points else EMPTY
-        step = self._lattice()
-        whole = step is not None and step == step.to_integral_value() and self.integer is True
-        if whole:
-            assert step is not None
-            pieces = alternate(*(_integers(int(step), *piece) for piece in self._intervals()))
-        else:
-            pieces = alternate(*(_decimals(*piece) for piece in self._intervals()))
-            if step is not None:
-                multiples = multiple_of(step)
-                pieces = multiples if pieces is NUMBER_TEXT else intersect(pieces, multiples)
+        if self.integer is True:
+            return self._multiples()
+        if self.integer is None and (self.not_multiples or (self.step is not None and _is_whole(self.step))):
+            # Remainders tell whole numbers apart. A number with a fraction is a multiple of no whole number.
+            whole = replace(self, integer=True)._multiples()
+            zeros = optional(concat(literal("."), repeat(literal("0"), 1)))
+            fraction = self._with_fraction()
+            return alternate(concat(whole, zeros), EMPTY if fraction is None else fraction.language())
+        pieces = alternate(*(_decimals(*piece) for piece in self._intervals()))
+        if self.step is not None:
+            multiples = multiple_of(self.step)
+            pieces = multiples if pieces is NUMBER_TEXT else intersect(pieces, multiples)
         if self.integer is False:
-            pieces = intersect(pieces, _fractional())
-        if self.not_multiples:
-            pieces = intersect(pieces, PLAIN_NUMBER_TEXT)
+            pieces = _fractional() if pieces is NUMBER_TEXT else intersect(pieces, _fractional())
         for number in sorted(self.not_multiples):
-            pieces = intersect(pieces, complement(multiple_of(number, integer=self.integer is True)))
+            pieces = intersect(pieces, complement(multiple_of(number)))
         return pieces
+
+    def _multiples(self) -> Regex:
+        """Return the texts of whole numbers. Raises RegexTooComplex."""
+        step = self._lattice()
+        assert step is not None
+        excluded = _least([Fraction(number).numerator for number in self.not_multiples])
+        if any(step % one == 0 for one in excluded):
+            return EMPTY
+        return alternate(*(_integers(int(step), *piece, excluded) for piece in self._intervals()))
+
+    def _with_fraction(self) -> NumberSet | None:
+        """Return the numbers that are not whole, with the excluded steps that some of them are multiples of."""
+        some = frozenset(number for number in self.not_multiples if not _is_whole(number))
+        return replace(self, integer=False, not_multiples=some)._checked()
 
     def _lattice(self) -> Decimal | None:
         if self.integer is not True:
@@ -212,12 +230,24 @@ def _common(left: Decimal, right: Decimal) -> Decimal:
     return _times(Decimal((0, (1,), -digits)), int(least * 10**digits))
 
 
-def _integers(step: int, low: Decimal | None, low_open: bool, high: Decimal | None, high_open: bool) -> Regex:
+def _least(numbers: list[int]) -> tuple[int, ...]:
+    """Return the numbers in order, without those of which another one is a divisor."""
+    return tuple(sorted(one for one in set(numbers) if not any(one != of and one % of == 0 for of in numbers)))
+
+
+def _integers(
+    step: int,
+    low: Decimal | None,
+    low_open: bool,
+    high: Decimal | None,
+    high_open: bool,
+    excluded: tuple[int, ...],
+) -> Regex:
     first = None if low is None else math.floor(low) + 1 if low_open else math.ceil(low)
     last = None if high is None else math.ceil(high) - 1 if high_open else math.floor(high)
     if first is not None and last is not None and first > last:
         return EMPTY
-    return integer_range(first, last) if step == 1 else multiples_between(step, first, last)
+    return integer_range(first, last) if step == 1 and not excluded else multiples_between(step, first, last, excluded)
 
 
 def _decimals(low: Decimal | None, low_open: bool, high: Decimal | None, high_open: bool) -> Regex:
