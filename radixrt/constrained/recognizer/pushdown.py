@@ -12,7 +12,7 @@ from typing import Final
 
 from radixrt.constrained.productions import Alt, AnyOrder, Expr, Lit, Productions, Ref, Rep, Seq, Special, Term
 from radixrt.constrained.productions.expressions import checked
-from radixrt.constrained.productions.layout import MARKS
+from radixrt.constrained.productions.layout import MARKS, Layout
 from radixrt.constrained.productions.tally import Tally
 from radixrt.constrained.regex import EPSILON, Regex, literal, literals, repeat, shortest_length, shortest_string
 from radixrt.errors import InvariantError
@@ -161,6 +161,11 @@ class Program:
         return node
 
     @property
+    def _layout(self) -> Layout:
+        """Made for deep grammars only."""
+        return self._productions.layout
+
+    @property
     def longest_rule(self) -> int:
         """Characters of the longest among the shortest texts of the rules."""
         return max(self._lengths.values())
@@ -197,9 +202,8 @@ class Program:
             return self._call(self._length(self._lengths.get(rule)), lambda: self.entry(rule), next)
         # Deeply nested expressions become separate rules, because this method is recursive.
         if depth >= _MAX_NESTING:
-            layout = self._productions.layout
-            length = self._length(layout.lengths[layout.row(expr)])
-            return self._call(length, lambda: self._entry_of_part(expr), next)
+            row, place = self._layout.row(expr), self._serial // _MAX_NODES
+            return self._call(self._length(self._layout.lengths[row]), lambda: self._entry_of_part(expr, place), next)
         if isinstance(expr, Seq):
             for part in reversed(expr.parts):
                 next = self._compile(part, next, depth + 1)
