@@ -26,6 +26,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -222,9 +223,10 @@ def forget_stored(folder: Path, namespace: str, *, whole_owner: bool) -> int:
             table_file = Path(table_path(str(replica)))
             table = records.open_records(table_file) if table_file.exists() else None
             if table is not None:
-                pages = table.pages_of(lambda identity: is_of(identity, namespace, whole_owner=whole_owner))
+                is_wanted = partial(is_of, namespace=namespace, whole_owner=whole_owner)
+                pages = table.pages_of(is_wanted)
                 table.clear(pages)
-                erase_pages(str(replica), pages)
+                erase_pages(str(replica), table.pages_of(is_wanted, recorded=False))
                 count += len(pages)
         finally:
             os.close(lock)

@@ -123,22 +123,29 @@ class PageRecords:
         self._records["used"][pages] = int(time.time())
 
     def clear(self, pages: Int32Array | None = None) -> None:
-        """Make the records of pages empty, or all records. Their tokens are overwritten."""
+        """Make the records of pages empty, or all records. Their tokens are overwritten. The namespaces stay, because
+        the pages still hold keys and values."""
         chosen = slice(None) if pages is None else pages
         self._records["valid"][chosen] = 0
         self._records["changes"][chosen] += 1
         for name in self._records.dtype.names or ():
-            if name != "changes":
+            if name not in ("changes", "namespace"):
                 self._records[name][chosen] = 0
 
-    def pages_of(self, is_wanted: Callable[[bytes], bool]) -> Int32Array:
+    def claim(self, pages: Int32Array, identity: bytes) -> None:
+        """Note the namespace whose keys and values are about to be copied to pages without a record."""
+        self._records["namespace"][pages] = np.frombuffer(identity, np.uint8)
+
+    def pages_of(self, is_wanted: Callable[[bytes], bool], *, recorded: bool = True) -> Int32Array:
         """Return the pages with a record whose namespace is wanted, int32[n].
 
         Args:
             is_wanted: called with the identity of each namespace.
+            recorded: False to add pages without a record that may still hold keys and values of the namespace.
         """
         records = self._records
-        pages = np.flatnonzero(records["valid"] == VALID)
+        chosen = records["valid"] == VALID if recorded else records["namespace"].any(axis=1)
+        pages = np.flatnonzero(chosen)
         found = _bytes_of(records["namespace"][pages])
         wanted = {identity for identity in set(found) if is_wanted(identity)}
         return pages[[identity in wanted for identity in found]].astype(I32)

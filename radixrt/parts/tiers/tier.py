@@ -14,7 +14,7 @@ import numpy as np
 from radixrt.errors import InvariantError
 from radixrt.mem_cache.allocator import Int32Array, TokenToKVPoolAllocator
 from radixrt.mem_cache.cache_journal import CacheJournal
-from radixrt.mem_cache.copies import Copies
+from radixrt.mem_cache.copies import Arrival, Copies
 from radixrt.mem_cache.granules import HASH_BYTES
 from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.mem_cache.results import MatchResult
@@ -75,6 +75,12 @@ class _RecordedCopies(Copies):
     def __init__(self, tier: Tier) -> None:
         super().__init__(tier.cache, tier.allocator)
         self._tier = tier
+
+    def begin(self, tokens: Int32Array, namespace: str, *, evicts: bool = True) -> Arrival | None:
+        arrival = super().begin(tokens, namespace, evicts=evicts)
+        if arrival is not None:
+            self._tier.claim(arrival.slots, namespace)
+        return arrival
 
     def adopt(self, node: TreeNode, tokens: Int32Array, slots: Int32Array, namespace: str) -> TreeNode:
         end = super().adopt(node, tokens, slots, namespace)
@@ -179,6 +185,10 @@ class Tier:
         before = self.keys(tokens[:first], root)[-KEY_BYTES:] or identity
         self._records.write(pages, tokens, first, before, identity)
 
+    def claim(self, places: Int32Array, root: str) -> None:
+        """Note the namespace whose keys and values are about to be copied to whole pages of places."""
+        self._records.claim(places[:: self.page] // self.page, bytes.fromhex(root))
+
     def touch(self, places: Int32Array) -> None:
         """Note in the records of pages that they are used now, for the order of eviction after a restart."""
         self._records.touch(places[:: self.page] // self.page)
@@ -202,7 +212,8 @@ class Tier:
         self.cache.remove(node)
 
     def forget_namespace(self, namespace: str, *, whole_owner: bool) -> None:
-        """Drop all tokens of a namespace that no move holds, and overwrite their keys and values.
+        """Drop all tokens of a namespace that no move holds, and overwrite their keys and values, also those of tokens
+        that were evicted or not copied to the end.
 
         Args:
             namespace, whole_owner: see `namespaces.is_of`.
@@ -211,10 +222,10 @@ class Tier:
         def is_wanted(identity: bytes) -> bool:
             return is_of(identity, namespace, whole_owner=whole_owner)
 
-        pages = self._records.pages_of(is_wanted)
         for root in list(self.cache.roots()):
             if is_wanted(bytes.fromhex(root.namespace)):
                 self.cache.remove_below(root)
+        pages = self._records.pages_of(is_wanted, recorded=False)
         self._erase(np.setdiff1d(pages, self._records.pages_of(is_wanted)))
 
     def check(self) -> None:
