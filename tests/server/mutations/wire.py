@@ -34,6 +34,7 @@ GENERATING = (
 OTHER_METHODS = ("GET", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "BREW")
 HEADERS = (
     "Content-Type: text/plain", "Content-Type: application/json; charset=utf-16", "Content-Type:",
+    "Content-Type: multipart/form-data; boundary=x", "Content-Type: multipart/form-data",
     "Authorization: Bearer x", "Authorization: Basic \xff\xfe", "Accept: text/event-stream", "X-Request-Id: \x01\x02",
     "X-Request-Id: " + "x" * 300, "Content-Encoding: gzip", "Expect: 100-continue", "Upgrade: h2c",
     "Origin: http://evil.example", "Cookie: " + "c" * 4_000, "X-Forwarded-For: 1.2.3.4, \xe9", "Host: other",
