@@ -120,6 +120,20 @@ def set_threads(library: ctypes.CDLL, count: int) -> None:
         logger.warning("the system started %d of %d threads: compiled kernels compute on %d", found, count, found)
 
 
+@contextlib.contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Let torch compute on a number of threads. Elsewhere torch may have one, because the compiled kernels have the
+    others (`radixrt.runner.runner_config.divide_threads`)."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def max_threads(library: ctypes.CDLL) -> int:
     """Return what `set_threads` has set; 1 before."""
     return int(library.radixrt_threads())

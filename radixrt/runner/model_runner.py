@@ -378,9 +378,7 @@ class ModelRunner:
         self.batches.write_rows(step.row_writes)
         for row in step.sampling_rows if self._links.is_last else ():
             self._tables.write(row)
-        inputs = (
-            self._inputs.of_step(step.sections, self.batches) if self._inputs is not None and step.sections else None
-        )
+        inputs = None if self._inputs is None else self._inputs.of_step(step.sections, self.batches)
         if (staged := self._stage(step)) is not None:
             return staged
         prompts = self._prompt_graphs

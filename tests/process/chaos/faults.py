@@ -51,7 +51,7 @@ def processes(main_pid: int) -> dict[str, list[psutil.Process]]:
         except psutil.Error:
             continue
         if ENGINE_MODULE in command:
-            kind = command[-1].partition("-")[0]
+            kind = command[command.index(ENGINE_MODULE) + 1].partition("-")[0]
             found.setdefault(RUNNER if kind == "runner" else kind, []).append(child)
         elif COMPILER_MODULE in command:
             found.setdefault(COMPILER, []).append(child)

@@ -13,6 +13,7 @@ from radixrt.distributed.parallel import TPGroup
 from radixrt.forward_batch.batch_builder import BatchBuilder
 from radixrt.forward_batch.forward_batch import StepInputs
 from radixrt.forward_batch.upload import Uploader
+from radixrt.kernels.threads import pick_threads, torch_threads
 from radixrt.layers.ops import LayerOps
 from radixrt.messages.sections import MEDIA, EncodePiece, MediaSection, decode
 from radixrt.messages.wire import unpack_i32
@@ -23,6 +24,7 @@ from radixrt.models.vision.parts import CHANNELS
 from radixrt.models.vision.together import CALL_PATCHES
 from radixrt.models.vision.tower import Encoding, VisionTower
 from radixrt.models.vision_spec import VisionSpec
+from radixrt.parts.media.runner.encoding_progress import EncodingProgress
 from radixrt.parts.media.runner.pixels import PixelReader
 from radixrt.parts.media.runner.tower_graphs import CAPTURE_AT, TowerGraphs
 from radixrt.parts.media.settings import IMAGES_IN_POOL
@@ -42,6 +44,8 @@ class ImageEncoder:
         progress: called before each image, or each block of a tower on a CPU.
         captures: capture the tower in CUDA graphs.
         max_tokens: new tokens of a step.
+        threads: of a CPU.
+        draws: draw the progress of slow encodings on stderr; otherwise the log has it.
 
     Attributes:
         flops_per_s: see `InputReader`.
@@ -49,9 +53,11 @@ class ImageEncoder:
 
     def __init__(
         self, tower: VisionTower | None, spec: VisionSpec, num_rows: int, group: TPGroup,
-        progress: Callable[[], None], *, captures: bool = False, max_tokens: int = 0,
+        progress: Callable[[], None], *, captures: bool = False, max_tokens: int = 0, threads: int = 1,
+        draws: bool = False,
     ) -> None:  # fmt: skip
         self._tower, self._spec, self._group, self._progress = tower, spec, group, progress
+        self._threads, self._draws = threads, draws
         self._device = device = group.device
         self._uploader = Uploader(device, COLUMNS * 8 * max_tokens)
         self._graphs: TowerGraphs | None = None
@@ -96,14 +102,15 @@ class ImageEncoder:
         return ImageEncoder(
             tower, spec.vision, config.image_rows, group, progress,
             captures=config.cuda_graph != "off", max_tokens=config.max_step_tokens,
+            threads=pick_threads(config.num_threads, config.rank_info.local_size), draws=config.show_progress,
         )  # fmt: skip
 
     def of_step(self, sections: dict[str, bytes], batches: BatchBuilder) -> StepInputs | None:
         """As `InputReader.of_step`."""
         section = decode(sections, MEDIA, MediaSection)
+        self._pieces = [] if section is None else section.encode
         if section is None:
             return None
-        self._pieces = section.encode
         if self._graphs is not None:
             self._graphs.may_capture = not section.is_awaited
         if section.offsets:
@@ -120,7 +127,13 @@ class ImageEncoder:
     def compute(self) -> None:
         """As `InputReader.compute`."""
         pieces, self._pieces = self._pieces, []
-        if self._tower is not None and pieces:
+        if self._tower is None or not pieces:
+            return
+        if self._device.type == "cuda":
+            self._encode(self._tower, pieces)
+            return
+        # Torch computes the attention of a tower, a third of the work.
+        with torch_threads(self._threads):
             self._encode(self._tower, pieces)
 
     def measure(self) -> None:
@@ -157,20 +170,25 @@ class ImageEncoder:
             rows = encode_divided(tower, [self._reader.read(piece) for piece in whole], self._group)
             for piece, each in zip(whole, rows, strict=True):
                 self._write(piece, each)
-        for piece in pieces:
-            if piece in whole:
-                continue
-            if piece.first == 0:
-                self._begun = piece.key, tower.begin(self._reader.read(piece))
-            assert self._begun is not None
-            assert self._begun[0] == piece.key, "pieces of two images are mixed"
-            encoding = self._begun[1]
-            for block in range(piece.first, piece.first + piece.count):
-                self._progress()
-                encoding.run(block, 1)
-            if piece.first + piece.count == tower.num_blocks:
-                self._write(piece, encoding.rows())
-                self._begun = None
+        pieces = [piece for piece in pieces if piece not in whole]
+        with EncodingProgress(len(pieces), sum(piece.count for piece in pieces), draws=self._draws) as progress:
+            for piece in pieces:
+                self._compute_piece(tower, piece, progress)
+
+    def _compute_piece(self, tower: VisionTower, piece: EncodePiece, progress: EncodingProgress) -> None:
+        """Compute some blocks for one image."""
+        if piece.first == 0:
+            self._begun = piece.key, tower.begin(self._reader.read(piece))
+        assert self._begun is not None
+        assert self._begun[0] == piece.key, "pieces of two images are mixed"
+        encoding = self._begun[1]
+        for block in range(piece.first, piece.first + piece.count):
+            self._progress()
+            encoding.run(block, 1)
+            progress.computed()
+        if piece.first + piece.count == tower.num_blocks:
+            self._write(piece, encoding.rows())
+            self._begun = None
 
     def _write(self, piece: EncodePiece, rows: torch.Tensor) -> None:
         """Write the rows of an image into the pool."""
