@@ -16,6 +16,8 @@ from radixrt.messages.parts import ImageInput
 MAX_ASSETS = 64
 MAX_NAME_CHARS = 256
 SHORT_CHARS = 256
+"""Strings of at most so many characters are searched by an expression; see `Assets._occurs`."""
+
 MAX_USES = 10_000
 """Most occurrences of the names of all assets in a request."""
 
@@ -50,7 +52,6 @@ class Assets:
 
     def __init__(self, images: Mapping[str, ImageInput]) -> None:
         secret = secrets.token_hex(8)
-        self._images = images
         self._names = sorted(images, key=len, reverse=True)
         self._marks = {name: f"<{secret}:{i}>" for i, name in enumerate(self._names)}
         self._marked = {mark: images[name] for name, mark in self._marks.items()}
