@@ -52,6 +52,7 @@ HEADERS = [
         "gemm",
         "gemm_codes_tiles",
         "gemm_tiles",
+        "panel_results",
         "replay",
         "thread_progress",
         "threads",

@@ -44,16 +44,14 @@ inline void gate_panel(const Tiles& tiles, const Layer& layer, const Block& bloc
     const bool biased = layer.gate_up_bias != nullptr;
     const int64_t stride = biased ? COLS : LANES;
     const uint16_t* x = rows + block.first * hidden;
+    tiles.multiply(x, block.rows, hidden, panels + panel * COLS * hidden, {sums, stride, !biased});
     if (biased) {
-        tiles.multiply<false>(x, block.rows, hidden, panels + panel * COLS * hidden, sums, stride);
         const float* bias = layer.gate_up_bias + block.expert * 2 * columns + panel * LANES;
         const vec gate = load(bias), up = load(bias + columns);
         for (int64_t r = 0; r < block.rows; r++) {
             float* row = sums + r * stride;
             store(row, clamped_swiglu(load(row) + gate, load(row + LANES) + up, layer.alpha, layer.limit));
         }
-    } else {
-        tiles.multiply<true>(x, block.rows, hidden, panels + panel * COLS * hidden, sums, stride);
     }
     for (int64_t r = 0; r < block.rows; r++)
         round_to_bfloat16(sums + r * stride, inner + (block.first + r) * columns + panel * LANES, LANES);
@@ -104,8 +102,8 @@ void run_block(const Layer& layer, const float* x, const int64_t* experts, const
         for (const Block& block : blocks) {
             const uint16_t* panels = layer.down + block.expert * hidden * columns;
             for (int64_t panel = begin; panel < end; panel++) {
-                tiles.multiply<false>(
-                    inner + block.first * columns, block.rows, columns, panels + panel * COLS * columns, sums, COLS);
+                tiles.multiply(inner + block.first * columns, block.rows, columns, panels + panel * COLS * columns,
+                               {sums, COLS, false});
                 vec low = {}, high = {};
                 if (layer.down_bias != nullptr) {
                     const float* bias = layer.down_bias + block.expert * hidden + panel * COLS;

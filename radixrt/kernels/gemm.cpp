@@ -18,9 +18,7 @@ constexpr int64_t PANELS_BYTES = 1 << 18;  // of panels in the L2 cache
 constexpr int64_t TOGETHER = 96;           // rows that pass over them before the next rows do
 constexpr int64_t SERIAL = 1 << 15;        // numbers of x that one thread rounds sooner than several meet
 
-// stride: of the rows of out.
-template <bool GATED>
-void multiply(const float* x, const uint16_t* panels, float* out, int64_t rows, int64_t n, int64_t k, int64_t stride) {
+void multiply(const float* x, const uint16_t* panels, int64_t rows, int64_t n, int64_t k, const Results& results) {
     static thread_local Buffer<uint16_t> scratch;  // the calling thread's, for the life of the process
     uint16_t* rounded = scratch.resize((rows + 31) / 32 * 32 * k);
     if (rows * k <= SERIAL)
@@ -32,10 +30,9 @@ void multiply(const float* x, const uint16_t* panels, float* out, int64_t rows, 
     parallel_ranges(n / COLS, PANELS_BYTES / (2 * COLS * k), [&](int64_t begin, int64_t end) {
         const Tiles tiles;
         for (int64_t first = 0; first < rows; first += TOGETHER)
-            tiles.multiply<GATED>(
-                rounded + first * k, std::min(TOGETHER, rows - first), k, panels + begin * COLS * k, end - begin,
-                out + first * stride + begin * (GATED ? LANES : COLS), stride);
-    });
+            tiles.multiply(rounded + first * k, std::min(TOGETHER, rows - first), k, panels + begin * COLS * k,
+                           end - begin, results.at(first, begin));
+    }, rows <= STREAM_ROWS ? STREAMS - 1 : 1);
 }
 
 }  // namespace
@@ -60,11 +57,11 @@ void radixrt_gemm_pack(const uint16_t* weight, uint16_t* panels, int64_t n, int6
 
 // x [rows][k]; out [rows][n], or [rows][n / 2] if gated.
 void radixrt_gemm(const float* x, const uint16_t* panels, float* out, int64_t rows, int64_t n, int64_t k, int gated) {
-    const int64_t stride = gated ? n / 2 : n, blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    const Results results{out, gated ? n / 2 : n, gated != 0};
+    const int64_t blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
     for (int64_t block = 0; block < blocks; block++) {
         const int64_t first = block * rows / blocks, height = (block + 1) * rows / blocks - first;
-        const auto run = gated ? multiply<true> : multiply<false>;
-        run(x + first * k, panels, out + first * stride, height, n, k, stride);
+        multiply(x + first * k, panels, height, n, k, results.at(first, 0));
     }
 }
 }

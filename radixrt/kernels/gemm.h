@@ -32,7 +32,7 @@ inline void gemm_rows(const float* a, int lda, const float* b, int ldb, float* c
     for (; i < rows; i++) gemm_tile<1, COLS>(a + i * lda, lda, b, ldb, c + i * ldc, ldc, depth, add);
 }
 
-inline void gemm(const float* a, int lda, const float* b, int ldb, float* c, int ldc, int rows, int depth, int cols, bool add) {
+__attribute__((noinline)) inline void gemm(const float* a, int lda, const float* b, int ldb, float* c, int ldc, int rows, int depth, int cols, bool add) {
     int j = 0;
     for (; j + 4 * LANES <= cols; j += 4 * LANES) gemm_rows<4>(a, lda, b + j, ldb, c + j, ldc, rows, depth, add);
     for (; j < cols; j += LANES) gemm_rows<1>(a, lda, b + j, ldb, c + j, ldc, rows, depth, add);

@@ -27,20 +27,21 @@ constexpr int TILE_ROWS = 4;
 
 #ifdef RADIXRT_CODES_BYTES
 using Rows = DigitRows;
-#define RADIXRT_TILE digit_tile
+#define RADIXRT_TILE(R, BITS) digit_tile<R, BITS>
 #else
 using Rows = FloatRows;
-#define RADIXRT_TILE float_tile
+#define RADIXRT_TILE(R, BITS) float_tile<R, BITS>
 #endif
 
-template <int BITS, bool GATED>
-void multiply_block(const Rows& rows, int64_t begin, int64_t end, const Panel& panel, float* out, int64_t stride) {
-    for (int64_t first = begin; first < end; first += TILE_ROWS, out += TILE_ROWS * stride) {
+template <int BITS>
+void multiply_block(const Rows& rows, int64_t begin, int64_t end, const Weight& weight, int64_t index, const Results& results) {
+    for (int64_t first = begin; first < end; first += TILE_ROWS) {
+        const Results to = results.at(first - begin, 0);
         switch (std::min<int64_t>(TILE_ROWS, end - first)) {
-            case 1: RADIXRT_TILE<1, BITS, GATED>(rows, first, panel, out, stride); break;
-            case 2: RADIXRT_TILE<2, BITS, GATED>(rows, first, panel, out, stride); break;
-            case 3: RADIXRT_TILE<3, BITS, GATED>(rows, first, panel, out, stride); break;
-            case 4: RADIXRT_TILE<4, BITS, GATED>(rows, first, panel, out, stride); break;
+            case 1: RADIXRT_TILE(1, BITS)(rows, first, weight, index, to); break;
+            case 2: RADIXRT_TILE(2, BITS)(rows, first, weight, index, to); break;
+            case 3: RADIXRT_TILE(3, BITS)(rows, first, weight, index, to); break;
+            case 4: RADIXRT_TILE(4, BITS)(rows, first, weight, index, to); break;
         }
     }
 }
@@ -70,32 +71,40 @@ struct Product {
     }
 
     // Multiplies all rows by a range of panels.
-    template <bool GATED>
     void multiply(int64_t begin, int64_t end) {
         static thread_local Buffer<uint8_t> scratch;  // of a thread, for the life of the process
-        constexpr int64_t WIDTH = GATED ? LANES : COLS;
-        const int64_t stride = weight.results();
+        const Results results{out, weight.results(), weight.gated != 0};
+        const int64_t whole = std::min(end, results.stride / results.width());  // of the panels without padding
         const int64_t step = block_rows(), at_once = count <= step ? 1 : end - begin;
-        for (int64_t chunk = begin, stop; chunk < end; chunk = stop) {
+        for (int64_t chunk = multiply_streams(begin, whole, results), stop; chunk < end; chunk = stop) {
             stop = std::min(end, chunk + at_once);
             unpack(chunk, stop, scratch);
             for (int64_t first = 0; first < count; first += step)
                 for (int64_t index = chunk; index < stop; index++) {
-                    const int64_t last = std::min(count, first + step), left = stride - index * WIDTH;
-                    float* to = out + first * stride + index * WIDTH;
-                    if (left >= WIDTH) {
-                        multiply_rows<GATED>(first, last, index, index - chunk, scratch, to, stride);
+                    const int64_t last = std::min(count, first + step);
+                    const Results to = results.at(first, index);
+                    if (index < whole) {
+                        multiply_rows(first, last, index, index - chunk, scratch, to);
                         continue;
                     }
                     float edge[2 * BLOCK * COLS];  // the last panel has features behind the weight's
-                    multiply_rows<GATED>(first, last, index, index - chunk, scratch, edge, COLS);
-                    for (int64_t r = 0; r < last - first; r++) std::copy_n(edge + r * COLS, left, to + r * stride);
+                    multiply_rows(first, last, index, index - chunk, scratch, {edge, COLS, to.gated});
+                    const int64_t left = results.stride - index * to.width();
+                    for (int64_t r = 0; r < last - first; r++) std::copy_n(edge + r * COLS, left, to.out + r * to.stride);
                 }
         }
     }
 
     // Panels that a thread takes at a time: they stay in the L2 cache.
     int64_t panels_at_once() const { return PANELS_BYTES / (weight.depth() * COLS); }
+
+    // Panels that a thread should take at least.
+    int64_t least_panels() const {
+#ifdef RADIXRT_CODES_BYTES
+        if (count <= STREAM_ROWS) return STREAMS / count;
+#endif
+        return 1;
+    }
 
   private:
     int64_t block_rows() const {
@@ -121,27 +130,45 @@ struct Product {
 #endif
     }
 
+    // Multiplies few rows by panels that are read together, and returns the first panel that is left.
+    int64_t multiply_streams(int64_t begin, int64_t end, const Results& results) const {
+#ifdef RADIXRT_CODES_BYTES
+        if (count == 1) return streams<1>(begin, end, results);
+        if (count == 2) return streams<2>(begin, end, results);
+        static_assert(STREAM_ROWS == 2);
+#endif
+        return begin;
+    }
+
+#ifdef RADIXRT_CODES_BYTES
+    template <int R>
+    int64_t streams(int64_t begin, int64_t end, const Results& results) const {
+        constexpr int PANELS = STREAMS / R;
+        const auto run = weight.bits == 8 ? digit_tile<R, 8, PANELS> : digit_tile<R, 4, PANELS>;
+        for (; begin + PANELS <= end; begin += PANELS) run(rows, 0, weight, begin, results.at(0, begin));
+        return begin;
+    }
+#endif
+
     // At most block_rows() rows by one panel, the `place`-th of those in the scratch memory.
-    template <bool GATED>
     void multiply_rows(int64_t first, int64_t last, int64_t index, int64_t place, const Buffer<uint8_t>& scratch,
-                       float* to, int64_t stride) const {
-        const Panel panel(weight, index);
+                       const Results& results) const {
 #ifdef RADIXRT_CODES_TILES
         const int64_t size = weight.depth() * COLS;
         if (in_bfloat16) {
             const auto* panels = reinterpret_cast<const uint16_t*>(scratch.data()) + place * size;
-            multiply_panel_tiles<GATED>(
-                rounded.data() + first * weight.depth(), last - first, weight.depth(), panels, to, stride);
+            multiply_panel_tiles(rounded.data() + first * weight.depth(), last - first, weight.depth(), panels, results);
             return;
         }
         if (tiles) {
+            const Panel panel(weight, index);
             const uint8_t* codes = weight.bits == 8 ? panel.codes : scratch.data() + place * size;
-            tile_block<GATED>(rows, first, last - first, panel, codes, to, stride);
+            tile_block(rows, first, last - first, panel, codes, results);
             return;
         }
 #endif
-        const auto run = weight.bits == 8 ? multiply_block<8, GATED> : multiply_block<4, GATED>;
-        run(rows, first, last, panel, to, stride);
+        const auto run = weight.bits == 8 ? multiply_block<8> : multiply_block<4>;
+        run(rows, first, last, weight, index, results);
     }
 };
 
@@ -172,11 +199,8 @@ void multiply(const Weight& weight, const float* x, float* out, int64_t count) {
         parallel_ranges(count, count, fill);
     parallel_ranges(weight.num_panels(), product.panels_at_once(), [&](int64_t begin, int64_t end) {
         const TileRegisters registers;
-        if (weight.gated)
-            product.multiply<true>(begin, end);
-        else
-            product.multiply<false>(begin, end);
-    });
+        product.multiply(begin, end);
+    }, product.least_panels());
 }
 
 // The weight's feature in a column of a panel; -1 behind the last.

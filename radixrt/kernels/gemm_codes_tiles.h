@@ -5,6 +5,7 @@
 #include "buffer.h"
 #include "code_panels.h"
 #include "gemm_tiles.h"
+#include "panel_results.h"
 #include "tile_registers.h"
 
 namespace radixrt {
@@ -13,16 +14,6 @@ namespace codes {
 constexpr int BLOCK = 16;  // rows of x that lie together, and that are multiplied before the next panel is
 
 inline vec to_float(ivec x) { return __builtin_convertvector(x, vec); }
-
-template <bool GATED>
-inline void store_row(float* out, vec low, vec high) {
-    if constexpr (GATED) {
-        store(out, silu_and_mul(low, high));
-    } else {
-        store(out, low);
-        store(out + LANES, high);
-    }
-}
 
 // Without instructions for bytes, codes are converted to float32, and x stays as it is.
 
@@ -49,9 +40,9 @@ struct FloatRows {
     }
 };
 
-template <int R, int BITS, bool GATED>
-inline void float_tile(const FloatRows& rows, int64_t first, const Panel& panel, float* out, int64_t stride) {
-    const Weight& weight = panel.weight;
+template <int R, int BITS>
+inline void float_tile(const FloatRows& rows, int64_t first, const Weight& weight, int64_t index, const Results& results) {
+    const Panel panel(weight, index);
     const int64_t depth = rows.depth;
     const float* x = rows.values.data() + first * depth;
     vec sums[R][2] = {};
@@ -82,7 +73,7 @@ inline void float_tile(const FloatRows& rows, int64_t first, const Panel& panel,
             }
         }
     }
-    for (int r = 0; r < R; r++) store_row<GATED>(out + r * stride, sums[r][0], sums[r][1]);
+    for (int r = 0; r < R; r++) results.store(r, 0, sums[r][0], sums[r][1]);
 }
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
@@ -90,7 +81,8 @@ inline void float_tile(const FloatRows& rows, int64_t first, const Panel& panel,
 
 // Instructions for bytes multiply rows of x as integers of 16 bits, in two digits of a byte each.
 
-constexpr int AHEAD = 4096;  // bytes of codes
+constexpr int64_t AHEAD = 2048;  // bytes of codes
+constexpr int STREAM_ROWS = 2, STREAMS = 4;  // rows that pass over several panels together, and panels times rows
 constexpr int RADIX = 255;  // of digits from -127 to 127
 constexpr float LARGEST = 127 * RADIX + 127;
 
@@ -172,77 +164,97 @@ inline __m512 combined(__m512i high, __m512i low) {
     return _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(RADIX), _mm512_cvtepi32_ps(low));
 }
 
-// R rows of one block and one panel.
-template <int R, int BITS, bool GATED>
-inline void digit_tile(const DigitRows& rows, int64_t first, const Panel& panel, float* out, int64_t stride) {
+// R rows of one block and P neighbouring panels, the first of which is `index`. Few rows read several panels at a time: see
+// gemm_tiles.h.
+template <int R, int BITS, int P = 1>
+inline void digit_tile(const DigitRows& rows, int64_t first, const Weight& weight, int64_t index, const Results& results) {
     constexpr int STEP = 32 / BITS;  // inputs in four bytes of a feature
-    const Weight& weight = panel.weight;
+    const Panel panel(weight, index);
+    const int64_t panel_bytes = weight.panel_bytes();
     const int8_t* x = rows.block(first) + first % BLOCK * DEPTH;
     const int32_t* digit_sums = rows.sums.data() + first * rows.groups * 2;
     const __m512i nibble = _mm512_set1_epi8(15);
     const int32_t middle = weight.middle();
-    __m512 sums[R][2];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+    __m512 sums[P][R][2];
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++)
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) sums[p][r][0] = sums[p][r][1] = _mm512_setzero_ps();
     for (int64_t g = 0; g < rows.groups; g++) {
-        __m512i high[R][2], low[R][2];
-#pragma GCC unroll 8
+        __m512i high[P][R][2], low[P][R][2];
+#pragma GCC unroll 4
         for (int r = 0; r < R; r++) {
             const int32_t* sum = digit_sums + (r * rows.groups + g) * 2;
-            high[r][0] = high[r][1] = _mm512_set1_epi32(-middle * sum[0]);
-            low[r][0] = low[r][1] = _mm512_set1_epi32(-middle * sum[1]);
+#pragma GCC unroll 4
+            for (int p = 0; p < P; p++) {
+                high[p][r][0] = high[p][r][1] = _mm512_set1_epi32(-middle * sum[0]);
+                low[p][r][0] = low[p][r][1] = _mm512_set1_epi32(-middle * sum[1]);
+            }
         }
         const int64_t end = std::min(rows.depth, (g + 1) * weight.group);
         for (int64_t k = g * weight.group, stop; k < end; k = stop) {
             stop = std::min(end, (k / DEPTH + 1) * DEPTH);
             const int8_t* tile = x + k / DEPTH * 2 * BLOCK * DEPTH;
-            const auto* at = reinterpret_cast<const __m512i*>(panel.codes + k / STEP * COLS * 4);
-            for (int64_t i = k % DEPTH, until = i + stop - k; i < until; i += STEP, at += 2) {
-                const __m512i packed[2] = {_mm512_loadu_si512(at), _mm512_loadu_si512(at + 1)};
-                if constexpr (R <= 2) {  // the processor does not look ahead beyond a page
-                    _mm_prefetch(reinterpret_cast<const char*>(at) + AHEAD, _MM_HINT_T0);
-                    _mm_prefetch(reinterpret_cast<const char*>(at + 1) + AHEAD, _MM_HINT_T0);
-                }
-#pragma GCC unroll 2
-                for (int quad = 0; quad < STEP / 4; quad++) {
-                    __m512i values[2] = {packed[0], packed[1]};
-                    if constexpr (BITS == 4) {
-                        for (__m512i& each : values)
-                            each = _mm512_and_si512(quad ? _mm512_srli_epi16(each, 4) : each, nibble);
+            const uint8_t* codes = panel.codes + k / STEP * COLS * 4;
+            // Behind the end of a panel lies the next one of this tile: the next tile begins P - 1 panels further.
+            const bool ends = codes + AHEAD - panel.codes >= panel_bytes;
+            const int64_t ahead = ends ? AHEAD + (P - 1) * panel_bytes : AHEAD;
+            for (int64_t i = k % DEPTH, until = i + stop - k; i < until; i += STEP, codes += COLS * 4) {
+#pragma GCC unroll 4
+                for (int p = 0; p < P; p++) {
+                    const uint8_t* at = codes + p * panel_bytes;
+                    const __m512i packed[2] = {_mm512_loadu_si512(at), _mm512_loadu_si512(at + 64)};
+                    if constexpr (R <= STREAM_ROWS) {  // the processor does not look ahead beyond a page
+                        _mm_prefetch(reinterpret_cast<const char*>(at) + ahead, _MM_HINT_T1);
+                        _mm_prefetch(reinterpret_cast<const char*>(at + 64) + ahead, _MM_HINT_T1);
                     }
-#pragma GCC unroll 8
-                    for (int r = 0; r < R; r++) {
-                        const int8_t* digits = tile + r * DEPTH + i + 4 * quad;
-                        const __m512i first_digits = _mm512_set1_epi32(*reinterpret_cast<const int32_t*>(digits));
-                        const __m512i second_digits =
-                            _mm512_set1_epi32(*reinterpret_cast<const int32_t*>(digits + BLOCK * DEPTH));
-                        for (int half = 0; half < 2; half++) {
-                            high[r][half] = _mm512_dpbusd_epi32(high[r][half], values[half], first_digits);
-                            low[r][half] = _mm512_dpbusd_epi32(low[r][half], values[half], second_digits);
+#pragma GCC unroll 2
+                    for (int quad = 0; quad < STEP / 4; quad++) {
+                        __m512i values[2] = {packed[0], packed[1]};
+                        if constexpr (BITS == 4) {
+                            for (__m512i& each : values)
+                                each = _mm512_and_si512(quad ? _mm512_srli_epi16(each, 4) : each, nibble);
+                        }
+#pragma GCC unroll 4
+                        for (int r = 0; r < R; r++) {
+                            const int8_t* digits = tile + r * DEPTH + i + 4 * quad;
+                            const __m512i first_digits = _mm512_set1_epi32(*reinterpret_cast<const int32_t*>(digits));
+                            const __m512i second_digits =
+                                _mm512_set1_epi32(*reinterpret_cast<const int32_t*>(digits + BLOCK * DEPTH));
+                            for (int half = 0; half < 2; half++) {
+                                high[p][r][half] = _mm512_dpbusd_epi32(high[p][r][half], values[half], first_digits);
+                                low[p][r][half] = _mm512_dpbusd_epi32(low[p][r][half], values[half], second_digits);
+                            }
                         }
                     }
                 }
             }
         }
-        for (int half = 0; half < 2; half++) {
-            const __m512 scale = (__m512)panel.scale(g, half);
-#pragma GCC unroll 8
-            for (int r = 0; r < R; r++)
-                sums[r][half] = _mm512_fmadd_ps(combined(high[r][half], low[r][half]), scale, sums[r][half]);
-            if (weight.offsets == MIDDLE) continue;
-            const __m512 minimum = (__m512)panel.minimum(g, half);
-#pragma GCC unroll 8
-            for (int r = 0; r < R; r++) {
-                const int32_t* sum = digit_sums + (r * rows.groups + g) * 2;
-                const float total = static_cast<float>(sum[0]) * RADIX + static_cast<float>(sum[1]);
-                sums[r][half] = _mm512_fmadd_ps(_mm512_set1_ps(total), minimum, sums[r][half]);
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++) {
+            const Panel of(weight, index + p);
+            for (int half = 0; half < 2; half++) {
+                const __m512 scale = (__m512)of.scale(g, half);
+#pragma GCC unroll 4
+                for (int r = 0; r < R; r++)
+                    sums[p][r][half] =
+                        _mm512_fmadd_ps(combined(high[p][r][half], low[p][r][half]), scale, sums[p][r][half]);
+                if (weight.offsets == MIDDLE) continue;
+                const __m512 minimum = (__m512)of.minimum(g, half);
+#pragma GCC unroll 4
+                for (int r = 0; r < R; r++) {
+                    const int32_t* sum = digit_sums + (r * rows.groups + g) * 2;
+                    const float total = static_cast<float>(sum[0]) * RADIX + static_cast<float>(sum[1]);
+                    sums[p][r][half] = _mm512_fmadd_ps(_mm512_set1_ps(total), minimum, sums[p][r][half]);
+                }
             }
         }
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
         const vec scale = splat(rows.scales[first + r]);
-        store_row<GATED>(out + r * stride, (vec)sums[r][0] * scale, (vec)sums[r][1] * scale);
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++) results.store(r, p, (vec)sums[p][r][0] * scale, (vec)sums[p][r][1] * scale);
     }
 }
 
@@ -308,9 +320,8 @@ inline void round_row(const float* x, const Weight& weight, uint16_t* to) {
 
 // A block of rows, of which `height` are wanted, and one panel, whose codes are a byte each. Groups are whole rows or
 // multiples of DEPTH.
-template <bool GATED>
 inline void tile_block(const DigitRows& rows, int64_t first, int64_t height, const Panel& panel, const uint8_t* codes,
-                       float* out, int64_t stride) {
+                       const Results& results) {
     const Weight& weight = panel.weight;
     const int8_t* x = rows.block(first);
     const int32_t middle = weight.middle();
@@ -359,7 +370,7 @@ inline void tile_block(const DigitRows& rows, int64_t first, int64_t height, con
     }
     for (int64_t r = 0; r < height; r++) {
         const vec scale = splat(rows.scales[first + r]);
-        store_row<GATED>(out + r * stride, load(sums[r]) * scale, load(sums[r] + LANES) * scale);
+        results.store(r, 0, load(sums[r]) * scale, load(sums[r] + LANES) * scale);
     }
 }
 

@@ -2,14 +2,14 @@
 //
 // A weight is packed in panels of COLS output features: [N / COLS][K / 2][COLS][2], so that a vector instruction reads a
 // pair of inputs for sixteen features. In a gated weight, whose first half is that of gate and whose second that of up, a
-// panel has sixteen features of each, and the result is silu(gate) * up: what lies between is never written.
+// panel has sixteen features of each (panel_results.h).
 
 #pragma once
 
 #include <cstdint>
 
+#include "panel_results.h"
 #include "tile_registers.h"
-#include "vec.h"
 
 #if defined(__AVX512BF16__) && defined(__AVX512F__)
 #include <immintrin.h>
@@ -28,9 +28,10 @@ constexpr int TILE_ROWS = 12;    // with 2 vectors of columns: 24 of the 32 regi
 constexpr int64_t BLOCK_ROWS = 256;  // over which a panel stays in the L2 cache
 
 // R rows and P neighbouring panels. A thread that reads several sequences of addresses gets 1.2 to 1.4 times the bytes a
-// second of one sequence: the processor looks ahead in each, and not beyond a page.
-template <int R, int P, bool GATED>
-inline void tile(const uint32_t* x, int64_t pairs, const __m512bh* panel, float* out, int64_t stride) {
+// second of one sequence: the processor looks ahead in each, and not beyond a page. Lines are asked for in the L2 cache,
+// which can wait for more of them than the L1 cache: on AMD (Zen 4), asking for them in the L1 cache costs a sixth.
+template <int R, int P>
+inline void tile(const uint32_t* x, int64_t pairs, const __m512bh* panel, const Results& results) {
     __m512 sums[R][P][2];
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++)
@@ -42,8 +43,8 @@ inline void tile(const uint32_t* x, int64_t pairs, const __m512bh* panel, float*
             for (int p = 0; p < P; p++) {
                 const __m512bh* weights = panel + 2 * (p * pairs + k);
                 if constexpr (R <= STREAM_ROWS) {
-                    _mm_prefetch(reinterpret_cast<const char*>(weights) + ahead, _MM_HINT_T0);
-                    _mm_prefetch(reinterpret_cast<const char*>(weights + 1) + ahead, _MM_HINT_T0);
+                    _mm_prefetch(reinterpret_cast<const char*>(weights) + ahead, _MM_HINT_T1);
+                    _mm_prefetch(reinterpret_cast<const char*>(weights + 1) + ahead, _MM_HINT_T1);
                 }
                 const __m512bh low = weights[0], high = weights[1];
 #pragma GCC unroll 12
@@ -60,43 +61,36 @@ inline void tile(const uint32_t* x, int64_t pairs, const __m512bh* panel, float*
     const int64_t last = R <= STREAM_ROWS ? std::min(pairs, AHEAD / PAIR_BYTES) : 0;
     add(0, pairs - last, AHEAD);
     if constexpr (R <= STREAM_ROWS) add(pairs - last, pairs, AHEAD + (P - 1) * pairs * PAIR_BYTES);
-    constexpr int WIDTH = GATED ? LANES : COLS;
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-        for (int p = 0; p < P; p++) {
-            float* to = out + r * stride + p * WIDTH;
-            const vec low = (vec)sums[r][p][0], high = (vec)sums[r][p][1];
-            store(to, GATED ? silu_and_mul(low, high) : low);
-            if constexpr (!GATED) store(to + LANES, high);
-        }
+        for (int p = 0; p < P; p++) results.store(r, p, (vec)sums[r][p][0], (vec)sums[r][p][1]);
 }
 
 // R rows and `count` neighbouring panels.
-template <int R, bool GATED>
-inline void multiply_streams(const uint16_t* x, int64_t k, const uint16_t* panels, int64_t count, float* out, int64_t stride) {
+template <int R>
+inline void multiply_streams(const uint16_t* x, int64_t k, const uint16_t* panels, int64_t count, const Results& results) {
     const uint32_t* values = reinterpret_cast<const uint32_t*>(x);
     for (int64_t first = 0; first < count; first += STREAMS) {
         const __m512bh* weights = reinterpret_cast<const __m512bh*>(panels + first * COLS * k);
-        float* to = out + first * (GATED ? LANES : COLS);
+        const Results to = results.at(0, first);
         switch (std::min<int64_t>(STREAMS, count - first)) {
-            case 1: tile<R, 1, GATED>(values, k / 2, weights, to, stride); break;
-            case 2: tile<R, 2, GATED>(values, k / 2, weights, to, stride); break;
-            case 3: tile<R, 3, GATED>(values, k / 2, weights, to, stride); break;
-            default: tile<R, STREAMS, GATED>(values, k / 2, weights, to, stride);
+            case 1: tile<R, 1>(values, k / 2, weights, to); break;
+            case 2: tile<R, 2>(values, k / 2, weights, to); break;
+            case 3: tile<R, 3>(values, k / 2, weights, to); break;
+            default: tile<R, STREAMS>(values, k / 2, weights, to);
         }
     }
 }
 
-template <bool GATED>
-inline void multiply_panel(const uint16_t* x, int64_t rows, int64_t k, const uint16_t* panel, float* out, int64_t stride) {
+inline void multiply_panel(const uint16_t* x, int64_t rows, int64_t k, const uint16_t* panel, const Results& results) {
     const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
     for (int64_t t = 0; t < tiles; t++) {  // tiles of equal heights: a single row would use a twelfth of the registers
         const int64_t first = t * rows / tiles, height = (t + 1) * rows / tiles - first;
         const uint32_t* values = reinterpret_cast<const uint32_t*>(x + first * k);
         const __m512bh* weights = reinterpret_cast<const __m512bh*>(panel);
         switch (height) {
-#define RADIXRT_TILE(R) case R: tile<R, 1, GATED>(values, k / 2, weights, out + first * stride, stride); break;
+#define RADIXRT_TILE(R) case R: tile<R, 1>(values, k / 2, weights, results.at(first, 0)); break;
             RADIXRT_TILE(1) RADIXRT_TILE(2) RADIXRT_TILE(3) RADIXRT_TILE(4) RADIXRT_TILE(5) RADIXRT_TILE(6)
             RADIXRT_TILE(7) RADIXRT_TILE(8) RADIXRT_TILE(9) RADIXRT_TILE(10) RADIXRT_TILE(11) RADIXRT_TILE(12)
 #undef RADIXRT_TILE
@@ -109,8 +103,8 @@ inline void multiply_panel(const uint16_t* x, int64_t rows, int64_t k, const uin
 constexpr int AMX_MIN_ROWS = 2;
 
 // 16 * TILES rows and one panel; `height` of the rows are wanted.
-template <int TILES, bool GATED>
-inline void tile_rows(const uint16_t* x, int64_t height, int64_t k, const uint16_t* panel, float* out, int64_t stride) {
+template <int TILES>
+inline void tile_rows(const uint16_t* x, int64_t height, int64_t k, const uint16_t* panel, const Results& results) {
     _tile_zero(0);
     _tile_zero(1);
     if constexpr (TILES == 2) {
@@ -129,30 +123,26 @@ inline void tile_rows(const uint16_t* x, int64_t height, int64_t k, const uint16
             _tile_dpbf16ps(3, 5, 7);
         }
     }
-    const bool direct = height == 16 * TILES && !GATED;
+    const bool direct = height == 16 * TILES && !results.gated;
     float sums[16 * TILES * COLS];
-    float* target = direct ? out : sums;
-    const int64_t row = direct ? stride : COLS;
+    float* target = direct ? results.out : sums;
+    const int64_t row = direct ? results.stride : COLS;
     _tile_stored(0, target, 4 * row);
     _tile_stored(1, target + LANES, 4 * row);
     if constexpr (TILES == 2) {
         _tile_stored(2, target + 16 * row, 4 * row);
         _tile_stored(3, target + 16 * row + LANES, 4 * row);
     }
-    for (int64_t r = 0; r < height && !direct; r++) {
-        const vec low = load(sums + r * COLS), high = load(sums + r * COLS + LANES);
-        store(out + r * stride, GATED ? silu_and_mul(low, high) : low);
-        if (!GATED) store(out + r * stride + LANES, high);
-    }
+    for (int64_t r = 0; r < height && !direct; r++)
+        results.store(r, 0, load(sums + r * COLS), load(sums + r * COLS + LANES));
 }
 
 // As multiply_panel; x has room for rows up to the next multiple of 16.
-template <bool GATED>
-inline void multiply_panel_tiles(const uint16_t* x, int64_t rows, int64_t k, const uint16_t* panel, float* out, int64_t stride) {
+inline void multiply_panel_tiles(const uint16_t* x, int64_t rows, int64_t k, const uint16_t* panel, const Results& results) {
     for (int64_t first = 0; first < rows; first += 32) {
         const int64_t height = std::min<int64_t>(32, rows - first);
-        const auto run = height > 16 ? tile_rows<2, GATED> : tile_rows<1, GATED>;
-        run(x + first * k, height, k, panel, out + first * stride, stride);
+        const auto run = height > 16 ? tile_rows<2> : tile_rows<1>;
+        run(x + first * k, height, k, panel, results.at(first, 0));
     }
 }
 
@@ -161,30 +151,24 @@ inline void multiply_panel_tiles(const uint16_t* x, int64_t rows, int64_t k, con
 // Multiplies panels in a thread, with tile registers where the processor has them.
 class Tiles {
   public:
-    // As multiply_panel, by the tile registers where that is faster; x has room for rows up to a multiple of 32.
-    template <bool GATED>
-    void multiply(const uint16_t* x, int64_t rows, int64_t k, const uint16_t* panel, float* out, int64_t stride) const {
+    // One panel, by the tile registers where that is faster; x has room for rows up to a multiple of 32.
+    void multiply(const uint16_t* x, int64_t rows, int64_t k, const uint16_t* panel, const Results& results) const {
 #ifdef __AMX_BF16__
-        if (registers_.loaded() && rows >= AMX_MIN_ROWS) {
-            multiply_panel_tiles<GATED>(x, rows, k, panel, out, stride);
-            return;
-        }
+        if (registers_.loaded() && rows >= AMX_MIN_ROWS) return multiply_panel_tiles(x, rows, k, panel, results);
 #endif
-        multiply_panel<GATED>(x, rows, k, panel, out, stride);
+        multiply_panel(x, rows, k, panel, results);
     }
 
     // As above, for `count` neighbouring panels.
-    template <bool GATED>
-    void multiply(const uint16_t* x, int64_t rows, int64_t k, const uint16_t* panels, int64_t count, float* out,
-                  int64_t stride) const {
+    void multiply(const uint16_t* x, int64_t rows, int64_t k, const uint16_t* panels, int64_t count,
+                  const Results& results) const {
         switch (rows) {
             static_assert(STREAM_ROWS == 3);
-            case 1: return multiply_streams<1, GATED>(x, k, panels, count, out, stride);
-            case 2: return multiply_streams<2, GATED>(x, k, panels, count, out, stride);
-            case 3: return multiply_streams<3, GATED>(x, k, panels, count, out, stride);
+            case 1: return multiply_streams<1>(x, k, panels, count, results);
+            case 2: return multiply_streams<2>(x, k, panels, count, results);
+            case 3: return multiply_streams<3>(x, k, panels, count, results);
         }
-        for (int64_t i = 0; i < count; i++)
-            multiply<GATED>(x, rows, k, panels + i * COLS * k, out + i * (GATED ? LANES : COLS), stride);
+        for (int64_t i = 0; i < count; i++) multiply(x, rows, k, panels + i * COLS * k, results.at(0, i));
     }
 
   private:

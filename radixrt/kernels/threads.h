@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace radixrt {
@@ -24,18 +25,17 @@ inline void parallel(int64_t pieces, const Body& body) {
     run_pieces([](const void* b, int64_t piece) { (*static_cast<const Body*>(b))(piece); }, &body, pieces);
 }
 
-// body(begin, end) for ranges that cover [0, count), each of at most `most` items; the ranges are enough for all threads.
+// body(begin, end) for ranges that cover [0, count), each of at most `most` items, and of at least `least` items unless
+// there are too few of them for all threads.
 template <typename Body>
-inline void parallel_ranges(int64_t count, int64_t most, const Body& body) {
+inline void parallel_ranges(int64_t count, int64_t most, const Body& body, int64_t least = 1) {
     constexpr int64_t PIECES = 6;  // for each thread: the last piece keeps a thread waiting for a twelfth of the loop
-    const int64_t wanted = max_threads() == 1 ? 1 : PIECES * max_threads();
-    int64_t size = (count + wanted - 1) / wanted;
-    if (size > most) size = most;
-    if (size < 1) size = 1;
-    parallel((count + size - 1) / size, [&](int64_t piece) {
-        const int64_t begin = piece * size, end = begin + size;
-        body(begin, end < count ? end : count);
-    });
+    const int64_t threads = max_threads();
+    const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+    int64_t pieces = threads == 1 ? 1 : std::min(PIECES * threads, count / least);
+    pieces = std::max(pieces, quotient(count, std::max<int64_t>(most, 1)));
+    pieces = std::min(count, quotient(pieces, threads) * threads);  // threads that are equally fast end together
+    parallel(pieces, [&](int64_t piece) { body(piece * count / pieces, (piece + 1) * count / pieces); });
 }
 
 }  // namespace radixrt

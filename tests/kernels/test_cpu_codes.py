@@ -90,7 +90,10 @@ CASES = [
     Case("int4", offsets="minima"),
     Case("e2m1", group=16),
     Case("e2m1", group=32, dtype=torch.bfloat16),
+    Case(group=32, offsets="minima", dtype=torch.float16, rows=1650, columns=96),
+    Case("int4", group=32, offsets="zeros", rows=1650, columns=96),
 ]
+"""Each thread has several panels of the weights with 1,650 rows, and the last panel is not full."""
 
 
 def make(case: Case) -> Codes:
@@ -157,9 +160,10 @@ def test_integers_of_rows_are_multiplied_without_rounding(ops: CpuOps, numbers: 
         )
 
 
-@pytest.mark.parametrize("case", [Case(), Case("int4")], ids=["int8", "int4"])
-def test_rows_of_a_batch_do_not_depend_on_each_other(ops: CpuOps, case: Case) -> None:
-    quantized = CpuQuantized(ops, OnlineLayout("int8"))
+@pytest.mark.parametrize("rows", [96, 1650])
+@pytest.mark.parametrize("numbers", ["int8", "int4"])
+def test_rows_of_a_batch_do_not_depend_on_each_other(ops: CpuOps, numbers: Numbers, rows: int) -> None:
+    quantized, case = CpuQuantized(ops, OnlineLayout("int8")), Case(numbers, rows=rows)
     packed, x = quantized.pack(make(case)), torch.randn(300, case.columns)
     together = quantized.linear(packed, x, None)
     for tokens in (1, 2, 3, 7, 40):
