@@ -253,7 +253,9 @@ def plan_step(
         max_queries: maximum number of queries in a task.
     """
     groups, segments, group_rows = _plan_groups(shared, group, kv_heads, threads)
-    alone = np.setdiff1d(np.arange(len(seq_lens), dtype=np.int32), group_rows)
+    alone = np.arange(len(seq_lens), dtype=np.int32)
+    if len(group_rows):
+        alone = np.setdiff1d(alone, group_rows)
     tasks = _plan_tasks(seq_lens, extend_lens, alone, group, kv_heads, max_queries, threads)
     return StepPlan(tasks, groups, segments, group_rows)
 

@@ -4,6 +4,11 @@
 // computed together, so each key and value is read once for all of them. A decode row's task takes all kv heads, whose
 // keys lie side by side in a slot.
 //
+// A task of few queries computes each SPLIT positions by themselves, and folds these results from the first to the last
+// (Flash-Decoding, https://crfm.stanford.edu/2023/10/12/flashdecoding.html). Where there are too few tasks for all
+// threads, a task is divided into pieces of some splits each. Splits depend on positions alone, so that a row has the
+// same bits however its task is divided.
+//
 // Decode rows that share parts of their context go through these together: a group task takes one kv head of several
 // rows, goes through each shared part once for the queries of the rows that share it, then through each row's own. The
 // online softmax carries each query from one to the next, so nothing has to be merged afterwards. Softmax is online over
@@ -11,7 +16,10 @@
 // arithmetic are float32, whatever the pool holds.
 
 #include <algorithm>
+#include <atomic>
+#include <vector>
 
+#include "buffer.h"
 #include "gemm.h"
 #include "replay.h"
 #include "threads.h"
@@ -24,6 +32,8 @@ using namespace radixrt;
 constexpr int BLOCK = 64;          // positions of the context handled at once
 constexpr int QUERY_BLOCK = 64;    // queries of one row in a task
 constexpr int DOT_ROWS = 8;        // up to this many (query, head) rows the dot-product path is used
+constexpr int SPLIT = 2 * BLOCK;   // positions whose result a task of the dot-product path folds into that of the earlier ones
+constexpr int PIECES = 4;          // for each thread, at most, of tasks that are divided
 constexpr int MAX_DIM = 256;
 
 struct Segment;
@@ -55,6 +65,17 @@ struct Segment { int start, length, first, num_rows; };
 // Rows rows[first .. first + num_rows), each with one query. The segments of a row are disjoint, in order, and begin at 0.
 struct Group { int first, num_rows, head, first_segment, num_segments; };
 
+// Of some query rows, over some positions: weighted values [rows][dim], the largest score, and the sum of the weights,
+// which are relative to the largest score.
+struct Sums {
+    float *acc, *peak, *total;
+
+    static int64_t size(int rows, int dim) { return int64_t(rows) * (dim + 2); }
+    static Sums at(float* memory, int rows, int dim) {
+        return {memory, memory + rows * dim, memory + rows * (dim + 1)};
+    }
+};
+
 struct Scratch {
     float q[QUERY_BLOCK * 16 * MAX_DIM];
     float keys[MAX_DIM * BLOCK];     // transposed: [dim][BLOCK]
@@ -62,12 +83,15 @@ struct Scratch {
     float scores[QUERY_BLOCK * 16 * BLOCK];
     float acc[QUERY_BLOCK * 16 * MAX_DIM];
     float peak[QUERY_BLOCK * 16], total[QUERY_BLOCK * 16];
+    float earlier[QUERY_BLOCK * 16 * (MAX_DIM + 2)];  // sums of the splits before the one that is computed
     int shared[QUERY_BLOCK * 16];    // positions of each row of a group that its segments cover
+
+    Sums sums() { return {acc, peak, total}; }
 };
 
 // Scores of one block become probabilities relative to the running peak; acc and total, from row `base` on, are rescaled
 // to match.
-inline void softmax_block(Scratch& s, int base, int rows, int group, int dim, int first_position, int width, int first_query_position, int window) {
+__attribute__((noinline)) void softmax_block(Scratch& s, int base, int rows, int group, int dim, int first_position, int width, int first_query_position, int window) {
     for (int m = 0; m < rows; m++) {
         float* scores = s.scores + m * BLOCK;
         int last = first_query_position + m / group;  // the query's own position
@@ -112,20 +136,37 @@ struct Row {
     const int group, dim, rows;  // rows: query rows of one kv head
     const int64_t slot_stride;
     const int32_t* slots;
-    const int first_query_position, context;
+    const int first_query_position, begin, context;  // the positions [begin, context) are seen by a query
 
     Row(const Problem<T>& p, const Task& t, Scratch& s)
         : p(p), t(t), s(s), group(p.heads / p.kv_heads), dim(p.dim), rows(group * t.num_queries),
           slot_stride(int64_t(p.kv_heads) * p.dim), slots(p.req_to_token + p.req_pool_indices[t.row] * p.row_stride),
           first_query_position(p.seq_lens[t.row] - p.extend_lens[t.row] + t.first_query),
+          begin(p.window ? std::max(0, first_query_position - p.window + 1) / BLOCK * BLOCK : 0),
           context(first_query_position + t.num_queries) {}
+
+    int first_split() const { return begin / SPLIT; }
+    int end_split() const { return (context + SPLIT - 1) / SPLIT; }
 
     int64_t query(int head, int m) const {  // index of a query row among [tokens, heads]
         return int64_t(t.first_token + t.first_query + m / group) * p.heads + (t.first_head + head) * group + m % group;
     }
 };
 
-// Query rows of one row of the batch, from `base` on in the scratch.
+// first: the sums are to include the sinks, as those over a query's first positions do.
+template <typename T>
+void clear_sums(const Row<T>& r, int base, bool first) {
+    const float* sinks = first ? r.p.sinks : nullptr;
+    for (int h = 0; h < r.t.num_heads; h++)
+        for (int m = 0; m < r.rows; m++) {
+            const int at = base + h * r.rows + m;
+            r.s.peak[at] = sinks ? sinks[r.query(h, m) % r.p.heads] : -1e29f;
+            r.s.total[at] = sinks ? 1.0f : 0.0f;
+        }
+    std::memset(r.s.acc + base * r.dim, 0, sizeof(float) * r.t.num_heads * r.rows * r.dim);
+}
+
+// Query rows of one row of the batch, from `base` on in the scratch, with sums over no position.
 template <typename T>
 void load_queries(const Row<T>& r, int base) {
     for (int h = 0; h < r.t.num_heads; h++)
@@ -134,31 +175,63 @@ void load_queries(const Row<T>& r, int base) {
             const float* q = r.p.q + index / r.p.heads * r.p.q_stride + index % r.p.heads * r.dim;
             const int at = base + h * r.rows + m;
             for (int d = 0; d < r.dim; d += LANES) store(r.s.q + at * r.dim + d, load(q + d) * r.p.scale);
-            r.s.peak[at] = r.p.sinks ? r.p.sinks[index % r.p.heads] : -1e29f;
-            r.s.total[at] = r.p.sinks ? 1.0f : 0.0f;
         }
-    std::memset(r.s.acc + base * r.dim, 0, sizeof(float) * r.t.num_heads * r.rows * r.dim);
+    clear_sums(r, base, true);
 }
 
 template <typename T>
-void store_outputs(const Row<T>& r, int base) {
+void store_outputs(const Row<T>& r, int base, const Sums& sums) {
     for (int h = 0; h < r.t.num_heads; h++)
         for (int m = 0; m < r.rows; m++) {
             const int at = base + h * r.rows + m;
             float* out = r.p.out + r.query(h, m) * r.dim;
-            const float inverse = 1.0f / r.s.total[at];
-            for (int d = 0; d < r.dim; d += LANES) store(out + d, load(r.s.acc + at * r.dim + d) * inverse);
+            const float inverse = 1.0f / sums.total[at];
+            for (int d = 0; d < r.dim; d += LANES) store(out + d, load(sums.acc + at * r.dim + d) * inverse);
         }
 }
 
-// Reads one byte of every cache line of a block of slots, in order. Nothing but loads stand in this loop, so dozens of
-// them wait for memory at once; in the arithmetic below only a few would. Prefetch instructions gained half as much.
+void copy_sums(const Sums& from, const Sums& to, int rows, int dim) {
+    std::memcpy(to.acc, from.acc, sizeof(float) * rows * dim);
+    std::memcpy(to.peak, from.peak, sizeof(float) * rows);
+    std::memcpy(to.total, from.total, sizeof(float) * rows);
+}
+
+// sums, over some positions, get those over the next positions. Never inlined: it has the same bits wherever it is called.
+__attribute__((noinline)) void fold_sums(const Sums& sums, const Sums& next, int rows, int dim) {
+    for (int m = 0; m < rows; m++) {
+        const float peak = std::max(sums.peak[m], next.peak[m]);
+        const vec keep = exp_nonpositive(splat(sums.peak[m] - peak)), add = exp_nonpositive(splat(next.peak[m] - peak));
+        sums.peak[m] = peak;
+        sums.total[m] = sums.total[m] * keep[0] + next.total[m] * add[0];
+        float* acc = sums.acc + m * dim;
+        for (int d = 0; d < dim; d += LANES) store(acc + d, load(acc + d) * keep + load(next.acc + m * dim + d) * add);
+    }
+}
+
+// Reads one byte of every cache line of a task's first block, in order. Nothing but loads stand in this loop, so dozens of
+// them wait for memory at once.
 template <typename T>
-inline void touch(const Row<T>& r, const T* pool, int first, int width) {
+inline void touch(const Row<T>& r, int first, int width) {
     const int64_t offset = int64_t(r.t.first_head) * r.dim, bytes = int64_t(r.t.num_heads) * r.dim * sizeof(T);
-    for (int j = first; j < first + width; j++) {
-        const volatile char* slot = reinterpret_cast<const char*>(pool + r.slots[j] * r.slot_stride + offset);
-        for (int64_t at = 0; at < bytes; at += 64) (void)slot[at];
+    for (const T* pool : {r.p.k_pool, r.p.v_pool})
+        for (int j = first; j < first + width; j++) {
+            const volatile char* slot = reinterpret_cast<const char*>(pool + r.slots[j] * r.slot_stride + offset);
+            for (int64_t at = 0; at < bytes; at += 64) (void)slot[at];
+        }
+}
+
+// Asks for the keys and values of a kv head at some positions from `first` on, which the arithmetic of the positions
+// before does not wait for. The L2 cache has room for those of all heads. Always inlined: GCC 12 omits calls of a function
+// that has no other effect.
+template <typename T>
+__attribute__((always_inline)) inline void fetch(const Row<T>& r, const T* k, const T* v, int first, int count) {
+    const int end = std::min(first + count, r.context);
+    for (int j = first; j < end; j++) {
+        const int64_t slot = r.slots[j] * r.slot_stride;
+        for (int d = 0; d < r.dim; d += 64 / sizeof(T)) {
+            __builtin_prefetch(k + slot + d, 0, 2);
+            __builtin_prefetch(v + slot + d, 0, 2);
+        }
     }
 }
 
@@ -212,7 +285,10 @@ void dot_block(const Row<T>& r, int base, int head, int first, int width) {
     constexpr int VECS = ROWS <= 5 ? 4 : 2;
     const T* k = r.p.k_pool + int64_t(r.t.first_head + head) * r.dim;
     const T* v = r.p.v_pool + int64_t(r.t.first_head + head) * r.dim;
-    for (int j = 0; j < width; j += LANES) dot_scores<T, ROWS>(r, base, k, first, j, width);
+    for (int j = 0; j < width; j += LANES) {
+        fetch(r, k, v, first + BLOCK + j, LANES);
+        dot_scores<T, ROWS>(r, base, k, first, j, width);
+    }
     softmax_block(r.s, base, ROWS, r.group, r.dim, first, width, r.first_query_position, r.p.window);
     int d = 0;
     for (; d + VECS * LANES <= r.dim; d += VECS * LANES) weigh_values<T, ROWS, VECS>(r, base, v, first, width, d);
@@ -220,7 +296,7 @@ void dot_block(const Row<T>& r, int base, int head, int first, int width) {
 }
 
 template <typename T>
-void dot_block(const Row<T>& r, int base, int head, int first, int width) {
+__attribute__((noinline)) void dot_block(const Row<T>& r, int base, int head, int first, int width) {
     switch (r.rows) {
         case 1: return dot_block<T, 1>(r, base, head, first, width);
         case 2: return dot_block<T, 2>(r, base, head, first, width);
@@ -236,13 +312,13 @@ void dot_block(const Row<T>& r, int base, int head, int first, int width) {
 // Many query rows: keys and values of the block are unpacked once, then two small matrix products.
 // `rows` query rows from `base` on, the first of which is at query_position.
 template <typename T>
-void gemm_block(const Row<T>& r, int base, int rows, int head, int first, int width, int query_position) {
+__attribute__((noinline)) void gemm_block(const Row<T>& r, int base, int rows, int head, int first, int width, int query_position) {
     Scratch& s = r.s;
     const int dim = r.dim;
     const int64_t offset = int64_t(r.t.first_head + head) * dim;
-    touch(r, r.p.k_pool, first, width);
-    touch(r, r.p.v_pool, first, width);
+    if (first == r.begin) touch(r, first, width);
     for (int j = 0; j < BLOCK; j += LANES) {
+        fetch(r, r.p.k_pool + offset, r.p.v_pool + offset, first + BLOCK + j, LANES);
         int64_t slots[LANES];
         for (int i = 0; i < LANES; i++)
             slots[i] = r.slots[first + std::min(j + i, width - 1)] * r.slot_stride + offset;
@@ -259,24 +335,43 @@ void gemm_block(const Row<T>& r, int base, int rows, int head, int first, int wi
     gemm(s.scores, BLOCK, s.values, dim, s.acc + base * dim, dim, rows, width, dim, true);
 }
 
+// Many queries.
 template <typename T>
-void run_task(const Problem<T>& p, const Task& t, Scratch& s) {
-    const Row<T> r(p, t, s);
-    const int begin = p.window ? std::max(0, r.first_query_position - p.window + 1) / BLOCK * BLOCK : 0;
+void run_gemm_task(const Row<T>& r) {
     load_queries(r, 0);
-    for (int first = begin; first < r.context; first += BLOCK) {
-        const int width = std::min(BLOCK, r.context - first);
-        if (r.rows <= DOT_ROWS) {
-            touch(r, p.k_pool, first, width);
-            touch(r, p.v_pool, first, width);
-        }
-        for (int h = 0; h < t.num_heads; h++) {
-            const int base = h * r.rows;
-            if (r.rows <= DOT_ROWS) dot_block(r, base, h, first, width);
-            else gemm_block(r, base, r.rows, h, first, width, r.first_query_position);
-        }
+    for (int first = r.begin; first < r.context; first += BLOCK)
+        for (int h = 0; h < r.t.num_heads; h++)
+            gemm_block(r, h * r.rows, r.rows, h, first, std::min(BLOCK, r.context - first), r.first_query_position);
+    store_outputs(r, 0, r.s.sums());
+}
+
+// Few queries and the splits [begin, end) of their positions. Calls done(split) after each, with its sums in the scratch.
+template <typename T, typename Done>
+void run_splits(const Row<T>& r, int begin, int end, const Done& done) {
+    load_queries(r, 0);
+    const int start = std::max(r.begin, begin * SPLIT);
+    touch(r, start, std::min(BLOCK, r.context - start));
+    for (int split = begin; split < end; split++) {
+        int first = std::max(r.begin, split * SPLIT);
+        const int stop = std::min(r.context, (split + 1) * SPLIT);
+        clear_sums(r, 0, first == r.begin);
+        for (; first < stop; first += BLOCK)
+            for (int h = 0; h < r.t.num_heads; h++)
+                dot_block(r, h * r.rows, h, first, std::min(BLOCK, stop - first));
+        done(split);
     }
-    store_outputs(r, 0);
+}
+
+template <typename T>
+void run_dot_task(const Row<T>& r) {
+    const int begin = r.first_split(), end = r.end_split(), rows = r.t.num_heads * r.rows;
+    const Sums now = r.s.sums(), earlier = Sums::at(r.s.earlier, rows, r.dim);
+    run_splits(r, begin, end, [&](int split) {
+        if (begin + 1 == end) return;
+        if (split == begin) copy_sums(now, earlier, rows, r.dim);
+        else fold_sums(earlier, now, rows, r.dim);
+    });
+    store_outputs(r, 0, begin + 1 == end ? now : earlier);
 }
 
 template <typename T>
@@ -303,22 +398,89 @@ void run_group(const Problem<T>& p, const Group& g, Scratch& s) {
     for (int i = 0; i < g.num_rows; i++) {
         const Task t = task(i);
         const Row<T> r(p, t, s);
-        for (int first = s.shared[i]; first < r.context; first += BLOCK) {
-            const int width = std::min(BLOCK, r.context - first);
-            touch(r, p.k_pool, first, width);
-            touch(r, p.v_pool, first, width);
-            dot_block(r, i * group, 0, first, width);
-        }
-        store_outputs(r, i * group);
+        touch(r, s.shared[i], std::min(BLOCK, r.context - s.shared[i]));
+        for (int first = s.shared[i]; first < r.context; first += BLOCK)
+            dot_block(r, i * group, 0, first, std::min(BLOCK, r.context - first));
+        store_outputs(r, i * group, s.sums());
     }
+}
+
+// A whole task, or the splits [begin, end) of one that is divided.
+struct Piece {
+    int task, division;  // division: -1 for a whole task
+    int begin, end;
+};
+
+// A task that several pieces compute.
+struct Division {
+    int left;       // pieces that have not ended; the thread that ends the last one folds the sums of all splits
+    int64_t first;  // number of the shared memory that is the first one of these sums
+};
+
+// The pieces of a call, which is made by the thread that has them.
+struct Pieces {
+    std::vector<Piece> all;
+    std::vector<Division> divisions;
+    Buffer<float> sums;  // of the splits of divided tasks
+
+    // Divides tasks of few queries that take more than their share of the threads' time.
+    template <typename T>
+    void divide(const Problem<T>& p, const Task* tasks, int num_tasks, Scratch& s) {
+        all.clear();
+        divisions.clear();
+        const auto cost = [](const Row<T>& r) { return int64_t(r.t.num_heads) * r.rows * (r.context - r.begin); };
+        const int64_t wanted = max_threads() == 1 ? 1 : PIECES * max_threads();
+        int64_t whole = 1, size = 0;
+        for (int i = 0; i < num_tasks; i++) whole += cost(Row<T>(p, tasks[i], s));
+        for (int i = 0; i < num_tasks; i++) {
+            const Row<T> r(p, tasks[i], s);
+            const int begin = r.first_split(), splits = r.end_split() - begin;
+            const int64_t share = (cost(r) * wanted + whole - 1) / whole;
+            const int count = r.rows <= DOT_ROWS ? static_cast<int>(std::min<int64_t>(splits, share)) : 1;
+            if (count <= 1) {
+                all.push_back({i, -1, 0, 0});
+                continue;
+            }
+            for (int j = 0; j < count; j++)
+                all.push_back({i, static_cast<int>(divisions.size()), begin + splits * j / count, begin + splits * (j + 1) / count});
+            divisions.push_back({count, size});
+            size += splits * Sums::size(r.t.num_heads * r.rows, r.dim);
+        }
+        sums.resize(size);
+    }
+};
+
+template <typename T>
+void run_piece(const Row<T>& r, const Piece& piece, Division& division, float* memory) {
+    const int rows = r.t.num_heads * r.rows, splits = r.end_split() - r.first_split();
+    const auto of = [&](int index) {  // from 0 for the task's first split
+        return Sums::at(memory + division.first + index * Sums::size(rows, r.dim), rows, r.dim);
+    };
+    run_splits(r, piece.begin, piece.end,
+               [&](int split) { copy_sums(r.s.sums(), of(split - r.first_split()), rows, r.dim); });
+    if (__atomic_sub_fetch(&division.left, 1, __ATOMIC_ACQ_REL)) return;
+    for (int i = 1; i < splits; i++) fold_sums(of(0), of(i), rows, r.dim);
+    store_outputs(r, 0, of(0));
+}
+
+Scratch& own_scratch() {
+    static thread_local Scratch* scratch = new Scratch;  // one for each thread, for the life of the process
+    return *scratch;
 }
 
 template <typename T>
 void attend(const Problem<T>& p, const Task* tasks, int num_tasks, const Group* groups, int num_groups) {
-    parallel(num_groups + num_tasks, [&](int64_t i) {
-        static thread_local Scratch* scratch = new Scratch;  // one for each thread, for the life of the process
-        if (i < num_groups) run_group(p, groups[i], *scratch);
-        else run_task(p, tasks[i - num_groups], *scratch);
+    static thread_local Pieces own;
+    Pieces& pieces = own;  // the calling thread's, for all threads
+    pieces.divide(p, tasks, num_tasks, own_scratch());
+    parallel(num_groups + static_cast<int64_t>(pieces.all.size()), [&](int64_t i) {
+        Scratch& scratch = own_scratch();
+        if (i < num_groups) return run_group(p, groups[i], scratch);
+        const Piece& piece = pieces.all[i - num_groups];
+        const Row<T> r(p, tasks[piece.task], scratch);
+        if (piece.division >= 0) run_piece(r, piece, pieces.divisions[piece.division], pieces.sums.data());
+        else if (r.rows <= DOT_ROWS) run_dot_task(r);
+        else run_gemm_task(r);
     });
 }
 

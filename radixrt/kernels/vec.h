@@ -4,6 +4,10 @@
 #include <cstdint>
 #include <cstring>
 
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
 namespace radixrt {
 
 typedef float vec __attribute__((vector_size(64), aligned(4), may_alias));
@@ -13,15 +17,20 @@ constexpr int LANES = 16;
 
 struct bf16 { uint16_t bits; };
 
-inline vec splat(float x) { return vec{} + x; }
+inline vec splat(float x) { return x - vec{}; }  // a sum with zero would remain: it changes -0
 
 inline vec load(const float* p) { return *reinterpret_cast<const vec*>(p); }
 inline vec load(const bf16* p) {
+#ifdef __AVX512F__  // GCC 12 converts the halves of a vector one by one
+    const __m512i half = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return (vec)_mm512_slli_epi32(half, 16);
+#else
     hvec h = *reinterpret_cast<const hvec*>(p);
     ivec wide = __builtin_convertvector(h, ivec) << 16;
     vec out;
     std::memcpy(&out, &wide, sizeof out);
     return out;
+#endif
 }
 inline void store(float* p, vec x) { *reinterpret_cast<vec*>(p) = x; }
 inline void store(bf16* p, vec x) {  // round to nearest even; attention outputs are finite unless the inputs are not

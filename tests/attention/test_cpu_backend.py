@@ -18,6 +18,8 @@ from radixrt.attention.torch_native import TorchNativeBackend
 from radixrt.errors import ConfigError
 from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode, SharedGroups
 from radixrt.kernels import build
+from radixrt.kernels.build import load_kernels
+from radixrt.kernels.threads import set_threads
 from tests.attention.shared_batches import random_tree
 
 pytestmark = pytest.mark.usefixtures("two_threads")
@@ -26,6 +28,9 @@ NUM_SLOTS = 8192
 
 BATCHES = {
     "one": ([1], [1]),
+    "long": ([500], [1]),
+    "long-beside-short": ([3, 512, 40], [1, 1, 1]),
+    "two-new-of-a-long": ([450], [2]),
     "decode": ([300, 1, 64, 65, 128, 17, 200, 5, 31], [1] * 9),
     "prefill": ([100], [100]),
     "chunk": ([130, 77], [40, 1]),
@@ -218,6 +223,41 @@ def assert_equal(
     else:
         error = (got.float() - expected.float()).norm() / expected.float().norm()
         assert error < 5e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_decode_row_has_the_same_bits_on_any_number_of_threads_and_beside_others(
+    dtype: torch.dtype, cache_folder: Path
+) -> None:
+    """Long rows are divided among the threads where there are few rows."""
+    heads, kv_heads, dim = 6, 2, 32
+    layer, generator = AttentionLayer(0, heads, kv_heads, dim, 0.2), torch.Generator().manual_seed(1)
+    lengths = [500, 512, 129, 128, 1, 300, *range(20, 32)]
+    made = make_batch(lengths, [1] * len(lengths), np.random.default_rng(2))
+    kv = KVCache([layer], int(made.req_to_token.max()), 1, dtype, torch.device("cpu"))
+    for pool in (kv.k[0], kv.v[0]):
+        pool.copy_(torch.randn(pool.shape, generator=generator))
+    q = torch.randn(len(lengths), heads, dim, generator=generator)
+    library = load_kernels(cache_folder / "kernels")
+
+    def attend(rows: slice, threads: int) -> torch.Tensor:
+        set_threads(library, threads)
+        batch = replace(
+            made,
+            req_pool_indices=made.req_pool_indices[rows],
+            seq_lens=made.seq_lens[rows],
+            seq_lens_cpu=made.seq_lens_cpu[rows],
+            extend_lens_cpu=made.extend_lens_cpu[rows],
+        )
+        backend = CpuBackend(kv, [layer], cache_folder / "kernels")
+        backend.prepare(batch)
+        return backend.attend(layer, q[rows], None, None, batch)
+
+    expected = attend(slice(None), 1)
+    for threads in (1, 2, 5):
+        assert torch.equal(attend(slice(None), threads), expected)
+        for count in (1, 2, 6):
+            assert torch.equal(attend(slice(count), threads), expected[:count])
 
 
 @pytest.mark.parametrize("threads", [1, 2, 16])
