@@ -40,6 +40,7 @@ SOURCES = [
         "gemm_codes.cpp",
         "gemm_f32.cpp",
         "recurrence.cpp",
+        "refine_top.cpp",
         "replay.cpp",
         "threads.cpp",
     )

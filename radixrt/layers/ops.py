@@ -20,6 +20,7 @@ from radixrt.kernels.float8_rows import Activations
 from radixrt.layers.cpu_recurrence import CpuRecurrence
 from radixrt.layers.formats.weight_memory import WeightMemory
 from radixrt.layers.recurrence import RecurrenceOps
+from radixrt.layers.refine_top import MAX_NEAR, NEAR_TOP, refine_top
 from radixrt.layers.routing import Routing, route
 from radixrt.layers.swiglu import BiasedSwiGLU
 
@@ -111,6 +112,10 @@ class LayerOps(ABC):
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return x W^T + bias [T, M], for x [T, K], a plain weight [M, K] and a bias [M]."""
         return F.linear(x, weight, bias)
+
+    def refine_top(self, logits: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor) -> None:
+        """Recompute in float32, in place, the logits near each row's largest; see `radixrt.layers.refine_top`."""
+        refine_top(logits, hidden, weight)
 
     def linear_silu_and_mul(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return `silu_and_mul` of `linear` [T, M / 2], for a weight whose rows are those of gate, then those of up."""
@@ -256,11 +261,15 @@ class CpuOps(TorchOps):
         self._place = Kernel(library, "radixrt_place_columns", [pointer, pointer, i32, i32, i64])
         self._gemm = Kernel(library, "radixrt_gemm_f32", [pointer] * 4 + [i64] * 3)
         self._norm_kernels, self._silu_kernels, self._rotate_kernels, self._head_norm_kernels = {}, {}, {}, {}
+        self._refine_kernels = {}
         for dtype, suffix in ((torch.bfloat16, "bf16"), (torch.float32, "f32")):
             self._norm_kernels[dtype] = Kernel(
                 library, f"radixrt_add_rms_norm_{suffix}", [pointer] * 4 + [i32, i32, ctypes.c_float]
             )
             self._silu_kernels[dtype] = Kernel(library, f"radixrt_silu_and_mul_{suffix}", [pointer, pointer, i32, i32])
+            self._refine_kernels[dtype] = Kernel(
+                library, f"radixrt_refine_top_{suffix}", [pointer] * 3 + [i64] * 3 + [ctypes.c_float, i64]
+            )
             self._rotate_kernels[dtype] = Kernel(
                 library, f"radixrt_rotate_{suffix}", [pointer, i64, pointer, pointer, i32, i32, i32, i32]
             )
@@ -281,6 +290,16 @@ class CpuOps(TorchOps):
         place = None if bias is None else bias.data_ptr()
         self._gemm.call(x.data_ptr(), weight.data_ptr(), place, out.data_ptr(), x.shape[0], *weight.shape)
         return out
+
+    def refine_top(self, logits: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor) -> None:
+        kernel = self._refine_kernels.get(weight.dtype)
+        if kernel is None or weight.shape[1] % LANES or not weight.is_contiguous():
+            super().refine_top(logits, hidden, weight)
+            return
+        hidden = hidden.float().contiguous()
+        kernel.call(
+            logits.data_ptr(), hidden.data_ptr(), weight.data_ptr(), len(logits), *weight.shape, NEAR_TOP, MAX_NEAR
+        )
 
     def add_rms_norm(
         self, residual: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype

@@ -22,8 +22,9 @@ from radixrt.layers.formats.online import Kind, OnlineQuantization
 from radixrt.layers.formats.online_layout import OnlineLayout
 from radixrt.layers.formats.quantized import Quantized, multiply, quantized_format
 from radixrt.layers.linear import Linear
-from radixrt.layers.lm_head import NEAR_TOP, LMHead
+from radixrt.layers.lm_head import LMHead
 from radixrt.layers.ops import CpuOps, TorchOps
+from radixrt.layers.refine_top import NEAR_TOP
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 

@@ -13,7 +13,7 @@ from radixrt.attention.base import AttentionLayer
 from radixrt.layers.formats.checkpoint import whole_weight
 from radixrt.layers.formats.plain import Plain, pack_weight
 from radixrt.layers.linear import Linear
-from radixrt.layers.lm_head import MAX_NEAR, NEAR_TOP, LMHead, refine_top
+from radixrt.layers.lm_head import LMHead
 from radixrt.layers.ops import TorchOps
 from radixrt.layers.rotary import RopeSpec, inverse_frequencies, rotary_table
 
@@ -154,56 +154,3 @@ def test_lm_head_is_exact_near_the_top(rows: int, vocab: int) -> None:
         top = exact.amax(1, keepdim=True)
         near = exact >= top * (1 - 1 / 128)
         torch.testing.assert_close(logits[near], exact[near])
-
-
-def test_refine_top_breaks_the_ties_of_bfloat16() -> None:
-    weight = torch.zeros(128, 4, dtype=torch.bfloat16)
-    weight[7], weight[90] = torch.tensor([3.0, 0.0, 1.0, 0.0]), torch.tensor([3.0, 0.0, 0.0, 1.0])
-    hidden = torch.tensor([[8.0, 0.0, 0.125, 0.25], [8.0, 0.0, 0.25, 0.125], [0.0, 0.0, 0.0, 0.0]])
-    logits = torch.full((3, 128), 24.0)
-    logits[:, :5], logits[:, 100:] = -5.0, 11.0
-    refine_top(logits, hidden, weight)
-    assert logits.argmax(1)[:2].tolist() == [90, 7]
-    assert logits[0, 90] == 24.25
-    assert (logits[:, 100:] == 11.0).all()
-
-
-def flat_logits(rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return hidden states, a weight, their exact logits, most of which lie within 4 of each row's largest, and these
-    rounded to bfloat16."""
-    generator = torch.Generator().manual_seed(3)
-    weight = torch.randn(4096, 32, generator=generator).bfloat16()
-    hidden = torch.randn(rows, 32, generator=generator) / 8
-    exact = hidden @ weight.float().T
-    return hidden, weight, exact, exact.bfloat16().float()
-
-
-def test_refine_top_recomputes_a_bounded_number_of_flat_logits() -> None:
-    hidden, weight, exact, logits = flat_logits(5)
-    logits[3, 7] = exact[3, 7] = 30.0  # one row that is not flat
-    rounded = logits.clone()
-    assert (rounded >= rounded.amax(1, keepdim=True) - NEAR_TOP).sum(1).tolist()[:3] > [4000] * 3
-    refine_top(logits, hidden, weight)
-    changed = (logits != rounded).sum(1)
-    assert changed[3] == 1
-    assert (changed <= MAX_NEAR).all()
-    best = exact[:3].topk(MAX_NEAR // 2).indices
-    torch.testing.assert_close(logits[:3].gather(1, best), exact[:3].gather(1, best))
-    assert (logits.argmax(1) == exact.argmax(1))[[0, 1, 2, 4]].all()
-
-
-def test_refine_top_bounds_a_row_whose_largest_logits_are_neighbours() -> None:
-    hidden, weight, exact, _ = flat_logits(2)
-    logits = torch.full_like(exact, -50.0)
-    logits[:, 64:320] = exact[:, 64:320].bfloat16().float()
-    rounded = logits.clone()
-    refine_top(logits, hidden, weight)
-    assert (logits != rounded).sum(1).max() <= MAX_NEAR
-    assert (logits.argmax(1) == exact[:, 64:320].argmax(1) + 64).all()
-
-
-def test_refine_top_lets_what_is_not_finite_stand() -> None:
-    logits = torch.full((2, 64), float("nan"))
-    logits[1, 3] = float("inf")
-    refine_top(logits, torch.zeros(2, 4), torch.zeros(64, 4))
-    assert logits.isnan().any(1).all()

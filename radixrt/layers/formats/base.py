@@ -116,6 +116,10 @@ class WeightFormat(ABC):
         """
         return self.silu_and_mul(weight, x, bias)
 
+    def refine_top(self, logits: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor) -> None:
+        """Recompute a head's largest logits, in place, from its plain weight; see `LayerOps.refine_top`."""
+        self._ops.refine_top(logits, hidden, weight)
+
     def partial_sum(self, weight: Any, x: Any, bias: torch.Tensor | None, group: TPGroup | None) -> PartialSum:
         """Return `linear` as this rank's addend of the next all-reduce. Override to write it to the other ranks."""
         return PartialSum(self.linear(weight, x, bias))
