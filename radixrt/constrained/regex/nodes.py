@@ -308,8 +308,7 @@ class DigitsLeft(NamedTuple):
 
         Args:
             carry: the integer so far modulo the divisor, and modulo each number of `excluded`.
-            excluded: numbers of which the integer may not be a multiple. They divide no multiple of one another, and
-                none divides the divisor.
+            excluded: numbers of which the integer may not be a multiple. None of them divides the divisor.
         """
         length = self.least
         while self.most is None or length <= self.most:

@@ -108,6 +108,48 @@ def test_multiples_between_bounds_are_those_of_arithmetic(step: int, low: int | 
         assert len(shortest) == min(len(str(number)) for number in numbers)
 
 
+def test_tokens_that_hold_several_values() -> None:
+    """A number may begin and end inside of a token, behind digits of a key too."""
+    vocabulary = small_vocabulary("byte_level")
+    words = [token for token, data in enumerate(vocabulary.table) if len(data) > 1 and data.isalpha()]
+    mixed = [
+        b"[1",
+        b",12",
+        b",-",
+        b"12]",
+        b"345]}",
+        b":[",
+        b"0,0",
+        b"5,1",
+        b"690",
+        b"000",
+        b"-1",
+        b'1"',
+        b'a1":[1',
+        b"0]",
+    ]
+    for token, data in zip(words, mixed, strict=False):
+        vocabulary.table[token] = data
+    vocabulary.text_mask = vocabulary.mask_of(token for token, data in enumerate(vocabulary.table) if data)
+    number = SCHEMAS[6]
+    single, opening = multiples(number), '{"a1":['
+
+    def begins(text: str) -> bool:
+        if len(text) <= len(opening) or not text.startswith(opening):
+            return opening.startswith(text)
+        body, bracket, end = text[len(opening) :].partition("]")
+        *done, last = body.split(",")
+        if len(done) > 2 or (bracket and not "}".startswith(end)) or not all(map(single.has, done)):
+            return False
+        return (not body or single.has(last)) if bracket else single.begins(last)
+
+    items = {"type": "array", "items": {"type": "integer", **number}, "maxItems": 3}
+    schema = {"type": "object", "properties": {"a1": items}, "required": ["a1"], "additionalProperties": False}
+    constraint = Constraint(kind="json_schema", source=json.dumps(schema))
+    language = Language(begins, lambda text: begins(text) and text.endswith("}"))
+    assert check(constraint, language, Backends(vocabulary)) > 40
+
+
 def test_multiples_beside_other_values(backends: Backends) -> None:
     """In objects and arrays, as items that must differ, beside strings, and as constants that are no multiples."""
     number = {"type": "integer", "multipleOf": 12345, "minimum": -SAFE, "maximum": SAFE}
