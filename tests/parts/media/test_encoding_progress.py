@@ -21,10 +21,10 @@ def lines(caplog: pytest.LogCaptureFixture, images: int, blocks: int, block_s: f
 
 def test_a_slow_encoding_is_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     assert lines(caplog, 17, 20, 0.5) == [
-        "encoding 17 images: 20 %, about 8 s left",
-        "encoding 17 images: 40 %, about 6 s left",
-        "encoding 17 images: 60 %, about 4 s left",
-        "encoding 17 images: 80 %, about 2 s left",
+        "encoding images (17): 20 %, about 8 s left",
+        "encoding images (17): 40 %, about 6 s left",
+        "encoding images (17): 60 %, about 4 s left",
+        "encoding images (17): 80 %, about 2 s left",
     ]
 
 
@@ -35,7 +35,7 @@ def test_a_fast_encoding_is_not_logged(caplog: pytest.LogCaptureFixture) -> None
 def test_a_bar_is_drawn_for_slow_encodings_alone(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for after_s, text in ((0.0, "encoding 1 image"), (1000.0, "")):
+    for after_s, text in ((0.0, "encoding images (1)"), (1000.0, "")):
         monkeypatch.setattr(encoding_progress, "AFTER_S", after_s)
         with EncodingProgress(1, 3, draws=True) as progress:
             for _ in range(3):

@@ -25,9 +25,9 @@ class EncodingProgress:
     """
 
     def __init__(self, images: int, blocks: int, *, draws: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        self._what = f"encoding {images} image{'s' if images > 1 else ''}"
-        self._blocks, self._done, self._clock = blocks, 0, clock
-        self._bar = tqdm(total=blocks, desc=self._what, unit="block", delay=AFTER_S, leave=False) if draws else None
+        self._images, self._blocks, self._done, self._clock = images, blocks, 0, clock
+        what = f"encoding images ({images})"
+        self._bar = tqdm(total=blocks, desc=what, unit="block", delay=AFTER_S, leave=False) if draws else None
         self._begun = self._told = clock()
 
     def __enter__(self) -> EncodingProgress:
@@ -49,4 +49,5 @@ class EncodingProgress:
         if self._done < self._blocks and now - self._told >= AFTER_S:
             self._told = now
             left_s = (now - self._begun) / self._done * (self._blocks - self._done)
-            logger.info("%s: %d %%, about %.0f s left", self._what, 100 * self._done // self._blocks, left_s)
+            share = 100 * self._done // self._blocks
+            logger.info("encoding images (%d): %d %%, about %.0f s left", self._images, share, left_s)
