@@ -13,6 +13,8 @@ from radixrt.messages.scheduler import ControlReply, ControlReq
 from radixrt.router.routed_request import RoutedRequest
 
 OPS = ("forget", "forget_owner")
+MAX_FORGETS = 65_536
+"""Largest number of commands that are kept, about 30 MB. The oldest one is dropped first."""
 
 
 @dataclass
@@ -31,8 +33,12 @@ class Forgets:
 
     def ask(self, request: ControlReq) -> None:
         """Note a command that is sent to all replicas now."""
-        if request.op in OPS:
-            self._asked[request.op, request.namespace] = _Forget(request)
+        if request.op not in OPS:
+            return
+        self._asked.pop((request.op, request.namespace), None)
+        self._asked[request.op, request.namespace] = _Forget(request)
+        if len(self._asked) > MAX_FORGETS:
+            del self._asked[next(iter(self._asked))]
 
     def answered(self, replica: int, reply: ControlReply) -> None:
         """Take an answer of a replica to any command."""
