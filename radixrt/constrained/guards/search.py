@@ -252,10 +252,11 @@ class Completer:
             further = self._step(node, char, after, before)
             scope, depth = node.position.scope, _depth(node.position.scope)
             if further is None:
-                if char == "]" and scope is not None and scope.kind >= REPEATING:
+                repeats = _repeats_number(node, before)
+                if char == "]" and scope is not None and scope.kind >= REPEATING and not repeats:
                     source, chars = _ITEM, _parts(("," + min(scope.used, key=len).decode(),))
                     continue
-                if char in "]}" and not _repeats_number(node, before):
+                if char in "]}" and not (repeats and scope is not None and scope.kind == DISTINCT):
                     depth -= 1  # the unit is the object or array that the character closes
                 return begins[depth], depth
             # A unit of the scope before the character, which the character may open another scope in.
@@ -391,7 +392,7 @@ def _repeats_number(node: Node, before: bytearray) -> bool:
     scope = node.position.scope
     if node.position.mode != SCALAR or scope is None or not scope.live:
         return False
-    return scope.is_array and scope.kind == DISTINCT and (bytes(before) + node.extra)[scope.start :] in scope.live
+    return scope.is_array and (bytes(before) + node.extra)[scope.start :] in scope.live
 
 
 _LEVELS: Final = (8, 64, 512, MANY_WAYS)
