@@ -199,11 +199,13 @@ class Completer:
         state, pending = place
         node = Node(state, pending, position, b"")
         effort = Effort()
+        begins: list[Node] = []
         while True:
-            node, depth = self._follow(node, before, effort, guide)
+            node, depth = self._follow(node, begins, before, effort, guide)
             if depth is None:
                 break
             node = self._around(node, depth, before, effort)
+            del begins[depth:]
         ends = [*[end for end, _ in node.specials], len(node.extra)]
         others: list[str | Special] = []
         for (start, text), end in zip(node.specials, ends[1:], strict=True):
@@ -211,17 +213,22 @@ class Completer:
         return Completion(None if pending else state, node.extra[: ends[0]], tuple(others))
 
     def _follow(
-        self, node: Node, before: bytearray, effort: Effort, guide: Completion | None
+        self, node: Node, begins: list[Node], before: bytearray, effort: Effort, guide: Completion | None
     ) -> tuple[Node, int | None]:
         """Follow the guide, or the grammar's shortest completion, up to a unit that repeats another. In an array of
         which two items must be equal, its shortest item is repeated.
+
+        Args:
+            begins: for each number of scopes around a unit, the node where the unit begins, or inside of the unit;
+                extended and kept up to date.
 
         Returns:
             The end and None; or the node where the repeated unit begins, and the number of scopes around the unit.
         """
         if node.pending:
             node = min(self._following(node, before), key=lambda one: self._recognizer.closing_length(one.state))
-        begins = [node] * (_depth(node.position.scope) + 1)  # where the unit of each depth begins
+        del begins[_depth(node.position.scope) + 1 :]
+        begins += [node] * (_depth(node.position.scope) + 1 - len(begins))
         source, chars = _NOTHING, _parts(())
         while True:
             rest = _rest_of_last(node.position) if source != _ITEM and node.position.must_repeat else ""
@@ -244,7 +251,7 @@ class Completer:
                 continue
             if isinstance(char, Special):
                 node = self._after_special(node, char.text)
-                begins = [node]
+                begins[:] = [node]
                 continue
             after = self._recognizer.advance(node.state, char)
             assert after is not None

@@ -42,6 +42,7 @@ TINY: dict[str, Any] = {
     "null, booleans and numbers": distinct({"enum": [None, True, False, 1, 0, 1.5, "1"]}, 3),
     "arrays": distinct({"type": "array", "items": {"enum": [1, 11]}, "maxItems": 2}, 3),
     "sets of sets": distinct(distinct({"enum": ["a", "b"]}, 2, minItems=1), 2),
+    "sets of sets of at least two": distinct(distinct({"enum": ["a", "b"]}, 3, minItems=2), 3),
     "objects": distinct(
         {"type": "object", "properties": {"a": {"enum": [1, 11]}, "b": {"type": "boolean"}}, "required": ["a"],
          "additionalProperties": False}, 2),

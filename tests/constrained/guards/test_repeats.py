@@ -49,6 +49,7 @@ TINY: dict[str, Any] = {
     "of sets": repeating(distinct({"enum": ["a", "b"]}, 2, minItems=1), 3),
     "in a set": distinct(repeating({"enum": ["a", "b"]}, 3), 2),
     "in a set that is used up": distinct(repeating({"enum": ["a", "b"]}, 2), 3, minItems=2),
+    "numbers in a set": distinct(repeating({"type": "integer", "minimum": 9, "maximum": 11}, 2)),
     "in one another": repeating(repeating({"enum": [1, 12]}, 3), 2),
     "within an object": {
         "type": "object", "additionalProperties": False, "required": ["a", "b"], "properties": {
