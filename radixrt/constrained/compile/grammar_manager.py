@@ -51,7 +51,7 @@ FAILURE_S = 10.0
 MAX_FAILURES = 256
 LIBRARIES: tuple[BackendName, ...] = get_args(BackendName)
 WARM_UP_S = 0.5
-"""Seconds without a step in flight after which a manager with `starts_idle` loads libraries and starts workers."""
+"""Seconds without a request after which a manager with `starts_idle` loads libraries and starts workers."""
 SMALL_SOURCE = 1500
 """A grammar with fewer characters loads within about a millisecond. Larger grammars are always loaded in the thread."""
 
@@ -221,15 +221,18 @@ class GrammarManager:
             compilation.waiting.clear()
             self._drop_unwanted(compilation)
 
-    def poll(self, now: float, *, steps_in_flight: bool = False, crowded: bool = False) -> list[ReadyGrammar]:
+    def poll(
+        self, now: float, *, steps_in_flight: bool = False, crowded: bool = False, idle: bool = False
+    ) -> list[ReadyGrammar]:
         """Return the requests whose grammar is ready, was refused, or missed the request's deadline. Never blocks.
 
         Args:
             steps_in_flight: running requests wait for the calling thread.
             crowded: the running requests compute on the cores that compile workers would need as well.
+            idle: the engine has no request.
         """
         self._steps_in_flight = steps_in_flight
-        self._idle_since = now if steps_in_flight else min(self._idle_since, now)
+        self._idle_since = min(self._idle_since, now) if idle else math.inf
         if now - self._idle_since >= WARM_UP_S:
             self._warm_up()
         if self._loader is not None:

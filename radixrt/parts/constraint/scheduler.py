@@ -246,7 +246,8 @@ class Constraints(TakerPart):
         if self._grammars is None:
             return False
         crowded = self._shared_cores and steps_in_flight
-        ready = self._grammars.poll(now, steps_in_flight=steps_in_flight, crowded=crowded)
+        idle = not self._requests.by_rid
+        ready = self._grammars.poll(now, steps_in_flight=steps_in_flight, crowded=crowded, idle=idle)
         for each in ready:
             if each.grammar is None:
                 assert each.error is not None

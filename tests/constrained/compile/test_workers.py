@@ -310,10 +310,10 @@ def test_workers_start_when_the_engine_was_idle_or_with_the_first_constraint(
 ) -> None:
     manager = with_worker(starts_idle=True)
     client, start = client_of(manager), clock.now
-    for seconds, steps_in_flight in [(0.0, False), (0.4, False), (0.6, True), (1.0, False)]:
-        assert manager.poll(start + seconds, steps_in_flight=steps_in_flight) == []
+    for seconds, idle in [(0.0, True), (0.4, True), (0.6, False), (1.0, True)]:
+        assert manager.poll(start + seconds, idle=idle) == []
         assert client._server is None
-    manager.poll(start + 1.1)
+    manager.poll(start + 1.5, idle=True)
     assert client._server is not None
     manager.submit(request("r", regex="[a-z]{3}"), clock.now)
     assert drain(manager, clock)["r"].error is None
