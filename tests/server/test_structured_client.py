@@ -276,11 +276,12 @@ def test_the_order_of_keys(chat: Callable, server_url: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         chat(response_format=json_schema(schema), extra_body={"structured": {"key_order": "random"}})
     assert "key_order must be one of schema, any" in caught.value.message
-    wide = {"type": "object", "properties": {f"k{number}": {} for number in range(65)}}
+    names = [f"k{number}" for number in range(65)]
+    wide = {"type": "object", "properties": dict.fromkeys(names, {}), "required": names}
     with pytest.raises(openai.BadRequestError) as caught:
         chat(response_format=json_schema(wide), extra_body={"structured": options})
     assert caught.value.param == "response_format"
-    assert "up to 64 properties" in caught.value.message
+    assert "up to 64 required properties" in caught.value.message
 
 
 def test_what_was_ignored_is_told(chat: Callable) -> None:
