@@ -277,7 +277,7 @@ def test_the_order_of_keys(chat: Callable, server_url: str) -> None:
         chat(response_format=json_schema(schema), extra_body={"structured": {"key_order": "random"}})
     assert "key_order must be one of schema, any" in caught.value.message
     names = [f"k{number}" for number in range(65)]
-    wide = {"type": "object", "properties": dict.fromkeys(names, {}), "required": names}
+    wide = {"type": "object", "properties": dict.fromkeys(names, True), "required": names}
     with pytest.raises(openai.BadRequestError) as caught:
         chat(response_format=json_schema(wide), extra_body={"structured": options})
     assert caught.value.param == "response_format"
