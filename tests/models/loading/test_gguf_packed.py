@@ -92,10 +92,13 @@ def logits(
     return run_in_steps(model, sequences()), model
 
 
-def assert_same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
+def assert_same(ours: list[torch.Tensor], theirs: list[torch.Tensor], *, biased: bool = False) -> None:
+    """Compare logits bit by bit, or almost where layers have biases: a product that begins with its bias rounds
+    otherwise than a product whose bias is added behind it, and processors differ in which one torch computes."""
     for mine, other in zip(ours, theirs, strict=True):
         assert mine.isfinite().all()
-        assert torch.equal(mine, other)
+        tolerance = 1e-4 if biased else 0.0
+        torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance)
 
 
 @pytest.fixture
@@ -133,7 +136,7 @@ def test_layers_may_mix_types(others: dict[str, str], tmp_path: Path, caplog: py
     theirs, _ = logits(expanded)
     ours, model = logits(packed)
     assert type(attention(model)) is Joined
-    assert_same(ours, theirs)
+    assert_same(ours, theirs, biased=True)
     info = weights_info(model, load_model_spec(packed))
     assert info.kernels == ("plain torch",)
     assert info.quantized > 0.6
@@ -162,7 +165,7 @@ def test_a_tied_head_is_packed_beside_the_embedding(arch: str, columns: int, tmp
     assert quantization is not None
     assert quantization.head_copy_bytes(3200, "cpu") == 3400
     assert model.embed_tokens.dtype == torch.float32
-    assert_same(ours, theirs)
+    assert_same(ours, theirs, biased=arch == "qwen2")
     random = load_model(packed, load_model_spec(packed), dtype="float32", device="cpu", load_format="dummy")
     assert all(step.isfinite().all() for step in run_in_steps(random, sequences()))
 
