@@ -30,22 +30,28 @@ class Forgets:
 
     def __init__(self) -> None:
         self._asked: dict[tuple[str, str], _Forget] = {}
+        self._by_id: dict[str, _Forget] = {}
 
     def ask(self, request: ControlReq) -> None:
         """Note a command that is sent to all replicas now."""
         if request.op not in OPS:
             return
-        self._asked.pop((request.op, request.namespace), None)
-        self._asked[request.op, request.namespace] = _Forget(request)
+        key = request.op, request.namespace
+        self._drop(key)
+        self._asked[key] = self._by_id[request.id] = _Forget(request)
         if len(self._asked) > MAX_FORGETS:
-            del self._asked[next(iter(self._asked))]
+            self._drop(next(iter(self._asked)))
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        known = self._asked.pop(key, None)
+        if known is not None:
+            self._by_id.pop(known.request.id, None)
 
     def answered(self, replica: int, reply: ControlReply) -> None:
         """Take an answer of a replica to any command."""
-        if reply.ok:
-            for each in self._asked.values():
-                if each.request.id == reply.id:
-                    each.done.add(replica)
+        known = self._by_id.get(reply.id)
+        if known is not None and reply.ok:
+            known.done.add(replica)
 
     def owed(self, replica: int) -> list[ControlReq]:
         """Return the commands that a replica has not executed."""

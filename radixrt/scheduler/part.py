@@ -325,6 +325,10 @@ class TakerPart(Part):
         """Number of requests in preparation."""
         return 0
 
+    def preparing(self) -> Iterable[Request]:
+        """Return the requests in preparation."""
+        return ()
+
     @property
     def sockets(self) -> list[Any]:
         """ZMQ sockets that become readable when the preparation of a request is finished."""

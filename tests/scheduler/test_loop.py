@@ -423,7 +423,7 @@ def test_outputs_are_the_same_either_way(depth: int, runs_ahead: bool) -> None:
     assert at.outbox.finished == set("abcdef")
 
 
-def test_prompts_are_dropped_for_good_only_once_no_request_of_them_is_open() -> None:
+def test_prompts_are_dropped_for_good_only_once_no_request_of_them_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     at = Loop(depth=1, runs_ahead=True)
 
     def forget() -> tuple[bool, str]:
@@ -438,6 +438,9 @@ def test_prompts_are_dropped_for_good_only_once_no_request_of_them_is_open() -> 
     assert forget() == (False, "3 tokens are in use and stay, 1 requests are open and would leave it again")
     at.harness.drain()
     assert forget() == (True, "")
+    waits = Request.generate("compiles", pack_i32([1, 2, 3]), SamplingParams(max_tokens=2))
+    monkeypatch.setattr(at.loop._core.parts.taker, "preparing", lambda: [waits])
+    assert forget() == (False, "1 requests are open and would leave it again")
     assert not at.harness.cache.total_size
 
 

@@ -16,7 +16,7 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, get_args
@@ -250,6 +250,12 @@ class GrammarManager:
                 self._ready.append(ReadyGrammar(waiting.message, error=error))
         ready, self._ready = self._ready, []
         return ready
+
+    def pending(self) -> Iterator[Request]:
+        """Yield the waiting requests."""
+        yield from (each.message for each in self._ready)
+        for compilation in self._compilations.values():
+            yield from (each.message for each in compilation.waiting)
 
     @property
     def num_pending(self) -> int:

@@ -226,6 +226,9 @@ class Constraints(TakerPart):
     def num_preparing(self) -> int:
         return 0 if self._grammars is None else self._grammars.num_pending
 
+    def preparing(self) -> Iterable[Request]:
+        return () if self._grammars is None else self._grammars.pending()
+
     @property
     def sockets(self) -> list[Any]:
         return [] if self._grammars is None else [*self._grammars.sockets()]
