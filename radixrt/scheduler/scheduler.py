@@ -181,7 +181,9 @@ class Scheduler:
             forgetting(namespace, whole_owner=whole_owner)
         tokens = self._kv.forget_namespace(is_wanted)
         rows = [req for req in self._requests.by_rid.values() if is_wanted(req.namespace)]
-        return Left(tokens, len({req.rid if req.member is None else req.member.group for req in rows}))
+        open_rids = {req.rid if req.member is None else req.member.group for req in rows}
+        open_rids |= {each.rid for each in self.parts.taker.preparing() if is_wanted(each.envelope.cache_salt)}
+        return Left(tokens, len(open_rids))
 
     def _expire(self, now: float) -> None:
         if now < self._next_expiry_check:
@@ -255,6 +257,9 @@ class Scheduler:
                     return self._batch(chunks, rows, now)
                 if not self._lacks_slots(chosen):
                     return None
+                # A prompt whose inputs are lost needs no slots, and ends.
+                if self._end_lost(now):
+                    continue
             # Slots are missing. Requests of the steps in flight may finish and free some, so requests are retracted
             # only when no step is in flight.
             if self._num_inflight or not self._retract_one(chosen):
@@ -296,6 +301,13 @@ class Scheduler:
         self._next_step += 1
         self._num_inflight += 1
         return batch
+
+    def _end_lost(self, now: float) -> bool:
+        """Let parts end the requests that cannot be computed any more; return whether any ended."""
+        before = len(self._requests.active)
+        for tick in self.parts.tick:
+            tick(now)
+        return len(self._requests.active) < before
 
     def _lacks_slots(self, chosen: Selection | None) -> bool:
         """Return True if a step without rows has none because slots are missing, or rows for the only request that may
@@ -394,20 +406,19 @@ class Scheduler:
         of the later steps are dropped, and the cache is reset.
 
         Args:
-            lost_input: see `StepFailed`. If requests of the step need this input, only these requests end.
+            lost_input: see `StepFailed`. If it is not 0, only the active requests that need this input end: the step
+                may have had work for a request of which it has no token.
 
         Returns:
             The requests that ended.
         """
         self._num_inflight -= 1
         self._requests.recovering = True
-        found = [
-            req.inputs.lost(lost_input) if req.inputs is not None and lost_input else None for req in batch.requests
-        ]
         failed = FinishError(f"the step failed: {error}")
         ended = []
-        for req, lost in zip(batch.requests, found, strict=True):
-            if req.finish is None and (lost is not None or not any(found)):
+        for req in list(self._requests.active) if lost_input else batch.requests:
+            lost = req.inputs.lost(lost_input) if req.inputs is not None and lost_input else None
+            if req.finish is None and (lost is not None or not lost_input):
                 self._requests.end(req, Finish(FINISH_ERROR, error=lost or failed), now)
                 ended.append(req)
         if self._num_inflight == 0:

@@ -366,6 +366,41 @@ def test_pixels_that_vanish_end_only_the_requests_that_need_them(left: int | Non
     assert h.scheduler.counters.cache_resets.total() == 0
 
 
+def test_pixels_of_all_requests_vanish(tmp_path: Path) -> None:
+    """No request has work, and none gives way to another: the scheduler would try both in turn for ever."""
+    links = tmp_path / "links"
+    h = ImageHarness(max_context=96, num_slots=200, links=str(links))
+    shown = {"one": stored(BOOK, tmp_path), "other": stored(CAT, tmp_path)}
+    for rid, image in shown.items():
+        h.show(rid, [image, 5])
+        (links / image.digest.hex()).unlink()
+        Path(image.pixels).unlink()
+    for _ in range(2):
+        assert not h.submit()
+    h.take()
+    assert [h.finishes[rid].error for rid in shown] == [PIXELS_LOST] * 2
+
+
+def test_a_step_that_cannot_read_pixels_ends_no_decode_row() -> None:
+    """The step has some blocks of the tower for the image, and no token of the request that needs the image."""
+    h = ImageHarness(max_context=96, num_slots=400, max_running_requests=8, max_gap_ms=0.001)
+    h.show("text", [7, 8, 9], max_tokens=40, ignore_eos=True)
+    h.turn()
+    h.show("lost", [BOOK, 5])
+    while not h.part.pool.encodings:
+        assert h.submit()
+        batch = h.inflight[-1]
+        if not h.part.pool.encodings:
+            h.commit()
+    assert [req.rid for req in batch.requests] == ["text"]
+    (lost,) = h.part.pool.encodings
+    ended = h.scheduler.fail(h.inflight.pop(), "gone", h.now, lost_input=lost.number)
+    h.take()
+    assert [req.rid for req in ended] == ["lost"]
+    h.drain()
+    h.assert_seen("text")
+
+
 def test_a_step_that_cannot_read_pixels_ends_only_the_requests_that_need_them() -> None:
     """The file was there when the step was decided. All other requests are computed again."""
     h = ImageHarness(max_context=96, num_slots=400, max_running_requests=8)
