@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from radixrt.constrained.regex import RegexError, parse_regex
 from radixrt.errors import RequestError, shown
 
 MAX_PATTERN = 200
+_REFERENCE = re.compile(r"\\[1-9k]|\(\?P=")
 
 
 def check_whitespace_pattern(pattern: object, whitespace: int | None, parent: str) -> None:
@@ -28,6 +31,8 @@ def check_whitespace_pattern(pattern: object, whitespace: int | None, parent: st
         raise RequestError(f"{field} must be a text, not {shown(pattern)}", param=field)
     if len(pattern) > MAX_PATTERN:
         raise RequestError(f"{field} has {len(pattern)} characters; at most {MAX_PATTERN} are taken", param=field)
+    if _REFERENCE.search(pattern):  # writing them out may take seconds
+        raise RequestError(f"{field}: references to groups are not taken here; write their texts", param=field)
     try:
         allows_none = parse_regex(pattern, search=False).nullable
     except RegexError as error:

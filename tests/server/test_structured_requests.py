@@ -187,6 +187,8 @@ def test_options(caller: Caller, fields: dict, options: dict) -> None:
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice"),
         ({"structured_outputs": {"json": {}, "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
         ({"structured_outputs": {"json": {}, "whitespace_pattern": "["}}, "structured_outputs.whitespace_pattern"),
+        ({"structured_outputs": {"json": {}, "whitespace_pattern": r"([ \t]?)\1"}},
+         "structured_outputs.whitespace_pattern"),
         ({"structured_outputs": {"json": {}, "whitespace_pattern": " ?", "whitespace": 2}},
          "structured_outputs.whitespace"),
         ({"structured_outputs": {"json": {}, "whitespace_pattern": 1}}, "structured_outputs.whitespace_pattern"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import typesafe_sdk
+from msgspec.structs import replace
 from typesafe_sdk import Choice, Image, Noul, Score, TypeSafeClient
 
 from radixrt.config import ServerConfig
@@ -16,6 +17,7 @@ from radixrt.errors import RequestError
 from radixrt.messages.parts import ImageInput
 from radixrt.server.http.forms import MAX_PARTS, Form
 from radixrt.server.protocol import assets
+from radixrt.server.serving import request_groups
 from tests.server.fake_engine import FakeEngine, Sent
 from tests.server.helpers import Caller, check_error
 from tests.vision.pictures import picture
@@ -182,6 +184,15 @@ def test_uses_are_bounded(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(assets, "MAX_USES", 5)
     assert ask(caller, "photo " * 5).status_code == 200
     assert "may occur 5 times" in check_error(ask(caller, ["photo", "photo " * 5]), 400, "assets.photo")
+
+
+def test_a_picture_counts_as_often_as_it_is_sent_to_the_engine(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_groups, "MAX_COPIES_BYTES", 5 * len(FIRST))
+    assert ask(caller, "photo " * 5).status_code == 200
+    check_error(ask(caller, "photo " * 6), 400, "assets.photo", "images_too_large")
+    caller.engine.client.info = replace(caller.engine.client.info, max_images=4)
+    check_error(ask(caller, "photo " * 5), 400, "assets.photo", "too_many_images")
+    assert len(caller.engine.questions) == 1
 
 
 def form(*parts: tuple[str, bytes], boundary: str = "b") -> bytes:

@@ -32,6 +32,8 @@ from radixrt.constrained.regex.nodes import (
 from radixrt.constrained.regex.numbers import MAX_DIGITS, integer_range
 
 MAX_DIVISOR_DIGITS: Final = 100
+MAX_EXCLUDED: Final = 32
+"""Most numbers of which a number is no multiple. Each digit of the number takes a division by each of them."""
 MAX_STATES: Final = 1_200
 """States of the largest automaton that is written as rules of a grammar. A number of 308 digits, which becomes rules
 beside multiples, has 616."""
@@ -136,9 +138,14 @@ def multiples_between(k: int, low: int | None, high: int | None, excluded: tuple
         excluded: numbers of which the integers are not multiples; none of them divides k.
 
     Raises:
-        RegexTooComplex: k has more than MAX_DIVISOR_DIGITS digits, or a bound has more than MAX_DIGITS digits.
+        RegexTooComplex: k, or the least common multiple of k and `excluded`, has more than MAX_DIVISOR_DIGITS digits, a
+            bound has more than MAX_DIGITS digits, or more than MAX_EXCLUDED numbers are excluded.
     """
     multiples = multiple_of(k, integer=True)
+    if len(excluded) > MAX_EXCLUDED:
+        raise RegexTooComplex(f"it is no multiple of more than {MAX_EXCLUDED} numbers")
+    if excluded and lcm(k, *excluded) >= 10**MAX_DIVISOR_DIGITS:
+        raise RegexTooComplex(f"the common multiple of its divisors has more than {MAX_DIVISOR_DIGITS} digits")
     if low is None and high is None and not excluded:
         return multiples
     digits = max(len(str(abs(bound or 0))) for bound in (low, high))

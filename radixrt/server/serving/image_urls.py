@@ -20,7 +20,7 @@ MAX_FETCHED = 16
 async def with_fetched_images(
     requests: Sequence[ClientRequest], fetcher: ImageFetcher, max_images: int
 ) -> Sequence[ClientRequest]:
-    """Return requests whose pictures all have their bytes.
+    """Return requests whose pictures all have their bytes, and are within the limits of each request.
 
     Args:
         max_images: number of pictures of each request. A URL counts as often as parts of the request name it.
@@ -32,11 +32,12 @@ async def with_fetched_images(
     for image in (image for request in requests for image in _images(request)):
         if image.url:
             wanted.setdefault(image.url, image)
-    if not wanted:
-        return requests
+    # One picture may stand in a request many times (assets of /v1/systemone), and is sent to the engine each time.
     limits = ImageLimits(max_images)
     for request in requests:
         limits.check([(image.param, len(image.data)) for image in _images(request)])
+    if not wanted:
+        return requests
     for image in wanted.values():
         fetcher.check(image.url, image.param)
     if len(wanted) > MAX_FETCHED:

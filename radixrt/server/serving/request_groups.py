@@ -225,13 +225,14 @@ def _has_images(request: ClientRequest) -> bool:
 
 
 def _check_image_copies(requests: Sequence[ClientRequest]) -> None:
-    """Refuse many questions about large pictures, since each question is sent to the engine with the pictures."""
+    """Refuse many copies of large pictures: each question is sent to the engine with its pictures, and with each of
+    them as often as it stands in the question."""
     images = [image for request in requests for row in request.rows for image in row.images]
     size = sum(len(image.data) for image in images)
-    if len(requests) > 1 and size > MAX_COPIES_BYTES:
+    if size > MAX_COPIES_BYTES:
         param = images[0].param
         raise RequestError(
-            f"{param}: the images are sent with each of {len(requests)} questions, {size} bytes in all; at most "
+            f"{param}: {len(images)} images are sent for {len(requests)} questions, {size} bytes in all; at most "
             f"{MAX_COPIES_BYTES} are served at a time; send smaller images, or fewer questions in a request",
             param=param,
             code="images_too_large",

@@ -18,6 +18,7 @@ from radixrt.constrained.backends.widening import widened
 from radixrt.constrained.compile.compiler import compile_constraint, load
 from radixrt.constrained.regex import decode, encode, matches, multiples_between, shortest_string, without_remainders
 from radixrt.constrained.regex.multiples import is_widened
+from radixrt.constrained.regex.nodes import RegexTooComplex
 from radixrt.constrained.schema import SchemaRefused, normalize
 from radixrt.constrained.schema.emit.free_parts import MAX_DIGITS
 from radixrt.constraint import Constraint, StructuredOptions
@@ -236,6 +237,16 @@ def test_multiples_that_only_a_search_could_follow_are_refused(monkeypatch: pyte
     monkeypatch.setattr("radixrt.constrained.regex.multiples.Dfa", None)  # those without bounds are counted
     with pytest.raises(SchemaRefused, match="more than 1200 states"):
         normalize({"type": "number", "not": {"anyOf": [{"multipleOf": 99.5}, {"multipleOf": 41.5}]}})
+
+
+def test_excluded_numbers_are_bounded() -> None:
+    """Each digit takes a division by each of them, in the scheduler's thread."""
+    primes = [n for n in range(101, 400) if all(n % d for d in range(2, 20))]
+    assert matches(multiples_between(1, None, None, tuple(primes[:32])), "5")
+    with pytest.raises(RegexTooComplex, match="more than 32 numbers"):
+        multiples_between(1, None, None, tuple(primes[:33]))
+    with pytest.raises(RegexTooComplex, match="more than 100 digits"):
+        multiples_between(1, None, None, (10**60 + 7, 10**60 + 9))
 
 
 def test_small_automata_are_left_to_the_library() -> None:
