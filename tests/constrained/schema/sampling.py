@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from radixrt.constrained.productions import Alt, Expr, Lit, Productions, Ref, Rep, Seq, Term
+from radixrt.constrained.productions import Alt, AnyOrder, Expr, Lit, Productions, Ref, Rep, Seq, Term
 from radixrt.constrained.regex import CharSet, Regex, derive, is_empty, shortest_string
 
 
@@ -34,10 +34,29 @@ class Sampler:
             if self._steps > 0:
                 return self._expand(self._random.choice(expr.options))
             return self._expand(min(expr.options, key=self._shortest))
+        if isinstance(expr, AnyOrder):
+            parts = [expr.parts[index] for index in self._order(expr)]
+            return "".join(self._expand(part.later if place else part.first) for place, part in enumerate(parts))
         assert isinstance(expr, Rep)
         most = expr.low if self._steps <= 0 else expr.low + self._random.choice([0, 1, 1, 2, 3])
         count = most if expr.high is None else min(most, expr.high)
         return "".join(self._expand(expr.item) for _ in range(count))
+
+    def _order(self, expr: AnyOrder) -> list[int]:
+        """Draw the indices of the parts that occur, as often as the bounds say."""
+        order = [i for i, part in enumerate(expr.parts) for _ in range(part.low)]
+        most = expr.low + (self._random.choice([0, 1, 2]) if self._steps > 0 else 0)
+        while len(order) < (most if expr.high is None else min(most, expr.high)):
+            free = [
+                i
+                for i, part in enumerate(expr.parts)
+                if (part.high is None or order.count(i) < part.high) and self._shortest(part.first) < float("inf")
+            ]
+            if not free:
+                break
+            order.append(self._random.choice(free))
+        self._random.shuffle(order)
+        return order
 
     def _shortest(self, expr: Expr) -> float:
         if isinstance(expr, Lit):
@@ -50,6 +69,8 @@ class Sampler:
             return sum(map(self._shortest, expr.parts))
         if isinstance(expr, Alt):
             return min(map(self._shortest, expr.options), default=float("inf"))
+        if isinstance(expr, AnyOrder):
+            return expr.low * min(self._shortest(part.first) for part in expr.parts)
         assert isinstance(expr, Rep)
         return expr.low * self._shortest(expr.item) if expr.low else 0
 
