@@ -123,3 +123,27 @@ def walk(
         reached.add(text_of(vocabulary, tokens))
     assert reached <= texts
     return reached, banned
+
+
+def check_written(schema: Any, backends: Backends, texts: set[str]) -> None:
+    """Check that each of these texts, or of the first 300, can be written and ended."""
+    template = guarded(schema, backends)
+    for text in sorted(texts)[:300]:
+        grammar = template.new()
+        for token in backends.vocabulary.encode(text):
+            assert grammar.accept(token), text
+        assert set(backends.vocabulary.eos_ids) <= allowed(grammar, backends.vocabulary.vocab_size)
+
+
+def check_cut_anywhere(schema: Any, backends: Backends, texts: set[str]) -> None:
+    """Check that texts that are cut after any token are completed to one of these texts."""
+    vocabulary, template = backends.vocabulary, guarded(schema, backends)
+    for text in random.Random(1).sample(sorted(texts), min(30, len(texts))):
+        grammar, tokens = template.new(), list[int]()
+        for token in vocabulary.encode_greedily(text.encode()):
+            assert grammar.accept(token)
+            tokens.append(token)
+            closing = grammar.closing()
+            assert text_of(vocabulary, tokens + closing) in texts
+            copied = grammar.copy()
+            assert all(map(copied.accept, closing))
