@@ -14,7 +14,7 @@ from typing import Final
 from radixrt.constrained.regex.algebra import alternate, chars, concat, literal, literals, optional, repeat
 from radixrt.constrained.regex.automaton import Dfa
 from radixrt.constrained.regex.boolean import intersect
-from radixrt.constrained.regex.charset import DIGITS, CharSet
+from radixrt.constrained.regex.charset import CharSet
 from radixrt.constrained.regex.derivatives import remainder
 from radixrt.constrained.regex.nodes import (
     EPSILON,
@@ -29,7 +29,17 @@ from radixrt.constrained.regex.nodes import (
     Repeat,
     subterms,
 )
-from radixrt.constrained.regex.numbers import MAX_DIGITS, integer_range
+from radixrt.constrained.regex.numbers import (
+    ANY_DIGITS,
+    DIGIT,
+    MAX_DIGITS,
+    MINUS,
+    NONZERO,
+    POINT,
+    ZERO,
+    ZEROS,
+    integer_range,
+)
 
 MAX_DIVISOR_DIGITS: Final = 100
 MAX_EXCLUDED: Final = 32
@@ -42,13 +52,6 @@ MAX_EXECUTED_STATES: Final = 64
 _FEW_STATES: Final = 24
 _FEW_DIGITS: Final = 20
 _LAST_DIGITS: Final = 3
-_DIGIT: Final = chars(DIGITS)
-_DIGITS: Final = repeat(_DIGIT)
-_NONZERO: Final = chars(CharSet.of("123456789"))
-_MINUS: Final = literal("-")
-_ZERO: Final = literal("0")
-_ZEROS: Final = repeat(_ZERO)
-_POINT: Final = literal(".")
 
 
 def multiple_of(k: Decimal | int, *, integer: bool = False) -> Regex:
@@ -90,27 +93,27 @@ def _signed(positive: Regex, zero: Regex) -> Regex:
 def _by_last_digits(divisor: int, places: int, scale: int, integer: bool) -> Regex:
     if scale:
         return _by_last_fraction_digits(divisor, scale)
-    ending = EPSILON if integer else optional(concat(_POINT, repeat(_ZERO, 1)))
+    ending = EPSILON if integer else optional(concat(POINT, repeat(ZERO, 1)))
     if places == 0:
-        return concat(_signed(concat(_NONZERO, _DIGITS), _ZERO), ending)
+        return concat(_signed(concat(NONZERO, ANY_DIGITS), ZERO), ending)
     multiples = range(0, 10**places, divisor)
     short = literals([str(multiple) for multiple in multiples if multiple])
-    long = concat(_NONZERO, _DIGITS, literals([f"{multiple:0{places}d}" for multiple in multiples]))
-    return concat(_signed(alternate(short, long), _ZERO), ending)
+    long = concat(NONZERO, ANY_DIGITS, literals([f"{multiple:0{places}d}" for multiple in multiples]))
+    return concat(_signed(alternate(short, long), ZERO), ending)
 
 
 def _by_last_fraction_digits(divisor: int, scale: int) -> Regex:
-    whole = concat(_NONZERO, _DIGITS)
+    whole = concat(NONZERO, ANY_DIGITS)
     if divisor == 1:
-        fraction = optional(concat(_POINT, repeat(_DIGIT, 1, scale), _ZEROS))
-        small = [concat(repeat(_ZERO, at, at), _NONZERO, repeat(_DIGIT, 0, scale - 1 - at)) for at in range(scale)]
-        below_one = concat(literal("0."), alternate(*small), _ZEROS)
+        fraction = optional(concat(POINT, repeat(DIGIT, 1, scale), ZEROS))
+        small = [concat(repeat(ZERO, at, at), NONZERO, repeat(DIGIT, 0, scale - 1 - at)) for at in range(scale)]
+        below_one = concat(literal("0."), alternate(*small), ZEROS)
     else:
         multiples = range(divisor, 10**scale, divisor)
         digits = literals([f"{multiple:0{scale}d}".rstrip("0") for multiple in multiples])
-        below_one = concat(literal("0."), digits, _ZEROS)
-        fraction = optional(concat(_POINT, alternate(concat(digits, _ZEROS), repeat(_ZERO, 1))))
-    zero = concat(_ZERO, optional(concat(_POINT, repeat(_ZERO, 1))))
+        below_one = concat(literal("0."), digits, ZEROS)
+        fraction = optional(concat(POINT, alternate(concat(digits, ZEROS), repeat(ZERO, 1))))
+    zero = concat(ZERO, optional(concat(POINT, repeat(ZERO, 1))))
     return _signed(alternate(concat(whole, fraction), below_one), zero)
 
 
@@ -126,7 +129,7 @@ def _by_remainder(divisor: int, scale: int, integer: bool) -> Regex:
         for carry, digits in by_carry.items():
             rest = remainder(divisor, carry, scale - 1 - at, point=True)
             options.append(concat(literal("0." + "0" * at), chars(CharSet.of(digits)), rest))
-    zero = _ZERO if integer else concat(_ZERO, optional(concat(_POINT, repeat(_ZERO, 1))))
+    zero = ZERO if integer else concat(ZERO, optional(concat(POINT, repeat(ZERO, 1))))
     return _signed(alternate(*options), zero)
 
 
@@ -154,12 +157,12 @@ def multiples_between(k: int, low: int | None, high: int | None, excluded: tuple
     is_small = not multiples.has_boolean or (digits <= _FEW_DIGITS and Dfa.of(multiples, _FEW_STATES) is not None)
     if is_small and not excluded:
         return intersect(integer_range(low, high), multiples)
-    options = [_ZERO] if (low or 0) <= 0 <= (high or 0) and not excluded else []
+    options = [ZERO] if (low or 0) <= 0 <= (high or 0) and not excluded else []
     if high is None or high > 0:
         options.append(_positive_multiples(k, max(low or 1, 1), high, excluded))
     if low is None or low < 0:
         most = None if low is None else -low
-        options.append(concat(_MINUS, _positive_multiples(k, max(-(high or -1), 1), most, excluded)))
+        options.append(concat(MINUS, _positive_multiples(k, max(-(high or -1), 1), most, excluded)))
     return alternate(*options)
 
 
@@ -233,8 +236,8 @@ def without_remainders(regex: Regex) -> Regex:
         if not has_remainder(part):
             made[part] = part
         elif isinstance(part, Remainder):
-            digits = repeat(_DIGIT, part.min_length if part.scale is None else 0, part.left.most)
-            fraction = EPSILON if part.scale is None or part.point else optional(concat(_POINT, repeat(_DIGIT, 1)))
+            digits = repeat(DIGIT, part.min_length if part.scale is None else 0, part.left.most)
+            fraction = EPSILON if part.scale is None or part.point else optional(concat(POINT, repeat(DIGIT, 1)))
             made[part] = concat(digits, fraction)
         elif isinstance(part, Intersect):
             plain = [item for item in part.items if not has_remainder(item)]

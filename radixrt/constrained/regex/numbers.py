@@ -11,16 +11,16 @@ from radixrt.constrained.regex.charset import DIGITS, CharSet
 from radixrt.constrained.regex.nodes import EMPTY, EPSILON, Regex, RegexTooComplex
 
 MAX_DIGITS: Final = 1000
-_DIGIT: Final = chars(DIGITS)
-_DIGITS: Final = repeat(_DIGIT)
-_NONZERO: Final = chars(CharSet.of("123456789"))
-_MINUS: Final = literal("-")
-_ZERO: Final = literal("0")
-_ZEROS: Final = repeat(_ZERO)
-_POINT: Final = literal(".")
-_INTEGER: Final = alternate(_ZERO, concat(_NONZERO, _DIGITS))
-_EXPONENT: Final = concat(chars(CharSet.of("eE")), optional(chars(CharSet.of("+-"))), repeat(_DIGIT, 1))
-ANY_NUMBER: Final = concat(optional(_MINUS), _INTEGER, optional(concat(_POINT, repeat(_DIGIT, 1))), optional(_EXPONENT))
+DIGIT: Final = chars(DIGITS)
+ANY_DIGITS: Final = repeat(DIGIT)
+NONZERO: Final = chars(CharSet.of("123456789"))
+MINUS: Final = literal("-")
+ZERO: Final = literal("0")
+ZEROS: Final = repeat(ZERO)
+POINT: Final = literal(".")
+_INTEGER: Final = alternate(ZERO, concat(NONZERO, ANY_DIGITS))
+_EXPONENT: Final = concat(chars(CharSet.of("eE")), optional(chars(CharSet.of("+-"))), repeat(DIGIT, 1))
+ANY_NUMBER: Final = concat(optional(MINUS), _INTEGER, optional(concat(POINT, repeat(DIGIT, 1))), optional(_EXPONENT))
 
 
 @cache
@@ -44,7 +44,7 @@ def integer_range(low: int | None, high: int | None) -> Regex:
         options.append(_from_zero(max(low or 0, 0), high))
     if low is None or low < 0:
         options.append(
-            concat(_MINUS, _from_zero(max(1, -high if high is not None else 1), None if low is None else -low))
+            concat(MINUS, _from_zero(max(1, -high if high is not None else 1), None if low is None else -low))
         )
     return alternate(*options)
 
@@ -57,25 +57,25 @@ def _from_zero(low: int, high: int | None) -> Regex:
     if high is not None and low > high:
         return EMPTY
     if low == 0:
-        return alternate(_ZERO, _from_zero(1, high))
+        return alternate(ZERO, _from_zero(1, high))
     bottom = str(low)
     if high is None:
-        return alternate(_at_least(bottom), concat(_NONZERO, repeat(_DIGIT, len(bottom))))
+        return alternate(_at_least(bottom), concat(NONZERO, repeat(DIGIT, len(bottom))))
     top = str(high)
     if len(bottom) == len(top):
         return _between(bottom, top)
-    between = concat(_NONZERO, repeat(_DIGIT, len(bottom), len(top) - 2))
+    between = concat(NONZERO, repeat(DIGIT, len(bottom), len(top) - 2))
     return alternate(_at_least(bottom), between, _between("1" + "0" * (len(top) - 1), top))
 
 
 def _at_least(bottom: str) -> Regex:
     """Digit strings as long as bottom that are not less."""
     free = len(bottom) - len(bottom.rstrip("0"))
-    result = repeat(_DIGIT, free, free)
+    result = repeat(DIGIT, free, free)
     for at in range(len(bottom) - 1 - free, -1, -1):
         digit = int(bottom[at])
         rest = len(bottom) - 1 - at
-        greater = concat(_digit(digit + 1, 9), repeat(_DIGIT, rest, rest))
+        greater = concat(_digit(digit + 1, 9), repeat(DIGIT, rest, rest))
         result = alternate(concat(_digit(digit, digit), result), greater)
     return result
 
@@ -83,11 +83,11 @@ def _at_least(bottom: str) -> Regex:
 def _at_most(top: str) -> Regex:
     """Digit strings as long as top that are not greater."""
     free = len(top) - len(top.rstrip("9"))
-    result = repeat(_DIGIT, free, free)
+    result = repeat(DIGIT, free, free)
     for at in range(len(top) - 1 - free, -1, -1):
         digit = int(top[at])
         rest = len(top) - 1 - at
-        less = concat(_digit(0, digit - 1), repeat(_DIGIT, rest, rest))
+        less = concat(_digit(0, digit - 1), repeat(DIGIT, rest, rest))
         result = alternate(concat(_digit(digit, digit), result), less)
     return result
 
@@ -102,7 +102,7 @@ def _between(bottom: str, top: str) -> Regex:
     low, high, rest = int(bottom[same]), int(top[same]), len(top) - same - 1
     differing = alternate(
         concat(_digit(low, low), _at_least(bottom[same + 1 :])),
-        concat(_digit(low + 1, high - 1), repeat(_DIGIT, rest, rest)),
+        concat(_digit(low + 1, high - 1), repeat(DIGIT, rest, rest)),
         concat(_digit(high, high), _at_most(top[same + 1 :])),
     )
     return concat(literal(top[:same]), differing)
@@ -139,7 +139,7 @@ def number_range(
             negative = _decimals(Decimal(0), True, largest, exclusive_low)
         else:
             negative = _decimals(top.copy_negate(), exclusive_high, largest, exclusive_low)
-        options.append(concat(_MINUS, negative))
+        options.append(concat(MINUS, negative))
     return alternate(*options)
 
 
@@ -179,7 +179,7 @@ def _fraction(low: str | None, above: bool, high: str | None, below: bool) -> Re
     """A point and fraction digits, or nothing, from 0.low (None: no bound) to 0.high (None: no bound)."""
     absent = low is None and (high is None or high != "" or not below)
     digits = _fraction_digits(low, above, high, below)
-    return alternate(EPSILON if absent else EMPTY, concat(_POINT, digits))
+    return alternate(EPSILON if absent else EMPTY, concat(POINT, digits))
 
 
 def _fraction_digits(low: str | None, above: bool, high: str | None, below: bool) -> Regex:
@@ -196,7 +196,7 @@ def _fraction_digits(low: str | None, above: bool, high: str | None, below: bool
         if first != last:
             differing = alternate(
                 concat(_digit(first, first), _at_or_above(low[1:], above)),
-                concat(_digit(first + 1, last - 1), _DIGITS),
+                concat(_digit(first + 1, last - 1), ANY_DIGITS),
                 concat(_digit(last, last), _at_or_below(high[1:], below)),
             )
             return EMPTY if first > last else concat(literal("".join(same)), differing)
@@ -207,10 +207,10 @@ def _fraction_digits(low: str | None, above: bool, high: str | None, below: bool
 
 def _at_or_above(low: str, above: bool) -> Regex:
     """The rest of a fraction that equals the lower bound so far, whose remaining digits are low."""
-    result = concat(_ZEROS, _NONZERO, _DIGITS) if above else _DIGITS
+    result = concat(ZEROS, NONZERO, ANY_DIGITS) if above else ANY_DIGITS
     for char in reversed(low):
         digit = int(char)
-        result = alternate(concat(_digit(digit, digit), result), concat(_digit(digit + 1, 9), _DIGITS))
+        result = alternate(concat(_digit(digit, digit), result), concat(_digit(digit + 1, 9), ANY_DIGITS))
     return result
 
 
@@ -223,11 +223,11 @@ def _at_or_below(high: str, below: bool) -> Regex:
 def _below(high: str | None, below: bool) -> Regex:
     """One or more fraction digits, up to the upper bound whose digits left are high."""
     if high is None:
-        return repeat(_DIGIT, 1)
-    result = EMPTY if below else repeat(_ZERO, 1)
+        return repeat(DIGIT, 1)
+    result = EMPTY if below else repeat(ZERO, 1)
     for at in range(len(high) - 1, -1, -1):
         digit = int(high[at])
         ends = at + 1 < len(high) or not below
         follow = alternate(EPSILON if ends else EMPTY, result)
-        result = alternate(concat(_digit(digit, digit), follow), concat(_digit(0, digit - 1), _DIGITS))
+        result = alternate(concat(_digit(digit, digit), follow), concat(_digit(0, digit - 1), ANY_DIGITS))
     return result
