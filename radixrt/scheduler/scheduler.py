@@ -303,8 +303,11 @@ class Scheduler:
         return batch
 
     def _end_lost(self, now: float) -> bool:
-        """Let parts end the requests that cannot be computed any more; return whether any ended."""
-        before = len(self._requests.active)
+        """Let parts end the requests whose inputs are lost; return whether any ended. Rows of tokens lose nothing."""
+        active = self._requests.active
+        if all(req.inputs is None for req in active):
+            return False
+        before = len(active)
         for tick in self.parts.tick:
             tick(now)
         return len(self._requests.active) < before
