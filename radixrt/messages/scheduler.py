@@ -59,6 +59,11 @@ class ControlReq(Message, frozen=True, array_like=True, tag=True):
     namespace: str = ""
 
 
+def is_forgotten(name: str, namespace: str, *, whole_owner: bool) -> bool:
+    """Return True if "forget", or with `whole_owner` "forget_owner", of `namespace` drops the namespace `name`."""
+    return name.startswith(namespace) if whole_owner else name == namespace
+
+
 class RunnerRestarted(Message, frozen=True, array_like=True, tag=True):
     """Notice of main that all ranks of earlier epochs are dead, and that those of this epoch are starting.
 

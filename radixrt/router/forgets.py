@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from radixrt.messages.scheduler import ControlReply, ControlReq
+from radixrt.messages.scheduler import ControlReply, ControlReq, is_forgotten
 from radixrt.router.routed_request import RoutedRequest
 
 OPS = ("forget", "forget_owner")
@@ -68,5 +68,5 @@ def still_open(request: ControlReq, held: Iterable[RoutedRequest]) -> str:
         return ""
     whole_owner = request.op == "forget_owner"
     names = (each.arrival.namespace for each in held)
-    count = sum(name.startswith(request.namespace) if whole_owner else name == request.namespace for name in names)
+    count = sum(is_forgotten(name, request.namespace, whole_owner=whole_owner) for name in names)
     return f"{count} requests wait and would leave it again" if count else ""

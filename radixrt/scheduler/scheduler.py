@@ -13,12 +13,13 @@ Each object of the core is the only writer of its state: `RequestTable` (open re
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from radixrt.config import SchedulerConfig
 from radixrt.messages.parts import FINISH_ERROR, FINISH_TIMEOUT, Finish, FinishError, deadline_passed
 from radixrt.messages.runner import PartOrder, PartReport, StepOutput
-from radixrt.messages.scheduler import TokenBatch
+from radixrt.messages.scheduler import TokenBatch, is_forgotten
 from radixrt.messages.wire import unpack_i32
 from radixrt.scheduler.admission import Admission
 from radixrt.scheduler.counters import Counters
@@ -173,10 +174,7 @@ class Scheduler:
         Args:
             namespace: the namespace, or, with `whole_owner`, the beginning of all namespaces to drop.
         """
-
-        def is_wanted(name: str) -> bool:
-            return name.startswith(namespace) if whole_owner else name == namespace
-
+        is_wanted = partial(is_forgotten, namespace=namespace, whole_owner=whole_owner)
         for forgetting in self.parts.forgetting:
             forgetting(namespace, whole_owner=whole_owner)
         tokens = self._kv.forget_namespace(is_wanted)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from radixrt.messages.images import PROVEN_KEYS, RowImage, images_to_encode
 from radixrt.messages.parts import FINISH_ERROR, Finish, FinishError
 from radixrt.messages.request import Request, Row
 from radixrt.messages.runner import StepOutput
+from radixrt.messages.scheduler import is_forgotten
 from radixrt.messages.scheduler_stats import MediaStats
 from radixrt.messages.sections import MEDIA, EncodePiece, MediaSection, encode
 from radixrt.messages.wire import Int32Array, pack_i32
@@ -200,7 +202,7 @@ class Media(Part):
         self._drop(lambda namespace: True)
 
     def forgetting(self, namespace: str, *, whole_owner: bool) -> None:
-        self._drop(lambda name: name.startswith(namespace) if whole_owner else name == namespace)
+        self._drop(partial(is_forgotten, namespace=namespace, whole_owner=whole_owner))
 
     def _drop(self, is_wanted: Callable[[str], bool]) -> None:
         """Remove the images of some namespaces that no request needs."""
